@@ -16,18 +16,15 @@ from transformers import AutoTokenizer
 from attention_client.cluster import Cluster
 from attention_client.engines.transformers.loading import load_onto
 from attention_client.scheduler import strategy
-from attention_client.serving import (
-    HttpServer,
-    LoopbackHosts,
-    Scheduling,
-    ServeLimits,
-    bind,
-    build_app,
-)
-from attention_client.serving.dashboard import Dashboard
+from attention_client.serving.app import build_app
+from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
 from attention_client.serving.dashboard.token import OperatorToken, token_of
+from attention_client.serving.generation.live_admission import Scheduling
 from attention_client.serving.heap import share_heaps
+from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.server import HttpServer, bind
 from attention_client.status import cluster_status, min_replicas
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
@@ -146,7 +143,7 @@ def run(
             attribution=cluster.attribution,
             dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
         )
-        server = HttpServer(app, config.host, config.port, listener, limits)
+        server = HttpServer(app, listener, limits)
         server.start()
         stack.callback(server.stop, _GRACE_S)
         cluster.serving()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attention_client.serving.api_error import ApiError
@@ -11,11 +11,7 @@ __all__ = ["AcceptedRequests", "BodyMemory"]
 
 
 class AcceptedRequests:
-    """Counts the requests that wait or run. For one event loop.
-
-    Args:
-        most: The most requests at a time.
-    """
+    """Counts the requests that wait or run. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -51,34 +47,26 @@ class BodyMemory:
         self._held = 0
 
     @contextmanager
-    def body(self) -> Iterator[BodyShare]:
-        """Open the share of one body; the end of the block frees it."""
-        share = BodyShare(self, self._free)
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that reserves memory for a body of this length; the end of the block frees it.
+
+        The function raises ApiError (429) at the limit.
+        """
+        held = 0
+
+        def grow(length: int) -> None:
+            nonlocal held
+            more = max(0, length - self._free - held)
+            if self._held + more > self._most:
+                raise ApiError(
+                    429,
+                    "Too many large requests are being read. Try again later.",
+                    code="overloaded",
+                )
+            self._held += more
+            held += more
+
         try:
-            yield share
+            yield grow
         finally:
-            self._held -= share.held
-
-    def take(self, size: int) -> None:
-        """Reserve `size` bytes. Raises ApiError (429) if they exceed the limit."""
-        if self._held + size > self._most:
-            raise ApiError(
-                429, "Too many large requests are being read. Try again later.", code="overloaded"
-            )
-        self._held += size
-
-
-class BodyShare:
-    """The bytes that one body holds in a `BodyMemory`."""
-
-    def __init__(self, memory: BodyMemory, free_bytes: int) -> None:
-        self._memory = memory
-        self._free = free_bytes
-        self.held = 0
-
-    def grow(self, length: int) -> None:
-        """Reserve memory for a body of `length` bytes. Raises ApiError (429)."""
-        more = length - self._free - self.held
-        if more > 0:
-            self._memory.take(more)
-            self.held += more
+            self._held -= held

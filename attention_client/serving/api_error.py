@@ -6,7 +6,6 @@ This module imports nothing slow: the prompt worker process imports it.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -54,15 +53,10 @@ class ApiError(Exception):
         self.param = param and _shortened(param)
         self.code = code
 
-    def fields(self) -> dict[str, Any]:
-        """The arguments that rebuild this error in another process."""
-        return {
-            "status": self.status,
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+    @classmethod
+    def invalid(cls, param: str, message: str, code: str = "invalid_value") -> ApiError:
+        """The error (400) of a request field with a wrong value."""
+        return cls(400, message, param=param, code=code)
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The JSON object of the answer. All its strings are valid UTF-8."""

@@ -1,4 +1,4 @@
-"""The application: transformers' OpenAI-compatible server without the routes a cluster must not offer."""
+"""The application: OpenAI's API over an engine, the cluster's state, and the dashboard."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from transformers.cli.serving.server import build_server
-from transformers.cli.serving.utils import GenerationState
 
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.accepted import AcceptedRequests
-from attention_client.serving.dashboard import Dashboard
-from attention_client.serving.dashboard.chat_client import ChatClient
+from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
@@ -35,9 +31,6 @@ from attention_client.telemetry.tracing import RequestTraces
 from eaas.net.api_keys import ApiKeys
 
 __all__ = ["build_app"]
-
-# The other routes load or replace the model, need another kind of model, or parse bodies on the event loop.
-_KEPT_ROUTES = {"/v1/models"}
 
 
 def build_app(
@@ -89,25 +82,19 @@ def build_app(
     service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
     chat, text = ChatHandler(service), TextHandler(service)
     accepted = AcceptedRequests(limits.max_requests)
-    app: FastAPI = build_server(
-        service,
-        chat_handler=None,
-        completion_handler=None,
-        response_handler=None,
-        transcription_handler=None,
-        systemone_handler=None,
-        generation_state=GenerationState(),
-    )
-    app.router.routes[:] = [
-        route for route in app.router.routes if getattr(route, "path", None) in _KEPT_ROUTES
-    ]
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        service.shutdown()
+
+    app = FastAPI(openapi_url=None, lifespan=lifespan)
     _add_routes(app, service, status, healthy)
     _add_generation(app, "/v1/chat/completions", chat)
     _add_generation(app, "/v1/completions", text)
     if dashboard is not None:
-        dashboard.serve(
-            model_name, ChatClient(chat if tokenizer.chat_template else None, text, accepted)
-        )
+        dashboard.serve(model_name, chat if tokenizer.chat_template else text, accepted)
         app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(
@@ -115,24 +102,14 @@ def build_app(
     )
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
-    inner = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        engine.start()
-        async with inner(app) as state:
-            yield state
-
-    app.router.lifespan_context = lifespan
     return app
 
 
 def _add_generation(app: FastAPI, path: str, handler: Handler) -> None:
+    @app.post(path)
     async def generate(request: Request) -> Response:
         # `request.body()` would keep the body in memory until the answer is complete.
         return await handler.handle_request(b"".join([part async for part in request.stream()]))
-
-    app.router.routes.append(APIRoute(path, generate, methods=["POST"]))
 
 
 def _add_routes(
@@ -141,10 +118,16 @@ def _add_routes(
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
 ) -> None:
+    @app.api_route("/v1/models", methods=["GET", "OPTIONS"])
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [service.card()]}
+
+    @app.get("/v1/models/{name:path}")
     def one_model(name: str) -> dict[str, Any]:
         service.check_name(name)
         return service.card()
 
+    @app.get("/health")
     def health() -> JSONResponse:
         failure = service.engine.failure()
         good, reason = (False, f"engine: {failure}") if failure is not None else healthy()
@@ -152,16 +135,14 @@ def _add_routes(
             return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
         return JSONResponse({"status": "ok"})
 
+    @app.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    @app.get("/eaas/v1/status")
     def cluster() -> JSONResponse:
         return JSONResponse(status())
 
-    app.router.routes += [
-        APIRoute("/v1/models/{name:path}", one_model),
-        APIRoute("/health", health),
-        APIRoute("/metrics", metrics),
-        APIRoute("/eaas/v1/status", cluster),
-        APIRoute("/openapi.json", openapi_document),
-    ]
+    @app.get("/openapi.json")
+    def openapi() -> dict[str, Any]:
+        return openapi_document()

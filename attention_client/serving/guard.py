@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attention_client.serving.accepted import AcceptedRequests, BodyMemory, BodyShare
+from attention_client.serving.accepted import AcceptedRequests, BodyMemory
 from attention_client.serving.dashboard.mount import is_page_path
 from attention_client.serving.errors import ApiError
 from attention_client.serving.hosts import LoopbackHosts
@@ -32,7 +36,7 @@ _NAMED_PATHS = _GENERATION_PATHS | {
 _OPEN_PATHS = frozenset({"/health", "/metrics"})
 _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
-
+_REQUEST_ID = "x-request-id"  # repeated in the application's answers
 
 # The same for a wrong key and for no key.
 _UNKNOWN = ApiError(
@@ -62,30 +66,12 @@ def _as_bearer(header: bytes) -> bytes:
     return b"Bearer " + password
 
 
-def _headers(scope: Scope) -> dict[bytes, str]:
-    return {name: value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def _whole(body: bytes) -> Message:
-    """The ASGI message of a complete body."""
-    return {"type": "http.request", "body": body, "more_body": False}
-
-
 class _ClientGoneError(Exception):
     """The connection closed before the body was complete."""
 
 
 class RequestGuard:
-    """ASGI middleware: reads bodies under limits and cancels a generation if its client leaves.
-
-    Args:
-        app: The application behind it.
-        limits: Limits of body size and time.
-        metrics: Counts each request by endpoint and status.
-        accepted: Limits the concurrent generations.
-        keys: The API keys that requests must show; None: no key is needed.
-        hosts: The host names that requests may use; None: any.
-    """
+    """ASGI middleware: reads bodies under limits and cancels a generation if its client leaves."""
 
     def __init__(
         self,
@@ -112,7 +98,8 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = _CLIENT_GONE
+        status, path = _CLIENT_GONE, scope["path"]
+        is_post, is_page = scope["method"] == "POST", is_page_path(path)
 
         async def counted_send(message: Message) -> None:
             nonlocal status
@@ -125,18 +112,16 @@ class RequestGuard:
             if wrong_host is not None:
                 await wrong_host.response()(scope, receive, counted_send)
             elif not self._is_authorised(scope):
-                refusal = _ask_password() if is_page_path(scope["path"]) else _UNKNOWN.response()
+                refusal = _ask_password() if is_page else _UNKNOWN.response()
                 await refusal(scope, receive, counted_send)
-            elif scope["method"] == "POST" and scope["path"] in _GENERATION_PATHS:
-                await self._generation(scope, receive, counted_send)
-            elif scope["method"] == "POST" and is_page_path(scope["path"]):
-                await self._page(scope, receive, counted_send)
+            elif is_post and (is_page or path in _GENERATION_PATHS):
+                await self._post(scope, receive, counted_send)
             else:
-                await self._app(scope, receive, counted_send)
+                await self._answer(scope, receive, counted_send)
         finally:
             # Only known paths get a label: a scanner must not grow the metrics.
-            path = scope["path"] if scope["path"] in _NAMED_PATHS else "other"
-            self._metrics.http_requests.labels(path, str(status)).inc()
+            label = path if path in _NAMED_PATHS else "other"
+            self._metrics.http_requests.labels(label, str(status)).inc()
 
     def _is_authorised(self, scope: Scope) -> bool:
         if self._keys is None or scope["path"] in _OPEN_PATHS:
@@ -149,30 +134,42 @@ class RequestGuard:
         header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
         return self._keys.allow(header)
 
-    async def _generation(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer, with the request's id."""
+        request_id = Headers(scope=scope).get(_REQUEST_ID) or str(uuid.uuid4())
+
+        async def named_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
+            await send(message)
+
+        await self._app(scope, receive, named_send)
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a generation or a POST of the dashboard's page."""
         try:
-            with self._memory.body() as share:
-                unread = [_whole(await self._read_json(scope, receive, share))]
-                with self._accepted.accept():
-                    await self._serve(scope, unread, receive, send)
+            with ExitStack() as stack:
+                grow = stack.enter_context(self._memory.body())
+                unread = [await self._read(scope, receive, grow)]
+                if scope["path"] in _GENERATION_PATHS:
+                    stack.enter_context(self._accepted.accept())
+                await self._serve(scope, unread, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
         except _ClientGoneError:
             return
 
-    async def _serve(
-        self, scope: Scope, unread: list[Message], receive: Receive, send: Send
-    ) -> None:
-        """Let the application answer; cancel it if the client leaves."""
+    async def _serve(self, scope: Scope, unread: list[bytes], receive: Receive, send: Send) -> None:
+        """Let the application answer; cancel it if the client leaves. `unread` holds the body."""
         gone = asyncio.Event()
 
         async def replay() -> Message:
             if unread:
-                return unread.pop()
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        served = asyncio.ensure_future(self._app(scope, replay, send))
+        served = asyncio.ensure_future(self._answer(scope, replay, send))
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -190,34 +187,14 @@ class RequestGuard:
         finally:
             watcher.cancel()
 
-    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a POST of the dashboard's page, which has no body timeout of its own."""
-        try:
-            with self._memory.body() as share:
-                unread = [_whole(await self._read(_headers(scope), receive, share))]
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        except _ClientGoneError:
-            return
-
-        async def replay() -> Message:
-            return unread.pop() if unread else await receive()
-
-        await self._app(scope, replay, send)
-
-    async def _read_json(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes:
-        """Read the body of a generation. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
-        headers = _headers(scope)
-        media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
+    async def _read(self, scope: Scope, receive: Receive, grow: Callable[[int], None]) -> bytes:
+        """Read a body. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
+        headers = Headers(scope=scope)
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["path"] in _GENERATION_PATHS and media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
-        return await self._read(headers, receive, share)
-
-    async def _read(self, headers: dict[bytes, str], receive: Receive, share: BodyShare) -> bytes:
-        """Read a body. Raises ApiError (408, 413, 429), _ClientGoneError."""
         too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
-        length = headers.get(b"content-length", "")
+        length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limits.max_body_bytes:
             raise too_large
         body = bytearray()
@@ -233,7 +210,7 @@ class RequestGuard:
                     self._read_bytes += len(piece)
                     if len(body) > self._limits.max_body_bytes:
                         raise too_large
-                    share.grow(len(body))
+                    grow(len(body))
                     if not message.get("more_body", False):
                         return bytes(body)
                     self._evict_oldest_body()

@@ -29,37 +29,34 @@ def _list_of(items: Any) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 
-_FINISH = {"enum": ["stop", "length", "tool_calls"]}
 _USAGE = _record(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER)
-_MESSAGE = _record(role={"const": "assistant"})
-_CARD = _record(
-    id=_STRING,
-    object={"const": "model"},
-    created=_INTEGER,
-    owned_by=_STRING,
-    max_model_len=_INTEGER,
-)
+
+
+def _generated(kind: str, **content: Any) -> dict[str, Any]:
+    finish = {"enum": ["stop", "length", "tool_calls"]}
+    return _record(
+        id=_STRING,
+        object={"const": kind},
+        created=_INTEGER,
+        model=_STRING,
+        choices=_list_of(_record(index=_INTEGER, **content, finish_reason=finish)),
+        usage=_USAGE,
+    )
+
+
 _SCHEMAS = {
     "Error": _record(
         error=_record(message=_STRING, type=_STRING, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
     ),
-    "Completion": _record(
+    "Completion": _generated("text_completion", text=_STRING),
+    "ChatCompletion": _generated("chat.completion", message=_record(role={"const": "assistant"})),
+    "Model": _record(
         id=_STRING,
-        object={"const": "text_completion"},
+        object={"const": "model"},
         created=_INTEGER,
-        model=_STRING,
-        choices=_list_of(_record(index=_INTEGER, text=_STRING, finish_reason=_FINISH)),
-        usage=_USAGE,
+        owned_by=_STRING,
+        max_model_len=_INTEGER,
     ),
-    "ChatCompletion": _record(
-        id=_STRING,
-        object={"const": "chat.completion"},
-        created=_INTEGER,
-        model=_STRING,
-        choices=_list_of(_record(index=_INTEGER, message=_MESSAGE, finish_reason=_FINISH)),
-        usage=_USAGE,
-    ),
-    "Model": _CARD,
     "Models": _record(object={"const": "list"}, data=_list_of({"$ref": f"{_REFERENCE}Model"})),
     "Status": _record(epoch=_INTEGER, members=_list_of(_OBJECT)),
     "Healthy": _record(status={"const": "ok"}),
@@ -74,7 +71,7 @@ def openapi_document() -> dict[str, Any]:
         [(CompletionRequest, "validation"), (ChatRequest, "validation")],
         ref_template=_REFERENCE + "{model}",
     )
-    open_to_all: list[Any] = []
+    no_model = {"401": _error("No valid API key."), "404": _error("No such model.")}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Expert-as-a-Service", "version": __version__},
@@ -83,16 +80,15 @@ def openapi_document() -> dict[str, Any]:
             "/v1/completions": _generation("CompletionRequest", "Completion"),
             "/v1/chat/completions": _generation("ChatRequest", "ChatCompletion"),
             "/v1/models": _get("List the served model.", _json("Models")),
-            "/v1/models/{name}": _get("Get a model by name.", _json("Model"), missing=True)
+            "/v1/models/{name}": _get("Get a model by name.", _json("Model"), no_model)
             | {"parameters": [{"name": "name", "in": "path", "required": True, "schema": _STRING}]},
             "/eaas/v1/status": _get("Get the members of the cluster.", _json("Status")),
             "/health": _get(
                 "Check that every expert is reachable.",
                 _json("Healthy"),
-                security=open_to_all,
-                unhealthy=_answer("The cluster cannot serve.", _json("Unhealthy")),
+                {"503": _answer("The cluster cannot serve.", _json("Unhealthy"))},
             ),
-            "/metrics": _get("Get Prometheus metrics.", {"text/plain": {}}, security=open_to_all),
+            "/metrics": _get("Get Prometheus metrics.", {"text/plain": {}}, {}),
         },
         "components": {
             "schemas": _SCHEMAS | schemas["$defs"],
@@ -114,24 +110,12 @@ def _error(description: str) -> dict[str, Any]:
 
 
 def _get(
-    summary: str,
-    content: dict[str, Any],
-    *,
-    missing: bool = False,
-    security: list[Any] | None = None,
-    unhealthy: dict[str, Any] | None = None,
+    summary: str, content: dict[str, Any], errors: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    responses = {"200": _answer("Success.", content)}
-    if security is None:
-        responses["401"] = _error("No valid API key.")
-    if missing:
-        responses["404"] = _error("No such model.")
-    if unhealthy is not None:
-        responses["503"] = unhealthy
-    operation: dict[str, Any] = {"summary": summary, "responses": responses}
-    if security is not None:
-        operation["security"] = security
-    return {"get": operation}
+    """A GET operation; `errors` are its answers beside 200. Without 401 it needs no key."""
+    errors = {"401": _error("No valid API key.")} if errors is None else errors
+    operation = {"summary": summary, "responses": {"200": _answer("Success.", content)} | errors}
+    return {"get": operation if "401" in errors else operation | {"security": []}}
 
 
 def _generation(request: str, answer: str) -> dict[str, Any]:

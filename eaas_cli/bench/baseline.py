@@ -96,7 +96,9 @@ def main(model_path: str, experts: str, threads: str) -> None:
     )
     from transformers import AutoTokenizer
 
-    from attention_client.serving import HttpServer, ServeLimits, bind, build_app
+    from attention_client.serving.app import build_app
+    from attention_client.serving.limits import ServeLimits
+    from attention_client.serving.network.server import HttpServer, bind
     from eaas.config import AttentionClientConfig
 
     torch.set_num_threads(int(threads))
@@ -109,18 +111,19 @@ def main(model_path: str, experts: str, threads: str) -> None:
     )
     tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     listener = bind("127.0.0.1", 0)
+    limits = ServeLimits(
+        num_blocks=config.cache_blocks,
+        max_batch_tokens=config.max_batch_tokens,
+    )
     app = build_app(
         model,
         tokenizer,
         model_name=path.name,
         status=dict,
         healthy=lambda: (True, ""),
-        limits=ServeLimits(
-            num_blocks=config.cache_blocks,
-            max_batch_tokens=config.max_batch_tokens,
-        ),
+        limits=limits,
     )
-    server = HttpServer(app, "127.0.0.1", 0, listener)
+    server = HttpServer(app, listener, limits)
     server.start()
     announce(kernel=description, ready=f"http://127.0.0.1:{listener.getsockname()[1]}")
     stopping.wait()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_client.serving import ServeLimits
+from attention_client.serving.limits import ServeLimits
 from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.bench.worker import with_fork_server

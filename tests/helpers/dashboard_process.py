@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_client.serving.dashboard import Dashboard, broadcaster
+from attention_client.serving.dashboard import broadcaster
+from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
@@ -182,7 +183,7 @@ def main() -> None:
     scenes = commands_from(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.show(scene, dashboard.broadcaster.viewers)
+        stage.show(scene, len(dashboard.broadcaster._viewers))
         reply(None)
     box.close()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +15,9 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig
 
-from attention_client.serving import HttpServer, ServeLimits, build_app
+from attention_client.serving.app import build_app
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.server import HttpServer, bind
 from byte_tokenizer import byte_tokenizer
 
 VOCABULARY = 260
@@ -56,6 +61,11 @@ def chat_tokenizer() -> Any:
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
         "[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
     )
+    # The prompt worker loads it from there.
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    tokenizer.save_pretrained(directory)
+    tokenizer.name_or_path = directory
     return tokenizer
 
 
@@ -106,7 +116,7 @@ class Box:
             traces=traces,
             dashboard=dashboard,
         )
-        self.server = HttpServer(self.app, "127.0.0.1", 0, limits=limits)
+        self.server = HttpServer(self.app, bind("127.0.0.1", 0), limits)
         self.server.start()
         self.url = f"http://{self.server.address}"
         self.http = httpx.Client(base_url=self.url, timeout=60)

@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_client.serving.dashboard.nodes import Child, Node, h
 from eaas.cluster_snapshot import ClusterSnapshot
+from eaas.counted import counted
 from eaas.types import MemberState, Role
 
 __all__ = ["CANNOT_BE_DRAWN", "alerts"]
@@ -34,7 +35,7 @@ def alerts(snapshot: ClusterSnapshot) -> list[Node]:
             lines.append(f"{source.text(snapshot.at)} ({source.why}){left}")
     if snapshot.uncovered:
         pairs = [f"{layer}/{expert}" for layer, expert in snapshot.uncovered]
-        count = _count(len(pairs), "expert")
+        count = counted(len(pairs), "expert")
         lines.append(f"{count} uncovered: no live replica of layer/expert {_first_few(pairs)}")
     return [h("p", line, class_="alert") for line in lines] + _dead_servers(snapshot)
 
@@ -75,9 +76,9 @@ def _lost(snapshot: ClusterSnapshot) -> str:
     parts = []
     for replicas, experts in zip(left.tolist(), counts.tolist(), strict=True):
         have = "has" if experts == 1 else "have"
-        kept = "no live replica" if replicas == 0 else f"{_count(replicas, 'live replica')} left"
+        kept = "no live replica" if replicas == 0 else f"{counted(replicas, 'live replica')} left"
         parts.append(f"{experts} {have} {kept}")
-    total = _count(int(counts.sum()), "expert")
+    total = counted(int(counts.sum()), "expert")
     effect = (
         "Requests that need an uncovered expert wait, and fail if it is not loaded in time."
         if snapshot.uncovered
@@ -110,10 +111,6 @@ def _restart(snapshot: ClusterSnapshot, missed: int) -> list[Child]:
         h("code", "eaas up"),
         " printed.",
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _first_few(names: Sequence[str]) -> str:

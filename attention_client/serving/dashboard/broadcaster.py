@@ -34,9 +34,6 @@ class Broadcaster:
     """Draws each snapshot once and shows it to all viewers.
 
     Call it from the event loop's thread only. Another thread polls and draws.
-
-    Args:
-        open_poller: Makes the poller, when the first viewer joins.
     """
 
     def __init__(self, open_poller: Callable[[], Poller]) -> None:
@@ -48,11 +45,6 @@ class Broadcaster:
         self._layers: dict[int, str] = {}
         self.snapshot = ClusterSnapshot()
         self.sections = draw(self.snapshot)
-
-    @property
-    def viewers(self) -> int:
-        """Number of viewers."""
-        return len(self._viewers)
 
     def join(self, viewer: object, on_drawn: Callable[[], None]) -> None:
         """Add a viewer. `on_drawn` is called after each poll."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from nicegui import ui
 
-from attention_client.serving.dashboard.chat_client import ChatClient, Piece
+from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard.components import Drawn, Press, TextField
 from attention_client.serving.dashboard.nodes import Node, encode, h
 from attention_client.serving.errors import ApiError
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.requests.generation import Served
+from attention_client.serving.requests.handler import Handler
 
 __all__ = ["ChatBox"]
 
@@ -23,15 +28,15 @@ _MOST_TOKENS = 4096
 
 
 class ChatBox:
-    """One viewer's chat box, within a page.
+    """One viewer's chat box, within a page."""
 
-    Args:
-        chat_client: Sends requests to the model.
-        servers: Returns the names of the expert servers; their order defines the colours.
-    """
-
-    def __init__(self, chat_client: ChatClient, servers: Callable[[], Sequence[str]]) -> None:
-        self._chat_client = chat_client
+    def __init__(
+        self,
+        handler: Handler,
+        accepted: AcceptedRequests,
+        servers: Callable[[], Sequence[str]],
+    ) -> None:
+        self._handler, self._accepted = handler, accepted
         self._servers = servers
         self._task: asyncio.Task[None] | None = None
         self._pairs: Counter[str] = Counter()
@@ -69,54 +74,67 @@ class ChatBox:
         self._task = asyncio.get_running_loop().create_task(self._stream(text, tokens))
 
     async def _stream(self, text: str, tokens: int) -> None:
-        pieces: list[Piece] = []
-        flusher = asyncio.get_running_loop().create_task(self._flush_often(pieces))
+        spans: list[Node] = []
+        flusher = asyncio.get_running_loop().create_task(self._flush_often(spans))
+        body: dict[str, Any] = {
+            "max_tokens": tokens,
+            "stream": True,
+            "stream_options": {"include_servers": True},
+        }
+        if self._handler.request_class is ChatRequest:
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        servers = Counter[str]()
         try:
-            async with aclosing(self._chat_client.answer(text, tokens)) as answer:  # type: ignore[type-var]
-                async for piece in answer:
-                    pieces.append(piece)
+            with self._accepted.accept():
+                _, generation = await self._handler.generation(json.dumps(body).encode())
+                async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
+                    async for piece in pieces:
+                        if isinstance(piece, Served):
+                            # Tokens without text yet belong to the next text.
+                            servers.update(piece.servers)
+                        elif isinstance(piece, str):
+                            spans.append(self._span(piece, servers))
+                            servers.clear()
         except ApiError as error:
-            pieces.append(Piece(error=str(error)))
+            spans.append(h("span", f" The answer failed: {error}", class_="failed"))
         finally:
             flusher.cancel()
-            self._flush(pieces)
+            self._flush(spans)
             self._task = None
             if not self._answer.is_deleted:
                 self._show_buttons(answering=False)
 
-    async def _flush_often(self, pieces: list[Piece]) -> None:
+    async def _flush_often(self, spans: list[Node]) -> None:
         while True:
             await asyncio.sleep(_FLUSH_S)
-            self._flush(pieces)
+            self._flush(spans)
 
-    def _flush(self, pieces: list[Piece]) -> None:
+    def _flush(self, spans: list[Node]) -> None:
         """Append the new pieces to the answer in the browser."""
-        if not pieces or self._answer.is_deleted:
+        if not spans or self._answer.is_deleted:
             return
-        shown = encode(*map(self._span, pieces))
-        pieces.clear()
         with self._answer:
-            Drawn(shown, tag="span")
+            Drawn(encode(*spans), tag="span")
+        spans.clear()
         self._legend.show(encode(self._summary()))
 
     def _show_buttons(self, *, answering: bool) -> None:
         self._button.show("Send", enabled=not answering)
         self._cancel.show("Cancel", enabled=answering)
 
-    def _span(self, piece: Piece) -> Node:
-        if piece.error:
-            return h("span", f" The answer failed: {piece.error}", class_="failed")
-        if not piece.servers:
-            return h("span", piece.text)
-        self._pairs.update(piece.servers)
-        most = max(piece.servers, key=lambda name: piece.servers[name])
-        whole = sum(piece.servers.values())
-        title = ", ".join(f"{s} {n / whole:.0%}" for s, n in sorted(piece.servers.items()))
+    def _span(self, text: str, servers: Counter[str]) -> Node:
+        if not servers:
+            return h("span", text)
+        self._pairs.update(servers)
+        ((most, _),) = servers.most_common(1)
+        title = ", ".join(f"{s} {n / servers.total():.0%}" for s, n in sorted(servers.items()))
         return h(
             "span",
-            piece.text,
+            text,
             class_=f"t t{self._colour(most)}",
-            data_servers=" ".join(piece.servers),
+            data_servers=" ".join(servers),
             title=f"computed by {title}",
         )
 
@@ -127,13 +145,12 @@ class ChatBox:
 
     def _summary(self) -> Node:
         """The share of each server in the answer; also the legend of the colours."""
-        whole = sum(self._pairs.values())
         items = (
             h(
                 "span",
                 h("span", class_=f"key k{self._colour(name)}"),
                 h("bdi", name),
-                f" {pairs / whole:.0%}",
+                f" {pairs / self._pairs.total():.0%}",
             )
             for name, pairs in sorted(self._pairs.items())
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 from nicegui.element import Element
 from nicegui.elements.mixins.value_element import ValueElement
-from nicegui.events import GenericEventArguments
 
 from attention_client.serving.dashboard.nodes import encode
 
@@ -15,17 +14,11 @@ __all__ = ["Choice", "Drawn", "Press", "Section", "TextField"]
 
 
 class Drawn(Element, component="drawn.js"):
-    """Shows the output of `nodes.encode`.
-
-    Args:
-        drawing: The JSON.
-        tag: The tag of the surrounding element.
-    """
+    """Shows the output of `nodes.encode`."""
 
     def __init__(self, drawing: str = encode(), tag: str = "div") -> None:
         super().__init__()
-        self.props["tag"] = tag
-        self.props["drawing"] = drawing
+        self.props.update(tag=tag, drawing=drawing)
 
     def show(self, drawing: str) -> None:
         """Show another drawing."""
@@ -34,9 +27,7 @@ class Drawn(Element, component="drawn.js"):
     def scrolls(self, label: str) -> None:
         """Make the element scrollable, also by keyboard."""
         self.classes("scroll")
-        self.props["tabindex"] = "0"
-        self.props["role"] = "region"
-        self.props["aria-label"] = label
+        self.props.update({"tabindex": "0", "role": "region", "aria-label": label})
 
 
 class Press(Element, component="press.js"):
@@ -62,15 +53,10 @@ class Press(Element, component="press.js"):
         asks: bool = False,
     ) -> None:
         super().__init__()
-        self.props["subject"] = subject
-        self.props["label"] = label
-        self.props["kind"] = kind
+        self.props.update(subject=subject, label=label, kind=kind)
         self.show(verb, asks=asks)
 
-        def press(event: GenericEventArguments) -> Any:
-            return on_press(event.args)
-
-        self.on("press", press)
+        self.on("press", lambda event: on_press(event.args))
 
     def show(self, verb: str, *, asks: bool = False, enabled: bool = True, token: int = 0) -> None:
         """Change or disable the action. `token` is the incarnation of the subject."""
@@ -92,10 +78,7 @@ class Section(Element, component="section.js"):
 
     def __init__(self, name: str, title: str, *, size: str = "", folds: bool = False) -> None:
         super().__init__()
-        self.props["id"] = self.props["name"] = name
-        self.props["title"] = title
-        self.props["size"] = size
-        self.props["folds"] = folds
+        self.props.update(id=name, name=name, title=title, size=size, folds=folds)
 
 
 class TextField(ValueElement[str]):
@@ -105,8 +88,7 @@ class TextField(ValueElement[str]):
 
     def __init__(self, label: str, value: str) -> None:
         super().__init__(tag="q-input", value=value)
-        self.props["label"] = label
-        self.props["for"] = self.html_id
+        self.props.update({"label": label, "for": self.html_id})
         self.props("outlined dense")
 
 
@@ -115,9 +97,7 @@ class Choice(ValueElement[int]):
 
     def __init__(self, label: str, on_change: Callable[[], None]) -> None:
         super().__init__(tag="q-select", value=0, on_value_change=on_change)
-        self.props["label"] = label
-        self.props["for"] = self.html_id
-        self.props["options"] = [0]
+        self.props.update({"label": label, "for": self.html_id, "options": [0]})
         self.props("outlined dense options-dense")
 
     def offer(self, count: int) -> None:

@@ -24,12 +24,7 @@ _Act = Callable[[str, Callable[[], str]], Awaitable[None]]
 
 
 class Controls:
-    """The buttons, within a page.
-
-    Args:
-        operator: Runs the actions.
-        broadcaster: Has the current servers.
-    """
+    """The buttons, within a page."""
 
     def __init__(self, operator: Operator, broadcaster: Broadcaster) -> None:
         self._operator, self._broadcaster = operator, broadcaster
@@ -58,21 +53,17 @@ class Controls:
 
     def show(self) -> None:
         """Show the current servers. New rows come last; the others keep their place."""
-        servers = [
-            m.member
-            for m in self._broadcaster.snapshot.members
-            if m.member.role is Role.EXPERT_SERVER
-        ]
-        for server in servers:
-            if server.id not in self._rows:
+        members = (m.member for m in self._broadcaster.snapshot.members)
+        servers = {m.id: m for m in members if m.role is Role.EXPERT_SERVER}
+        for name in servers:
+            if name not in self._rows:
                 with self._servers:
-                    self._rows[server.id] = _Row(server.id, self._operator, self._act)
-            self._rows[server.id].show(server)
-        gone = [name for name in self._rows if name not in {s.id for s in servers}]
-        for name in gone:
-            self._rows[name].show(None)
+                    self._rows[name] = _Row(name, self._operator, self._act)
+        for name, row in self._rows.items():
+            row.show(servers.get(name))
+        gone = [name for name in self._rows if name not in servers]
         for name in gone[: max(0, len(gone) - _MOST_GONE)]:
-            self._rows.pop(name).delete()
+            self._rows.pop(name).element.delete()
         if self._number.value is None and servers:
             self._number.set_value(len(self._broadcaster.snapshot.live(Role.EXPERT_SERVER)))
 
@@ -97,11 +88,11 @@ class _Row:
     """The buttons of one server."""
 
     def __init__(self, name: str, operator: Operator, act: _Act) -> None:
-        self._name, self._operator, self._act = name, operator, act
+        self._operator, self._act = operator, act
         self._server: Member | None = None
         self._paused = False
-        self._row = ui.element("div").classes("server")
-        with self._row:
+        self.element = ui.element("div").classes("server")
+        with self.element:
             self._kill = Press("Kill", self._on_kill, subject=name, kind="danger", asks=True)
             self._pause = Press("Pause", self._on_pause, subject=name, kind="plain", asks=True)
 
@@ -115,10 +106,6 @@ class _Row:
         # A paused server becomes DEAD and can still be resumed.
         verb, enabled = ("Resume", True) if self._paused else ("Pause", alive)
         self._pause.show(verb, asks=not self._paused, enabled=enabled, token=incarnation)
-
-    def delete(self) -> None:
-        """Remove the row from the page."""
-        self._row.delete()
 
     async def _on_kill(self, incarnation: object) -> None:
         await self._do("Kill", self._operator.kill, incarnation)

@@ -20,11 +20,12 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
+from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard import policy
 from attention_client.serving.dashboard.broadcaster import Broadcaster, Poller
-from attention_client.serving.dashboard.chat_client import ChatClient
 from attention_client.serving.dashboard.operator import Operator
 from attention_client.serving.dashboard.token import OperatorToken
+from attention_client.serving.requests.handler import Handler
 from eaas.net.server_records import OPERATOR_PATH
 
 __all__ = ["Dashboard", "is_page_path"]
@@ -60,20 +61,15 @@ class Dashboard(BaseRoute):
         self._operator = operator
         self._token = token
         self._name = ""
-        self._chat_client: ChatClient | None = None
+        self._chat: tuple[Handler, AcceptedRequests] | None = None
         self._lock = asyncio.Lock()
         self._running = AsyncExitStack()
         self._pages: Any = None
         self._open: Sized = ()
 
-    def serve(self, name: str, chat_client: ChatClient) -> None:
-        """Set the model. Call it before the first request.
-
-        Args:
-            name: The model's name.
-            chat_client: Sends chat requests to the model.
-        """
-        self._name, self._chat_client = name, chat_client
+    def serve(self, name: str, handler: Handler, accepted: AcceptedRequests) -> None:
+        """Set the model's name and what the chat needs. Call it before the first request."""
+        self._name, self._chat = name, (handler, accepted)
 
     # -- Starlette's route -----------------------------------------------------------------------------
 
@@ -119,8 +115,8 @@ class Dashboard(BaseRoute):
 
         from attention_client.serving.dashboard.page import build_page
 
-        chat_client, token = self._chat_client, self._token
-        assert chat_client is not None
+        chat, token = self._chat, self._token
+        assert chat is not None
 
         @ui.page("/")
         def page(client: nicegui.Client) -> None:
@@ -131,7 +127,7 @@ class Dashboard(BaseRoute):
                 ui.label(
                     "Read-only. To get the buttons, open the address that `eaas status` prints."
                 )
-            build_page(client, self._name, self.broadcaster, chat_client, operator)
+            build_page(client, self._name, self.broadcaster, chat, operator)
 
         pages = FastAPI(openapi_url=None)
 

@@ -11,6 +11,7 @@ from attention_client.serving.dashboard.nodes import Node, h
 from attention_client.serving.dashboard.tables import badge, cell, empty, or_none, row, table
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.model import Load
+from eaas.counted import counted
 from eaas.types import MemberState
 
 __all__ = ["curves", "load", "placement"]
@@ -90,7 +91,7 @@ def placement(snapshot: ClusterSnapshot, layer: int) -> list[Node]:
     holds_SE, shares_SE = placed.holds_LSE[layer], placed.shares_LSE[layer]
     left, counts = np.unique(snapshot.live_replicas_LE[layer], return_counts=True)
     parts = (
-        f"{count} with {replicas} live replica{'' if replicas == 1 else 's'}"
+        f"{count} with {counted(int(replicas), 'live replica')}"
         for replicas, count in zip(left, counts, strict=True)
     )
     covered = ", ".join(parts)

@@ -137,15 +137,13 @@ class _Router(OutputRouter):  # type: ignore[misc]
         self._call([(listener, delivery) for listener in failed if listener is not None])
 
     def _call(self, calls: list[tuple[_Listener, Delivery]]) -> None:
-        # One wake-up per loop and batch: a wake-up costs more than the calls.
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Listener, Delivery]]] = {}
-        for call in calls:
-            by_loop.setdefault(call[0].loop, []).append(call)
-        for loop, batch in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_deliver_all, batch)
-            except RuntimeError:  # the HTTP server's loop ended before its last requests
-                _LOG.info("%d deliveries after the end of their event loop", len(batch))
+        if not calls:
+            return
+        # All listeners are on the HTTP server's loop. One wake-up costs more than the calls.
+        try:
+            calls[0][0].loop.call_soon_threadsafe(_deliver_all, calls)
+        except RuntimeError:  # the loop ended before its last requests
+            _LOG.info("%d deliveries after the end of their event loop", len(calls))
 
 
 def _deliver_all(batch: list[tuple[_Listener, Delivery]]) -> None:
@@ -302,12 +300,6 @@ def fits_paged_cache(manager: Any) -> bool:
 
 class BatchingEngine:
     """Continuous batching over a paged key-value cache (`Engine`).
-
-    Args:
-        model: A transformers causal language model.
-        limits: Sizes of cache and batch.
-        admission: Chooses the requests that enter the batch.
-        attribution: Counts the tokens that each server computes.
 
     Raises:
         ConfigError: The cache does not fit into memory.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,29 +66,8 @@ class _Prompt:
     parts: list[Any] = field(default_factory=list)
 
 
-def _queue_settings(config: SchedulerConfig, loads: int) -> QueueSettings:
-    """Convert the configuration to settings of a queue.
-
-    Args:
-        config: The scheduler's configuration.
-        loads: Length of a load vector.
-    """
-    return QueueSettings(
-        strategy=config.strategy,
-        most_stretch=_MOST_STRETCH,
-        loads=loads,
-        batch_size=config.batch_size,
-        window_size=config.window_size,
-    )
-
-
 class LiveAdmission:
     """Chooses which waiting requests enter the running batch.
-
-    Args:
-        scheduling: Settings and the source of the placement.
-        model: Its gates predict the experts of a prompt.
-        metrics: Counts the choices.
 
     Raises:
         ConfigError: The strategy is unknown, its sizes do not fit, or the recording cannot be written.
@@ -103,15 +82,19 @@ class LiveAdmission:
         self._has_failed = False
         self._predictor: Predictor | None = None
         self._tap: RouteTap | None = None
+        settings = QueueSettings(
+            config.strategy, _MOST_STRETCH, _NO_LOADS, config.batch_size, config.window_size
+        )
         # Raises for an unknown strategy before the recording's file is created.
-        if _queue_settings(config, _NO_LOADS).chosen().needs_loads:
+        if settings.chosen().needs_loads:
             self._make_predictor(model)
-        loads = _NO_LOADS if self._predictor is None else self._predictor.loads
-        cost = self._price(np.ones((1, 1, loads)))
+        if self._predictor is not None:
+            settings = replace(settings, loads=self._predictor.loads)
+        cost = self._price(np.ones((1, 1, settings.loads)))
         self._recorder = self._open_recorder()
         self._probe = PaceProbe()
         self._step = 0, 0  # requests that decode, tokens of prompts
-        self._queue = _queue_settings(config, loads).queue(cost, self._recorder)
+        self._queue = settings.queue(cost, self._recorder)
         self._admission = Admission(self._queue, config.batch_size, cost)
         # Loads of the waiting and running requests, and the requests whose load is a prediction.
         self._loads: dict[str, Loads] = {}

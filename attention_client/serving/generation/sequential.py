@@ -58,12 +58,7 @@ class _Job:
 
 
 class SequentialEngine:
-    """``model.generate`` in transformers' own inference thread (`Engine`).
-
-    Args:
-        model: A transformers causal language model.
-        attribution: Counts the tokens that each server computes.
-    """
+    """``model.generate`` in transformers' own inference thread (`Engine`)."""
 
     def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
         self._attribution = attribution

@@ -16,10 +16,6 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
     """A strategy chooses the next requests. The base class decides what fits into cache and forward pass.
 
     A request evicted from a full cache returns before all others; in transformers it returns last.
-
-    Args:
-        base: The scheduler that this one replaces.
-        admission: Runs the strategy.
     """
 
     def __init__(self, base: Scheduler, admission: LiveAdmission) -> None:

@@ -1,12 +1,18 @@
-"""Prometheus metrics of the HTTP endpoint. Metrics that vLLM has, too, have its names (docs/metrics.md)."""
+"""Prometheus metrics of the HTTP endpoint.
+
+A metric `eaas_x` that vLLM has, too, is exported again as `vllm:x` with vLLM's label `model_name`, for
+dashboards, gateways and autoscalers that expect it (docs/metrics.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
-from attention_client.serving.metrics.vllm_names import VllmNames
 from attention_client.telemetry.tracing import RequestTraces
 
 __all__ = ["ServeMetrics"]
@@ -14,12 +20,11 @@ __all__ = ["ServeMetrics"]
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
+_Kind = TypeVar("_Kind", bound=MetricWrapperBase)
+
 
 class ServeMetrics:
     """Metrics of one application.
-
-    Args:
-        registry: The registry for the metrics.
 
     Attributes:
         traces: Records each request; None: no tracing.
@@ -28,57 +33,57 @@ class ServeMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.traces: RequestTraces | None = None
+        self._like_vllm: list[MetricWrapperBase] = []
         self.http_requests = Counter(
             "eaas_http_requests", "HTTP requests", ["endpoint", "code"], registry=registry
         )
-        self.requests = Counter(
-            "eaas_request_success",
+        self.requests = self._add(
+            Counter,
+            "request_success",
             "Completed generations by reason (abort: the client left)",
-            ["finished_reason"],
-            registry=registry,
+            labelnames=["finished_reason"],
         )
-        self.prompt_tokens = Counter("eaas_prompt_tokens", "Prompt tokens", registry=registry)
-        self.generation_tokens = Counter(
-            "eaas_generation_tokens", "Generated tokens", registry=registry
+        self.prompt_tokens = self._add(Counter, "prompt_tokens", "Prompt tokens")
+        self.generation_tokens = self._add(Counter, "generation_tokens", "Generated tokens")
+        self.time_to_first_token = self._seconds(
+            "time_to_first_token", "Time from the request to its first token"
         )
-        self.time_to_first_token = self._histogram(
-            "eaas_time_to_first_token_seconds", "Time from the request to its first token"
+        self.inter_token_latency = self._seconds(
+            "inter_token_latency", "Time between two tokens of a request"
         )
-        self.inter_token_latency = self._histogram(
-            "eaas_inter_token_latency_seconds", "Time between two tokens of a request"
+        self.e2e_latency = self._seconds(
+            "e2e_request_latency", "Time from the request to its last token"
         )
-        self.e2e_latency = self._histogram(
-            "eaas_e2e_request_latency_seconds", "Time from the request to its last token"
+        self.queue_time = self._seconds(
+            "request_queue_time", "Time a request waited for the engine"
         )
-        self.queue_time = self._histogram(
-            "eaas_request_queue_time_seconds", "Time a request waited for the engine"
+        self.prefill_time = self._seconds(
+            "request_prefill_time", "Time from a request's start to its first token"
         )
-        self.prefill_time = self._histogram(
-            "eaas_request_prefill_time_seconds", "Time from a request's start to its first token"
+        self.decode_time = self._seconds(
+            "request_decode_time", "Time from a request's first token to its last"
         )
-        self.decode_time = self._histogram(
-            "eaas_request_decode_time_seconds", "Time from a request's first token to its last"
+        self.request_prompt_tokens = self._add(
+            Histogram, "request_prompt_tokens", "Prompt tokens of a request", buckets=_TOKENS
         )
-        self.request_prompt_tokens = self._histogram(
-            "eaas_request_prompt_tokens", "Prompt tokens of a request", _TOKENS
+        self.request_generation_tokens = self._add(
+            Histogram, "request_generation_tokens", "Generated tokens of a request", buckets=_TOKENS
         )
-        self.request_generation_tokens = self._histogram(
-            "eaas_request_generation_tokens", "Generated tokens of a request", _TOKENS
-        )
-        self._running = Gauge(
-            "eaas_num_requests_running", "Requests in the running batch", registry=registry
-        )
-        self._waiting = Gauge(
-            "eaas_num_requests_waiting", "Requests waiting for the engine", registry=registry
-        )
-        self._cache_usage = Gauge(
-            "eaas_kv_cache_usage_perc",
+        self._running = self._add(Gauge, "num_requests_running", "Requests in the running batch")
+        self._waiting = self._add(Gauge, "num_requests_waiting", "Requests waiting for the engine")
+        self._cache_usage = self._add(
+            Gauge,
+            "kv_cache_usage_perc",
             "Fraction of the key-value cache used by requests, 0 to 1",
-            registry=registry,
         )
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-        return Histogram(name, text, buckets=buckets, registry=self.registry)
+    def _add(self, kind: type[_Kind], name: str, text: str, **options: Any) -> _Kind:
+        metric = kind(f"eaas_{name}", text, registry=self.registry, **options)
+        self._like_vllm.append(metric)
+        return metric
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return self._add(Histogram, f"{name}_seconds", text, buckets=_SECONDS)
 
     def watch(
         self,
@@ -93,20 +98,24 @@ class ServeMetrics:
 
     def show_as_vllm(self, model_name: str) -> None:
         """Export the metrics that vLLM has, too, also under vLLM's names."""
-        same = (
-            self.requests,
-            self.prompt_tokens,
-            self.generation_tokens,
-            self.time_to_first_token,
-            self.inter_token_latency,
-            self.e2e_latency,
-            self.queue_time,
-            self.prefill_time,
-            self.decode_time,
-            self.request_prompt_tokens,
-            self.request_generation_tokens,
-            self._running,
-            self._waiting,
-            self._cache_usage,
-        )
-        self.registry.register(VllmNames(same, model_name))
+        self.registry.register(_VllmNames(self._like_vllm, model_name))
+
+
+class _VllmNames(Collector):
+    def __init__(self, metrics: list[MetricWrapperBase], model_name: str) -> None:
+        self._metrics = metrics
+        self._labels = {"model_name": model_name}
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._metrics:
+            for family in metric.collect():
+                named = Metric(_vllm(family.name), family.documentation, family.type)
+                for sample in family.samples:
+                    named.add_sample(
+                        _vllm(sample.name), {**sample.labels, **self._labels}, sample.value
+                    )
+                yield named
+
+
+def _vllm(name: str) -> str:
+    return "vllm:" + name.removeprefix("eaas_")

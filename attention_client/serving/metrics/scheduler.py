@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from attention_client.scheduler.queue import Choice
@@ -15,59 +17,46 @@ _CORRELATION = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 class SchedulerMetrics:
-    """Metrics of one engine's scheduler.
-
-    Args:
-        registry: The registry for the metrics.
-    """
+    """Metrics of one engine's scheduler."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self.strategy = Gauge(
             "eaas_scheduler_strategy",
             "1 for the active selection strategy",
             ["strategy"],
             registry=registry,
         )
-        self.choices = Counter(
+        self.choices = counter(
             "eaas_scheduler_choices",
             "Chosen groups of requests: the oldest ones, or others instead",
             ["chosen"],
-            registry=registry,
         )
-        self.passed_over = Counter(
+        self.passed_over = counter(
             "eaas_scheduler_passed_over_requests",
             "Times a younger request was chosen before a waiting one",
-            registry=registry,
         )
-        self.window = Histogram(
-            "eaas_scheduler_window_requests",
-            "Candidate requests of a choice",
-            buckets=_REQUESTS,
-            registry=registry,
+        self.window = histogram(
+            "eaas_scheduler_window_requests", "Candidate requests of a choice", buckets=_REQUESTS
         )
-        self.decision_seconds = Histogram(
-            "eaas_scheduler_decision_seconds",
-            "Time of a choice",
-            buckets=_DECISION_S,
-            registry=registry,
+        self.decision_seconds = histogram(
+            "eaas_scheduler_decision_seconds", "Time of a choice", buckets=_DECISION_S
         )
-        self.prediction_seconds = Histogram(
+        self.prediction_seconds = histogram(
             "eaas_scheduler_prediction_seconds",
             "Time to predict the experts of a prompt",
             buckets=_PREDICTION_S,
-            registry=registry,
         )
-        self.predicted_tokens = Counter(
+        self.predicted_tokens = counter(
             "eaas_scheduler_predicted_tokens",
             "Prompt tokens with predicted experts, by source: known prefix or dry run",
             ["source"],
-            registry=registry,
         )
-        self.correlation = Histogram(
+        self.correlation = histogram(
             "eaas_scheduler_prediction_correlation",
             "Correlation between predicted and measured expert loads of a prompt",
             buckets=_CORRELATION,
-            registry=registry,
         )
 
     def chose(self, choice: Choice) -> None:

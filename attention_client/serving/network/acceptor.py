@@ -32,13 +32,7 @@ _REFUSED = plain_answer(
 
 
 class Acceptor:
-    """Accepts connections from a listening socket, in the running event loop.
-
-    Args:
-        listener: The socket; `close` closes it.
-        new: Makes the protocol of a connection.
-        connections: The open connections.
-    """
+    """Accepts connections from a listening socket, in the running event loop."""
 
     def __init__(
         self, listener: socket.socket, new: Callable[[], HttpConnection], connections: Connections

@@ -25,9 +25,6 @@ class Connections:
 
     Idle connections are evicted first, then those with an incomplete request, the oldest first. A connection
     whose request is being answered is never evicted.
-
-    Args:
-        most: Most open connections.
     """
 
     def __init__(self, most: int) -> None:

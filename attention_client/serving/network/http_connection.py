@@ -35,13 +35,7 @@ _EVICTED = plain_answer(
 
 
 class HttpConnection(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 with a timeout on every wait for the client; uvicorn itself waits without a limit.
-
-    Args:
-        limits: The timeouts.
-        connections: Tracks the state of each connection.
-        given: uvicorn's arguments for a protocol.
-    """
+    """HTTP/1.1 with a timeout on every wait for the client; uvicorn itself waits without a limit."""
 
     def __init__(self, limits: ServeLimits, connections: Connections, **given: Any) -> None:
         super().__init__(**given)

@@ -21,6 +21,7 @@ from attention_client.serving.network.connections import Connections
 from attention_client.serving.network.http_connection import HttpConnection
 from eaas.errors import ClusterError, PortInUseError
 from eaas.log import get_logger
+from eaas.net.grpc_server import join_host_port
 from eaas.open_files import room_for_connections
 
 __all__ = ["HttpServer", "bind"]
@@ -68,11 +69,6 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
     So the client of an aborted request reads an error, not half an answer. The server accepts at most as many
     connections as there are file descriptors.
-
-    Args:
-        config: uvicorn's settings.
-        listener: The listening socket; the server closes it at the end.
-        limits: Limits of connections.
     """
 
     def __init__(
@@ -149,28 +145,19 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 class HttpServer:
-    """Serves an application. The constructor raises PortInUseError.
+    """Serves an application in a background thread.
 
     Args:
         app: The application, from `build_app`.
-        host: Address to listen on.
-        port: Port to listen on; 0 chooses a free port.
-        listener: A socket from `bind`, used instead of host and port.
+        listener: A socket from `bind`.
         limits: Limits of connections and of request headers.
+
+    Attributes:
+        address: host:port, with the actual port.
     """
 
-    def __init__(
-        self,
-        app: FastAPI,
-        host: str,
-        port: int,
-        listener: socket.socket | None = None,
-        limits: ServeLimits | None = None,
-    ) -> None:
-        limits = limits or ServeLimits()
-        self._listener = bind(host, port) if listener is None else listener
-        name, number = self._listener.getsockname()[:2]
-        self._address = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+    def __init__(self, app: FastAPI, listener: socket.socket, limits: ServeLimits) -> None:
+        self.address = join_host_port(*listener.getsockname()[:2])
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -184,27 +171,13 @@ class HttpServer:
                 h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",
             ),
-            self._listener,
+            listener,
             limits,
         )
         self._thread: threading.Thread | None = None
 
-    @property
-    def address(self) -> str:
-        """host:port, with the actual port."""
-        return self._address
-
-    def run(self, grace_s: float) -> None:
-        """Serve in the calling thread until SIGTERM, SIGINT or `stop`.
-
-        Args:
-            grace_s: Time for running requests to end after a signal.
-        """
-        self._server.grace_s = grace_s
-        self._server.run()
-
     def start(self) -> None:
-        """Serve in a background thread; return when the server answers. Raises ClusterError."""
+        """Return when the server answers. Raises ClusterError."""
         self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -212,7 +185,7 @@ class HttpServer:
             if self._server.started:
                 return
             time.sleep(0.02)
-        raise ClusterError(f"the HTTP server on {self._address} did not start")
+        raise ClusterError(f"the HTTP server on {self.address} did not start")
 
     def stop(self, grace_s: float) -> None:
         """Stop accepting connections, give running requests `grace_s` to end, then fail them.
@@ -225,5 +198,5 @@ class HttpServer:
             return
         self._thread.join(grace_s + 2 * _AFTER_GRACE_S)
         if self._thread.is_alive():
-            raise ClusterError(f"the HTTP server on {self._address} did not stop")
+            raise ClusterError(f"the HTTP server on {self.address} did not stop")
         self._thread = None

@@ -9,7 +9,6 @@ one that gives no such guarantee, has no bound.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +41,6 @@ _PRE_TOKENIZERS = {
     "WhitespaceSplit",
 }
 _SPLITTERS = {"Punctuation", "Split"}  # keep all text unless their behaviour is "Removed"
-_BYTES = 256
-_BLANKS = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ def _drops_blanks(
     if not strips and not any(step["type"] in _BLANK_DROPPERS for step in steps):
         return False
     # No step before may turn other text into whitespace. Only Replace can.
-    if any(step["type"] == "Replace" and set(step["content"]) & _BLANKS for step in steps):
+    if any(step["type"] == "Replace" and any(map(str.isspace, step["content"])) for step in steps):
         raise _NoBoundError
     return True
 
@@ -160,7 +157,7 @@ def _longest_token(model: dict[str, Any], byte_level: bool) -> int:
     known = set(vocabulary)
     if byte_level and known >= set(ByteLevel.alphabet()):
         return max(map(len, vocabulary))  # each character stands for one byte of the text
-    fallback = {f"<0x{byte:02X}>" for byte in range(_BYTES)}
+    fallback = {f"<0x{byte:02X}>" for byte in range(256)}
     if not (model["byte_fallback"] and known >= fallback) and not one_by_one:
         raise _NoBoundError
     return max(4, *(len(token.encode()) for token in vocabulary))

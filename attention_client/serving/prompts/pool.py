@@ -33,19 +33,13 @@ class PromptPool:
 
     The worker starts for the first large body, or if bodies wait for the thread. Then it reads all but the
     small bodies. An idle worker ends, which frees its memory.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        limits: Limits of prompts.
-        idle_s: Time after which an idle worker ends.
     """
 
-    def __init__(self, tokenizer: Any, limits: ModelLimits, idle_s: float = _IDLE_S) -> None:
-        self._idle_s = idle_s
+    def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._reader = PromptReader(tokenizer, limits)
         self._thread = ThreadPoolExecutor(1, "prompts")
         self._in_thread = 0  # bodies there
-        self.worker = WorkerProcess(tokenizer, limits)
+        self._worker = WorkerProcess(tokenizer, limits)
         self._worker_thread = ThreadPoolExecutor(1, "prompt-worker")  # waits for the worker
         self._in_worker = 0
         self._starting: asyncio.Task[None] | None = None
@@ -55,8 +49,8 @@ class PromptPool:
         """Read one body (`PromptReader.read`). Raises ApiError (400, 503)."""
         if len(body) <= _AT_ONCE_BYTES:
             return self._reader.read(cls, body)
-        if self.worker.ready or len(body) > _IN_THREAD_BYTES:
-            return await self._ask_worker(self.worker.read, cls, body)
+        if self._worker.ready or len(body) > _IN_THREAD_BYTES:
+            return await self._ask_worker(self._worker.read, cls, body)
         if self._in_thread and self._starting is None:
             self._starting = asyncio.create_task(self._start_worker())
         self._in_thread += 1
@@ -70,11 +64,11 @@ class PromptPool:
         """End the threads and the worker. Reads in progress fail."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._worker_thread.shutdown(wait=False, cancel_futures=True)
-        self.worker.close()
+        self._worker.close()
 
     async def _start_worker(self) -> None:
         try:
-            await self._ask_worker(self.worker.start)
+            await self._ask_worker(self._worker.start)
         except ApiError:
             await asyncio.sleep(_RESTART_S)  # meanwhile the thread reads all bodies
         finally:
@@ -91,7 +85,7 @@ class PromptPool:
         finally:
             self._in_worker -= 1
             if not self._in_worker:
-                self._idle = loop.call_later(self._idle_s, self._stop_when_idle)
+                self._idle = loop.call_later(_IDLE_S, self._stop_when_idle)
 
     def _stop_when_idle(self) -> None:
         with contextlib.suppress(RuntimeError):  # the pool is closed
@@ -99,5 +93,5 @@ class PromptPool:
 
     def _stop_worker(self) -> None:
         if not self._in_worker:
-            self.worker.stop()
+            self._worker.stop()
             trim_heap()

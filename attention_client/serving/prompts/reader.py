@@ -88,11 +88,8 @@ class PromptReader:
         parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
         reserved = parameters.keys() & extra.keys()
         if reserved:
-            raise ApiError(
-                400,
-                f"chat_template_kwargs must not hold {sorted(reserved)}.",
-                param="chat_template_kwargs",
-                code="invalid_value",
+            raise ApiError.invalid(
+                "chat_template_kwargs", f"chat_template_kwargs must not hold {sorted(reserved)}."
             )
         if not self._tokenizer.chat_template:
             raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
@@ -105,11 +102,8 @@ class PromptReader:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             # Templates raise for orders of roles that they do not support.
-            raise ApiError(
-                400,
-                f"The model's chat template refuses these messages: {error}",
-                param="messages",
-                code="invalid_value",
+            raise ApiError.invalid(
+                "messages", f"The model's chat template refuses these messages: {error}"
             ) from error
 
     def _tools(self, request: ChatRequest) -> list[dict[str, Any]] | None:
@@ -118,19 +112,13 @@ class PromptReader:
             return None
         template = self._tokenizer.chat_template and self._tokenizer.get_chat_template(tools=[{}])
         if not self._limits.tools or not template or "tools" not in template:
-            raise ApiError(
-                400,
-                "This model's chat template has no tools.",
-                param="tools",
-                code="unsupported_parameter",
+            raise ApiError.invalid(
+                "tools", "This model's chat template has no tools.", "unsupported_parameter"
             )
         size = len(json.dumps(tools))
         if size > _TOOLS_BYTES:
-            raise ApiError(
-                400,
-                f"'tools': {size} bytes of JSON; the limit is {_TOOLS_BYTES} bytes.",
-                param="tools",
-                code="invalid_value",
+            raise ApiError.invalid(
+                "tools", f"'tools': {size} bytes of JSON; the limit is {_TOOLS_BYTES} bytes."
             )
         return tools
 
@@ -153,14 +141,12 @@ class PromptReader:
         """Check that the tokens are in the vocabulary and leave room for the answer."""
         self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
         if not tokens:
-            raise ApiError(400, f"'{field}': has no tokens.", param=field, code="invalid_value")
+            raise ApiError.invalid(field, f"'{field}': has no tokens.")
         wrong = next((token for token in tokens if not 0 <= token < self._limits.vocabulary), None)
         if wrong is not None:
-            raise ApiError(
-                400,
+            raise ApiError.invalid(
+                field,
                 f"'{field}': token {wrong} is not one of the model's {self._limits.vocabulary}.",
-                param=field,
-                code="invalid_value",
             )
         return tokens
 
@@ -169,11 +155,10 @@ class PromptReader:
         if count + wanted <= most:
             return
         about = "at least " if at_least else ""
-        raise ApiError(
-            400,
+        raise ApiError.invalid(
+            field,
             f"This model's maximum context length is {most} tokens. However, you requested "
             f"{about}{count + wanted} tokens ({about}{count} in the prompt, {wanted} in the answer). "
             "Shorten the prompt or lower max_tokens.",
-            param=field,
-            code="context_length_exceeded",
+            "context_length_exceeded",
         )

@@ -1,8 +1,9 @@
 """The prompt worker: a process that reads large request bodies.
 
-`worker_process.WorkerProcess` starts it with the number of a socket and sends its settings (JSON). The worker
-sends an empty frame when it is ready. It answers each frame (a byte for the endpoint, then the body) with one
-frame: the length of the JSON (4 bytes), the JSON ({"request"} or {"error"}), the tokens (4 bytes each).
+`worker_process.WorkerProcess` starts it with the number of a connection and sends its settings (JSON). The
+worker sends an empty message when it is ready. It answers each message (a byte for the endpoint, then the
+body) with one: the length of the JSON (4 bytes), the JSON ({"request"} or {"error"}), the tokens (4 bytes
+each).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 from array import array
+from multiprocessing.connection import Connection
 from typing import Any
 
 from attention_client.serving.api_error import ApiError
@@ -24,7 +25,6 @@ from attention_client.serving.prompts.bodies import (
     CompletionRequest,
     GenerationRequest,
 )
-from attention_client.serving.prompts.frames import receive_frame, send_frame
 from attention_client.serving.prompts.length import LengthBound, length_bound
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 
@@ -36,7 +36,7 @@ _MOST_MEMORY = 4 * 2**30  # bytes of address space
 _OOM_SCORE = "1000"  # the kernel kills this process first if memory runs out
 
 ENDPOINTS: dict[bytes, type[GenerationRequest]] = {b"c": CompletionRequest, b"m": ChatRequest}
-"""The first byte of a frame, and the class of the body that follows."""
+"""The first byte of a message, and the class of the body that follows."""
 
 
 def main() -> None:
@@ -47,21 +47,21 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, most))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_OOM_SCORE)
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):
-        settings = json.loads(receive_frame(channel))
+        settings = json.loads(channel.recv_bytes())
         limits = ModelLimits(**settings["limits"])
         tokenizer = _load(settings)
         reader = PromptReader(tokenizer, limits, _bound(tokenizer))
         os.nice(_NICENESS)
-        send_frame(channel, b"")
+        channel.send_bytes(b"")
         while True:
-            frame = receive_frame(channel)
+            message = channel.recv_bytes()
             # The endpoint waits no longer than this. The alarm ends a long read if the endpoint is gone.
             signal.alarm(settings["deadline_s"])
-            send_frame(channel, *_answer(reader, frame))
+            channel.send_bytes(_answer(reader, message))
             signal.alarm(0)
-            del frame
+            del message
 
 
 def _load(settings: dict[str, Any]) -> Any:
@@ -88,9 +88,9 @@ def _bound(tokenizer: Any) -> LengthBound | None:
     return length_bound(backend, json.loads(backend.to_str()))
 
 
-def _answer(reader: PromptReader, frame: bytes) -> tuple[bytes, bytes, bytes]:
+def _answer(reader: PromptReader, message: bytes) -> bytes:
     try:
-        request, tokens = reader.read(ENDPOINTS[frame[:1]], frame[1:])
+        request, tokens = reader.read(ENDPOINTS[message[:1]], message[1:])
         return _packed({"request": request.settings()}, tokens)
     except ApiError as error:
         failure = error
@@ -98,12 +98,13 @@ def _answer(reader: PromptReader, frame: bytes) -> tuple[bytes, bytes, bytes]:
         _LOG.exception("a request could not be read")
         reason = f"The request could not be read: {type(error).__name__}: {error}"
         failure = ApiError(500, reason)
-    return _packed({"error": failure.fields()}, [])
+    # The arguments of ApiError.
+    return _packed({"error": vars(failure)}, [])
 
 
-def _packed(answer: dict[str, Any], tokens: list[int]) -> tuple[bytes, bytes, bytes]:
+def _packed(answer: dict[str, Any], tokens: list[int]) -> bytes:
     head = json.dumps(answer).encode()
-    return len(head).to_bytes(4, "little"), head, array("I", tokens).tobytes()
+    return len(head).to_bytes(4, "little") + head + array("I", tokens).tobytes()
 
 
 if __name__ == "__main__":

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from array import array
 from dataclasses import asdict
-from pathlib import Path
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import GenerationRequest, parse
-from attention_client.serving.prompts.frames import receive_frame, send_frame
 from attention_client.serving.prompts.reader import ModelLimits
 from attention_client.serving.prompts.worker import ENDPOINTS
 from attention_client.serving.prompts.worker import __name__ as _WORKER
@@ -42,41 +39,32 @@ class WorkerProcess:
     The methods block. Only one thread may call them, except `stop`, which is thread-safe.
 
     Args:
-        tokenizer: A transformers tokenizer. The process loads it from its directory; a tokenizer without one
-            is saved to a temporary directory.
+        tokenizer: A transformers tokenizer. The process loads it from the same directory.
         limits: Limits of prompts.
     """
 
     def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        self._saved: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()  # guards the fields below
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
+        self._channel: Connection[bytes, bytes] | None = None
         self._is_closed = False
         self.ready = False
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None: no process runs."""
-        process = self._process
-        return None if process is None else process.pid
 
     def start(self) -> None:
         """Start the process unless it runs. Raises ApiError (503) if it does not start."""
         if self.ready:
             return
         try:
-            channel = self._launch()
+            self._launch()
             settings = {
-                "tokenizer": self._directory(),
+                "tokenizer": self._tokenizer.name_or_path,
                 "chat_template": self._tokenizer.chat_template,
                 "limits": asdict(self._limits),
                 "deadline_s": _DEADLINE_S,
             }
-            send_frame(channel, json.dumps(settings).encode())
-            receive_frame(channel)
+            self._ask(json.dumps(settings).encode(), _START_S)
         except (OSError, EOFError) as error:
             self.stop()
             _LOG.error("the prompt worker does not start: %s", error)
@@ -88,13 +76,8 @@ class WorkerProcess:
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
         """Read one body (`PromptReader.read`). Raises ApiError (503) if the process ends or cannot start."""
         self.start()
-        channel = self._channel
         try:
-            if channel is None:
-                raise EOFError("it was stopped")
-            channel.settimeout(_DEADLINE_S)
-            send_frame(channel, _MARKS[cls], body)
-            frame = memoryview(receive_frame(channel))
+            reply = self._ask(_MARKS[cls] + body, _DEADLINE_S)
         except TimeoutError as error:
             self.stop()
             raise ApiError(
@@ -106,24 +89,42 @@ class WorkerProcess:
             raise ApiError(
                 503, "The process that reads large requests ended. Try again.", code="overloaded"
             ) from error
-        end = 4 + int.from_bytes(frame[:4], "little")
-        answer = json.loads(bytes(frame[4:end]))
+        end = 4 + int.from_bytes(reply[:4], "little")
+        answer = json.loads(reply[4:end])
         if "error" in answer:
             raise ApiError(**answer["error"])
-        tokens = array("I", bytes(frame[end:]))
-        return parse(cls, answer["request"]), tokens.tolist()
+        return parse(cls, answer["request"]), array("I", reply[end:]).tolist()
+
+    def _ask(self, message: bytes, timeout_s: float) -> bytes:
+        """Send a message and return the reply. Raises OSError, EOFError; TimeoutError ends the process."""
+        with self._lock:
+            process, channel = self._process, self._channel
+        if process is None or channel is None:
+            raise EOFError("it was stopped")
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(timeout_s, expire)
+        timer.start()
+        try:
+            channel.send_bytes(message)
+            return channel.recv_bytes()
+        except (OSError, EOFError) as error:
+            if expired.is_set():
+                raise TimeoutError("it did not answer") from error
+            raise
+        finally:
+            timer.cancel()
 
     def stop(self) -> None:
         """End the process, if it runs. A `read` in another thread fails."""
         with self._lock:
-            process, channel = self._process, self._channel
+            process = self._process
             self._process = self._channel = None
             self.ready = False
-        if channel is not None:
-            # This wakes a thread that waits for an answer; close alone does not.
-            with contextlib.suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)
-            channel.close()
         if process is not None:
             process.kill()
             process.wait(_END_S)
@@ -133,34 +134,17 @@ class WorkerProcess:
         with self._lock:
             self._is_closed = True
         self.stop()
-        if self._saved is not None:
-            self._saved.cleanup()
 
-    def _launch(self) -> socket.socket:
+    def _launch(self) -> None:
         with self._lock:
             if self._is_closed:
                 raise EOFError("the endpoint is stopping")
-            ours, theirs = socket.socketpair()
+            channel, theirs = Pipe()
             with theirs:
-                try:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", _WORKER, str(theirs.fileno())],
-                        pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL,
-                        env=os.environ | _ENVIRONMENT,
-                    )
-                except BaseException:
-                    ours.close()
-                    raise
-            ours.settimeout(_START_S)
-            self._channel = ours
-            return ours
-
-    def _directory(self) -> str:
-        loaded_from = Path(self._tokenizer.name_or_path)
-        if self._tokenizer.name_or_path and loaded_from.is_dir():
-            return str(loaded_from)
-        if self._saved is None:
-            self._saved = tempfile.TemporaryDirectory(prefix="eaas-tokenizer-")
-            self._tokenizer.save_pretrained(self._saved.name)
-        return self._saved.name
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | _ENVIRONMENT,
+                )
+            self._channel = channel

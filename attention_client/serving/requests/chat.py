@@ -1,10 +1,9 @@
-"""/v1/chat/completions, with the answer builder of transformers' handler."""
+"""/v1/chat/completions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.utils import (
     ReasoningText,
     build_response_parser,
@@ -13,17 +12,17 @@ from transformers.cli.serving.utils import (
 
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.generation import Call, Finish
-from attention_client.serving.requests.handler import Handler, usage_of
+from attention_client.serving.requests.handler import Handler
 
 __all__ = ["ChatHandler"]
 
 
-class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
+class ChatHandler(Handler):
     """/v1/chat/completions."""
 
     request_class = ChatRequest
     id_prefix = "chatcmpl"
-    chunk_object = "chat.completion.chunk"
+    answer_object, chunk_object = "chat.completion", "chat.completion.chunk"
     default_tokens = 1024
 
     def parser(self, request: ChatRequest, prompt: list[int]) -> Any | None:
@@ -47,7 +46,7 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
         """The event with the role that begins OpenAI's streams."""
         return [_choice({"role": "assistant", "content": ""})]
 
-    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
         """The event's delta for a piece."""
         if isinstance(piece, Finish):
             return _choice({}, piece.reason)
@@ -57,22 +56,18 @@ class ChatHandler(Handler, ChatCompletionHandler):  # type: ignore[misc]
         field = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
         return _choice({field: piece})
 
-    def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
-        """The chat completion."""
-        calls = [_tool_call(request_id, piece) for piece in pieces if isinstance(piece, Call)]
-        reasoning = "".join(piece for piece in pieces if isinstance(piece, ReasoningText))
-        content = "".join(piece for piece in pieces if not isinstance(piece, (ReasoningText, Call)))
-        return dict(
-            self._build_completion(
-                request_id,
-                content,
-                self._service.name,
-                finish_reason=finish.reason,
-                usage=usage_of(finish),
-                tool_calls=calls or None,
-                reasoning_content=reasoning or None,
-            )
-        )
+    def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
+        """The message of an answer that is not streamed."""
+        text = [piece for piece in pieces if isinstance(piece, str)]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "".join(piece for piece in text if not isinstance(piece, ReasoningText)),
+        }
+        if reasoning := "".join(piece for piece in text if isinstance(piece, ReasoningText)):
+            message["reasoning_content"] = reasoning
+        if calls := [_tool_call(request_id, piece) for piece in pieces if isinstance(piece, Call)]:
+            message["tool_calls"] = calls
+        return {"message": message}
 
 
 def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

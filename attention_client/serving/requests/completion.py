@@ -6,7 +6,7 @@ from typing import Any
 
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.generation import Finish
-from attention_client.serving.requests.handler import Handler, usage_of
+from attention_client.serving.requests.handler import Handler
 
 __all__ = ["TextHandler"]
 
@@ -16,10 +16,10 @@ class TextHandler(Handler):
 
     request_class = CompletionRequest
     id_prefix = "cmpl"
-    chunk_object = "text_completion"
+    answer_object = chunk_object = "text_completion"
     default_tokens = 16  # OpenAI's
 
-    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
         """The text of a piece."""
         ended = isinstance(piece, Finish)
         return {
@@ -29,19 +29,6 @@ class TextHandler(Handler):
             "finish_reason": piece.reason if ended else None,
         }
 
-    def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
-        """The text completion."""
-        choice = {
-            "index": 0,
-            "text": "".join(pieces),
-            "finish_reason": finish.reason,
-            "logprobs": None,
-        }
-        return {
-            "id": request_id,
-            "object": "text_completion",
-            "created": self._service.clock(),
-            "model": self._service.name,
-            "choices": [choice],
-            "usage": usage_of(finish).model_dump(exclude_none=True),
-        }
+    def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
+        """The text of an answer that is not streamed."""
+        return {"text": "".join(pieces), "logprobs": None}

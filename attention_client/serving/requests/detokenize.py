@@ -12,10 +12,6 @@ class Detokenizer:
 
     Each call decodes a short window. A token whose bytes end inside a character (decoded as U+FFFD) waits
     for the next one. All pieces together equal ``tokenizer.decode`` of all tokens.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        skip_special_tokens: Leave special tokens out.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special_tokens: bool) -> None:

@@ -39,41 +39,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Served:
-    """The servers that computed the next piece of text.
-
-    Attributes:
-        servers: (token, expert) pairs by server.
-    """
+    """The servers that computed the next piece of text: (token, expert) pairs by server."""
 
     servers: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of an answer.
-
-    Attributes:
-        reason: "stop" (an end token or a stop string), "length" or "tool_calls".
-        prompt_tokens: Tokens of the prompt.
-        completion_tokens: Generated tokens, including the end token.
-    """
+    """The end of an answer: "stop" (an end token or a stop string), "length" or "tool_calls"."""
 
     reason: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class Generation:
-    """One request's answer.
-
-    Args:
-        engine: Generates the tokens.
-        work: The request.
-        tokenizer: A transformers tokenizer.
-        stops: Stop strings.
-        parser: transformers' ResponseParser for reasoning and tool calls; None: the answer is plain text.
-        metrics: Counts the request.
-    """
+    """One request's answer. Without transformers' ResponseParser it is plain text."""
 
     def __init__(
         self,
@@ -97,14 +76,14 @@ class Generation:
         self._begun = self._first = self._last = perf_counter()
 
     @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self._work.prompt)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated so far, including the end token."""
-        return self._count
+    def usage(self) -> dict[str, int]:
+        """The token counts so far, including the end token, in OpenAI's form."""
+        prompt = len(self._work.prompt)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._count,
+            "total_tokens": prompt + self._count,
+        }
 
     async def pieces(self) -> AsyncIterator[Any]:
         """Yield the answer: str, ReasoningText (transformers'), Call, Served, and finally one Finish.
@@ -119,7 +98,7 @@ class Generation:
         try:
             self._engine.submit(self._work, queue.put_nowait)
             self._metrics.prompt_tokens.inc(len(self._work.prompt))
-            for piece in self._initial():
+            for piece in self._of_events(self._parser.initial_events if self._parser else []):
                 yield piece
             finish = None
             while finish is None:
@@ -135,7 +114,7 @@ class Generation:
                 for piece in self._parse(text, final=finish is not None):
                     yield piece
             reason = "tool_calls" if self._calls and finish == "stop" else finish
-            yield Finish(reason, len(self._work.prompt), self._count)
+            yield Finish(reason)
         except Exception as error:
             reason = "error"
             raise as_api_error(error) from error
@@ -180,10 +159,6 @@ class Generation:
         self._last = now
         self._count += 1
         self._metrics.generation_tokens.inc()
-
-    def _initial(self) -> Iterator[Any]:
-        if self._parser is not None:
-            yield from self._of_events(self._parser.initial_events)
 
     def _parse(self, text: str, *, final: bool) -> Iterator[Any]:
         if self._parser is None:

@@ -11,17 +11,16 @@ from contextlib import aclosing
 from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from openai.types import CompletionUsage
 from starlette.types import Receive, Scope, Send
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.engine import Work
 from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.requests.generation import Finish, Generation, Served
+from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
+from attention_client.serving.requests.generation import Generation, Served
 from attention_client.serving.requests.service import Service
 
-__all__ = ["Handler", "usage_of"]
+__all__ = ["Handler"]
 
 _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _DONE = "data: [DONE]\n\n"
@@ -40,6 +39,7 @@ class Handler:
 
     request_class: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
+    answer_object: ClassVar[str]
     chunk_object: ClassVar[str]
     default_tokens: ClassVar[int]
 
@@ -48,20 +48,26 @@ class Handler:
 
     async def handle_request(self, body: bytes) -> Response:
         """Answer one request. Raises ApiError before the generation begins."""
+        request, generation = await self.generation(body)
+        del body  # may be megabytes
+        if request.stream:
+            return _EventStream(self._events(generation, request), media_type="text/event-stream")
+        *pieces, finish = [piece async for piece in generation.pieces()]
+        choice = {"index": 0, "finish_reason": finish.reason, **self.whole(generation.id, pieces)}
+        answer = {"choices": [choice], "usage": generation.usage}
+        return JSONResponse(self._head(generation, self.answer_object) | answer)
+
+    async def generation(self, body: bytes) -> tuple[GenerationRequest, Generation]:
+        """Read a request; return it with its generation, which has not begun. Raises ApiError."""
         service = self._service
         service.check_engine()
         request, prompt = await service.prompts.read(self.request_class, body)
-        del body  # may be megabytes
         service.check_name(request.model)
         work = self._work(request, prompt)
         parser = self.parser(request, prompt)
-        generation = Generation(
+        return request, Generation(
             service.engine, work, service.tokenizer, request.stop, parser, service.metrics
         )
-        if request.stream:
-            return _EventStream(self._events(generation, request), media_type="text/event-stream")
-        pieces = [piece async for piece in generation.pieces()]
-        return JSONResponse(self.answer(generation.id, pieces[:-1], pieces[-1]))
 
     def parser(self, request: Any, prompt: list[int]) -> Any | None:
         """Return the parser that splits the answer into reasoning, tool calls and text; None: no parser."""
@@ -72,35 +78,34 @@ class Handler:
         return []
 
     @abstractmethod
-    def choice(self, request_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
         """Return the choice of the event for a piece of the answer or for its Finish."""
 
     @abstractmethod
-    def answer(self, request_id: str, pieces: list[Any], finish: Finish) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed."""
+    def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
+        """Return the content of the choice of an answer that is not streamed."""
+
+    def _head(self, generation: Generation, kind: str) -> dict[str, Any]:
+        service = self._service
+        return {
+            "id": generation.id,
+            "object": kind,
+            "created": service.clock(),
+            "model": service.name,
+        }
 
     async def _events(
         self, generation: Generation, request: GenerationRequest
     ) -> AsyncIterator[str]:
-        options = request.stream_options
-        counted = options is not None and bool(options.include_usage)
-        running = options is not None and counted and bool(options.continuous_usage_stats)
-        common = {
-            "id": generation.id,
-            "object": self.chunk_object,
-            "created": self._service.clock(),
-            "model": self._service.name,
-        }
+        options = request.stream_options or StreamOptions()
+        head = self._head(generation, self.chunk_object)
 
-        def event(
-            choices: list[dict[str, Any]], *, last: bool = False, **fields: dict[str, int]
-        ) -> str:
-            data: dict[str, Any] = common | {"choices": choices} | fields
-            if counted:
+        def event(choices: list[dict[str, Any]], *, last: bool = False, **fields: Any) -> str:
+            data = head | {"choices": choices} | fields
+            if options.include_usage:
                 # As with OpenAI, only the last event has counts: clients add up all counts that they find.
-                data["usage"] = None
-                if last or running:
-                    data["usage"] = usage_of(generation).model_dump(exclude_none=True)
+                is_counted = last or options.continuous_usage_stats
+                data["usage"] = generation.usage if is_counted else None
             return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
         for choice in self.opening():
@@ -112,8 +117,8 @@ class Handler:
                         # OpenAI's clients ignore unknown fields.
                         yield event([], servers=dict(sorted(piece.servers.items())))
                     else:
-                        yield event([self.choice(generation.id, piece)])
-            if counted:
+                        yield event([self.chunk(generation.id, piece)])
+            if options.include_usage:
                 yield event([], last=True)
         except ApiError as error:
             yield error.sse()
@@ -125,11 +130,9 @@ class Handler:
         if budget is None:
             budget = min(self.default_tokens, service.max_model_len - len(prompt))
         if request.min_tokens is not None and request.min_tokens > budget:
-            raise ApiError(
-                400,
+            raise ApiError.invalid(
+                "min_tokens",
                 f"min_tokens ({request.min_tokens}) is larger than max_tokens ({budget}).",
-                param="min_tokens",
-                code="invalid_value",
             )
         return Work(
             id=f"{self.id_prefix}-{uuid.uuid4().hex}",
@@ -155,12 +158,3 @@ class Handler:
             min_length=prompt_length + (request.min_tokens or 0),
             end_tokens=self._service.end_tokens,
         )
-
-
-def usage_of(counts: Finish | Generation) -> CompletionUsage:
-    """The token counts in OpenAI's form."""
-    return CompletionUsage(
-        prompt_tokens=counts.prompt_tokens,
-        completion_tokens=counts.completion_tokens,
-        total_tokens=counts.prompt_tokens + counts.completion_tokens,
-    )

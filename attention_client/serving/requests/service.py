@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,23 +18,11 @@ from attention_client.serving.prompts.reader import ModelLimits
 
 __all__ = ["Service"]
 
-_LOG = logging.getLogger(__name__)
-
 _STOP_TIMEOUT_S = 5.0
 
 
 class Service:
-    """A loaded model and its engine. Takes the place of ModelManager in transformers' `build_server`.
-
-    Args:
-        model: A transformers causal language model.
-        tokenizer: Its tokenizer.
-        name: Its name in the API.
-        aliases: Other names that requests may use.
-        engine: Generates the tokens.
-        limits: Limits of requests.
-        metrics: Counts requests.
-    """
+    """A loaded model and its engine."""
 
     def __init__(
         self,
@@ -66,14 +53,11 @@ class Service:
             tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size), tools)
         )
         defaults = model.generation_config
-        end_tokens = defaults.eos_token_id
-        if end_tokens is None:
-            end_tokens = tokenizer.eos_token_id
-        if isinstance(end_tokens, int):
-            end_tokens = [end_tokens]
-        self.end_tokens = tuple(
-            token for token in end_tokens or () if 0 <= token < text_config.vocab_size
-        )
+        ends = defaults.eos_token_id
+        if ends is None:
+            ends = tokenizer.eos_token_id
+        ends = [ends] if isinstance(ends, int) else ends or ()
+        self.end_tokens = tuple(end for end in ends if 0 <= end < text_config.vocab_size)
         self.sampling = Sampling()
         if defaults.do_sample:
             self.sampling = Sampling(
@@ -114,11 +98,7 @@ class Service:
             "max_model_len": self.max_model_len,
         }
 
-    def get_gen_models(self) -> list[dict[str, Any]]:
-        """The list for transformers' /v1/models."""
-        return [self.card()]
-
     def shutdown(self) -> None:
-        """Stop the engine and the prompt readers. transformers' application calls it last."""
+        """Stop the engine and the prompt readers."""
         self.engine.stop(_STOP_TIMEOUT_S)
         self.prompts.close()

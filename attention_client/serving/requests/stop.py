@@ -48,9 +48,6 @@ class StopStrings:
     The string that is complete first wins; among several, the longest. So the result does not depend on how
     the text is split into pieces. Text that may be the beginning of a stop string is held back. A string
     that ends in unsearched text does not match; a match may begin there. Each character is read once.
-
-    Args:
-        stops: The stop strings, not empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

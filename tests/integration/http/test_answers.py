@@ -38,24 +38,33 @@ _BOTH = pytest.mark.parametrize(
 
 
 @_BOTH
-def test_usage_is_sent_once_and_only_on_request(
-    box: Box, path: str, prompt: dict[str, Any]
-) -> None:
+def test_usage_is_sent_on_request(box: Box, path: str, prompt: dict[str, Any]) -> None:
     body = prompt | {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
     whole = box.http.post(f"/v1/{path}", json=body).json()
 
-    def stream(**fields: Any) -> list[Any]:
-        return events(box.http.post(f"/v1/{path}", json=body | {"stream": True} | fields).text)
+    def stream(**options: bool) -> list[Any]:
+        asked = body | {"stream": True} | ({"stream_options": options} if options else {})
+        return events(box.http.post(f"/v1/{path}", json=asked).text)
 
-    for fields in ({}, {"stream_options": {}}, {"stream_options": {"include_usage": False}}):
-        chunks = stream(**fields)
+    # As in vLLM continuous_usage_stats needs include_usage.
+    for options in ({}, {"include_usage": False}, {"continuous_usage_stats": True}):
+        chunks = stream(**options)
         assert not any("usage" in chunk for chunk in chunks)
         assert all(len(chunk["choices"]) == 1 for chunk in chunks)
-    chunks = stream(stream_options={"include_usage": True, "include_servers": True})
+    chunks = stream(include_usage=True, include_servers=True)
     assert all("usage" in chunk for chunk in chunks)
     assert [chunk["usage"] for chunk in chunks if chunk["usage"] is not None] == [whole["usage"]]
     assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], whole["usage"])
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    chunks = stream(include_usage=True, continuous_usage_stats=True)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == (0 if path.startswith("chat") else 1)
+    assert len(set(counts)) > 3
+    assert counts[-1] == counts[-2] == 9
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {
+        whole["usage"]["prompt_tokens"]
+    }
 
 
 def test_every_event_of_a_stream_has_the_same_date(box: Box) -> None:
@@ -63,26 +72,6 @@ def test_every_event_of_a_stream_has_the_same_date(box: Box) -> None:
     body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stream": True}
     chunks = events(box.http.post("/v1/completions", json=body).text)
     assert len({(chunk["created"], chunk["id"], chunk["model"]) for chunk in chunks}) == 1
-
-
-@_BOTH
-def test_usage_in_every_event(box: Box, path: str, prompt: dict[str, Any]) -> None:
-    body = prompt | {"max_tokens": 9, "ignore_eos": True, "stream": True}
-
-    def stream(**options: bool) -> list[Any]:
-        asked = body | {"stream_options": options}
-        return events(box.http.post(f"/v1/{path}", json=asked).text)
-
-    chunks = stream(include_usage=True, continuous_usage_stats=True)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[0] == (0 if path.startswith("chat") else 1)
-    assert len(set(counts)) > 3
-    assert counts[-1] == counts[-2] == 9
-    assert chunks[-1]["choices"] == []
-    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
-    # As in vLLM it needs include_usage.
-    assert ["usage" in chunk for chunk in stream(continuous_usage_stats=True)][:-1].count(True) == 0
 
 
 def test_openai_completions(box: Box) -> None:

@@ -10,10 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
-from http_box import (
-    Box,
-    error_of,
-)
+from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration
 
@@ -54,11 +51,6 @@ pytestmark = pytest.mark.integration
             400,
         ),
         ("/v1/nothing", b"{}", 404),
-        ("/reset", b"{}", 404),
-        ("/load_model", b"{}", 404),
-        ("/v1/responses", b"{}", 404),
-        ("/v1/systemone", b"{}", 404),
-        ("/v1/audio/transcriptions", b"{}", 404),
         ("/v1/models", b"{}", 405),
     ],
 )

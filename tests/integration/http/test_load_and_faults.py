@@ -10,14 +10,9 @@ import httpx
 import openai
 import pytest
 
-from attention_client.serving import ServeLimits
+from attention_client.serving.limits import ServeLimits
 from eaas.errors import ExpertsUnavailableError
-from http_box import (
-    CHAT,
-    Box,
-    error_of,
-    events,
-)
+from http_box import CHAT, Box, error_of, events
 
 pytestmark = pytest.mark.integration
 

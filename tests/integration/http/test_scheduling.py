@@ -18,8 +18,10 @@ from transformers import AutoTokenizer
 from attention_client.engines.transformers.model import load_model
 from attention_client.scheduler import SelectionStrategy
 from attention_client.scheduler.recording import read_recording
-from attention_client.serving import HttpServer, Scheduling, ServeLimits, build_app
-from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.serving.app import build_app
+from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.server import HttpServer, bind
 from eaas.config import SchedulerConfig
 from eaas.types import Placement
 from eaas_cli.bench.baseline import LocalExperts
@@ -64,7 +66,7 @@ class Served:
             scheduling=scheduling,
             registry=self.registry,
         )
-        self.server = HttpServer(app, "127.0.0.1", 0)
+        self.server = HttpServer(app, bind("127.0.0.1", 0), LIMITS)
         self.server.start()
         self.url = f"http://{self.server.address}"
 
@@ -178,7 +180,9 @@ def test_steps_are_recorded(checkpoint: Callable[..., Path], tmp_path: Path) -> 
     record = tmp_path / "queue.jsonl"
     with served(checkpoint(), record=str(record), **SMALL) as box:
         box.ask(PROMPTS)
-    steps = [event for event in read_recording(record)[2] if "step" in event]
+    events = read_recording(record)[2]
+    assert any(event.get("probe", 0.0) > 0 for event in events)
+    steps = [event for event in events if "step" in event]
     rows, prompts = zip(*(event["step"] for event in steps), strict=True)
     assert sum(prompts) == sum(map(len, PROMPTS))
     assert sum(rows) == len(PROMPTS) * (NEW - 1)

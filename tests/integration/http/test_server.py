@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving import ServeLimits, bind
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.network.server import bind
 from eaas.errors import ConfigError, PortInUseError
-from http_box import (
-    Box,
-    events,
-)
+from http_box import Box, events
 
 pytestmark = pytest.mark.integration
 

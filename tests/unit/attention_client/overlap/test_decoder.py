@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import micro_batch_tokens, pause
-from attention_client.serving import ServeLimits
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.generation.sampling import GREEDY
+from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from eaas.checkpoint import Checkpoint
 

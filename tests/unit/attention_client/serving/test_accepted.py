@@ -40,25 +40,25 @@ def test_bodies_stay_below_the_limit_and_free_all_memory(parts: list[list[int]])
     with ExitStack() as bodies:
         lengths = []
         for sizes in parts:
-            share = bodies.enter_context(memory.body())
+            grow = bodies.enter_context(memory.body())
             length = 0
             for size in sizes:
                 try:
-                    share.grow(length + size)
+                    grow(length + size)
                 except ApiError:
                     assert sum(lengths) + max(0, length + size - 10) > 100
                     break
                 length += size
             lengths.append(max(0, length - 10))
         assert sum(lengths) <= 100
-    with memory.body() as share:
-        share.grow(110)
+    with memory.body() as grow:
+        grow(110)
 
 
 def test_a_small_body_needs_no_memory() -> None:
     memory = BodyMemory(100, free_bytes=10)
     with memory.body() as large, memory.body() as small, memory.body() as other:
-        large.grow(110)
-        small.grow(10)
+        large(110)
+        small(10)
         with pytest.raises(ApiError):
-            other.grow(11)
+            other(11)

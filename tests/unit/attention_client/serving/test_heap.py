@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from attention_client.serving import heap
-from attention_client.serving.generation import batching
 
 GLIBC = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 
@@ -81,22 +80,3 @@ def test_trimming_returns_a_burst() -> None:
     kept, left = map(int, _run(BURST).split())
     assert kept > 30_000, "glibc alone returns nothing"
     assert left < 5_000
-
-
-def test_one_trim_after_each_period_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    trims = []
-    monkeypatch.setattr(batching, "trim_heap", lambda: trims.append(1))
-    monkeypatch.setattr(batching, "_IDLE_S", 0.01)
-    doorbell = batching._Doorbell()
-    for count in (1, 2):
-        doorbell.idle = False
-        doorbell.wait(0.0)
-        assert len(trims) == count - 1, "not while requests run"
-        doorbell.idle = True
-        doorbell.set()
-        doorbell.wait()
-        assert len(trims) == count - 1, "not right after a new request"
-        doorbell.clear()
-        for _ in range(3):
-            doorbell.wait()
-        assert len(trims) == count

@@ -35,12 +35,6 @@ def test_greedy_rows_are_the_argmax_whatever_runs_beside_them(
     assert torch.equal(scores_BV, before_BV)
 
 
-def test_first_index_wins_a_tie() -> None:
-    scores_BV = torch.zeros(1, VOCABULARY)
-    scores_BV[0, [7, 3, 40]] = 1.0
-    assert chosen(scores_BV, [(GREEDY, 1)]) == [3]
-
-
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 10_000))
 def test_a_row_depends_on_its_own_settings_only(seed: int, length: int) -> None:
     scores_BV = random_scores(3)

@@ -58,10 +58,6 @@ def test_only_a_possible_beginning_is_held_back() -> None:
     assert strings.flush() == "EN"
 
 
-def test_without_stop_strings_everything_passes() -> None:
-    assert StopStrings([]).push("abc") == "abc"
-
-
 def test_the_cost_of_a_token_does_not_depend_on_the_string_length() -> None:
     """The worst case: the text always ends with a long prefix of the string."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -45,13 +46,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_poll_serves_all_viewers_and_polling_stops_without_one() -> None:
-    poller, updates = Poller(), {"a": 0, "b": 0}
+    poller, updates = Poller(), Counter[str]()
 
     def count(name: str) -> Callable[[], None]:
-        def update() -> None:
-            updates[name] += 1
-
-        return update
+        return lambda: updates.update([name])
 
     async def scene() -> None:
         broadcaster = Broadcaster(lambda: poller)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
-import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from attention_client.serving.errors import ApiError
+from attention_client.serving.prompts import pool as pool_module
 from attention_client.serving.prompts import worker_process
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.prompts.pool import PromptPool
@@ -22,6 +22,7 @@ from eaas_cli.demo_model.tokenizer import build_tokenizer
 
 LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000, tools=True)
 PATIENCE_S = 60.0
+WORKER = "attention_client.serving.prompts.worker"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "string"}}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "y"}'}}
 PADDING = {"metadata": "m" * 70_000}  # for the worker
@@ -65,9 +66,11 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tokenizer = build_tokenizer(600, 4096)
-    tokenizer.chat_template = TEMPLATE
+    directory = str(tmp_path_factory.mktemp("tokenizer"))
+    tokenizer.save_pretrained(directory)
+    tokenizer.name_or_path, tokenizer.chat_template = directory, TEMPLATE
     return tokenizer
 
 
@@ -75,9 +78,9 @@ def tokenizer() -> Any:
 def use(tokenizer: Any) -> Callable[..., Any]:
     """Runs a coroutine function with a new pool."""
 
-    def use(function: Callable[[PromptPool], Coroutine[Any, Any, Any]], idle_s: float = 60) -> Any:
+    def use(function: Callable[[PromptPool], Coroutine[Any, Any, Any]]) -> Any:
         async def whole() -> Any:
-            pool = PromptPool(tokenizer, LIMITS, idle_s)
+            pool = PromptPool(tokenizer, LIMITS)
             try:
                 return await function(pool)
             finally:
@@ -94,6 +97,21 @@ def outcome(read: Any) -> Any:
         return read.status, read.body()
     request, tokens = read
     return request.settings(), tokens
+
+
+def worker() -> psutil.Process | None:
+    """The worker's process; None: it does not run."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if WORKER in child.cmdline():
+                return child
+    return None
+
+
+def running() -> psutil.Process:
+    found = worker()
+    assert found is not None
+    return found
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -118,7 +136,7 @@ def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any])
                 )
             ]
             compared.append((name, here, there))
-        files = {Path(each.path).name for each in psutil.Process(pool.worker.pid).memory_maps()}
+        files = {Path(each.path).name for each in running().memory_maps()}
         # torch would take seconds to start and hundreds of megabytes.
         assert not {name for name in files if name.startswith("libtorch")}
         return compared
@@ -139,27 +157,29 @@ def test_bodies_that_wait_for_the_thread_start_the_worker(use: Callable[..., Any
 
     async def read(pool: PromptPool) -> list[Any]:
         assert len((await pool.read(CompletionRequest, body))[1]) > 5000
-        assert pool.worker.pid is None
+        assert worker() is None
         reads = [pool.read(CompletionRequest, body) for _ in range(4)]
         tokens = [read[1] for read in await asyncio.gather(*reads)]
-        await until(lambda: pool.worker.ready)
+        await until(lambda: pool._worker.ready)
         return [*tokens, (await pool.read(CompletionRequest, body))[1]]
 
     tokens = use(read)
     assert tokens == [tokens[0]] * 5
 
 
-def test_an_idle_worker_ends_and_the_next_one_starts(use: Callable[..., Any]) -> None:
+def test_an_idle_worker_ends_and_the_next_one_starts(
+    use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_IDLE_S", 0.1)
     body = json.dumps({"prompt": "x"} | PADDING).encode()
 
     async def read(pool: PromptPool) -> None:
         for _ in range(2):
             await pool.read(CompletionRequest, body)
-            pid = pool.worker.pid
-            assert pid is not None
-            await until(lambda pid=pid: not psutil.pid_exists(pid))  # type: ignore[misc]
+            running()
+            await until(lambda: worker() is None)
 
-    use(read, idle_s=0.1)
+    use(read)
 
 
 def test_a_worker_that_dies_or_hangs_fails_only_its_request(
@@ -169,17 +189,16 @@ def test_a_worker_that_dies_or_hangs_fails_only_its_request(
 
     async def read(pool: PromptPool) -> None:
         await pool.read(CompletionRequest, body)
-        assert pool.worker.pid is not None
-        os.kill(pool.worker.pid, signal.SIGKILL)
+        running().kill()
         with pytest.raises(ApiError) as refused:
             await pool.read(CompletionRequest, body)
         assert refused.value.status == 503
         await pool.read(CompletionRequest, body)
         monkeypatch.setattr(worker_process, "_DEADLINE_S", 0.5)
-        os.kill(pool.worker.pid, signal.SIGSTOP)
+        running().suspend()
         with pytest.raises(ApiError, match=r"could not be read within 0\.5 s"):
             await pool.read(CompletionRequest, body)
-        assert pool.worker.pid is None
+        assert worker() is None
 
     use(read)
 
@@ -187,13 +206,12 @@ def test_a_worker_that_dies_or_hangs_fails_only_its_request(
 def test_a_closed_pool_leaves_no_process(use: Callable[..., Any]) -> None:
     body = json.dumps({"prompt": "x"} | PADDING).encode()
 
-    async def read(pool: PromptPool) -> int | None:
+    async def read(pool: PromptPool) -> None:
         reading = asyncio.create_task(pool.read(CompletionRequest, body))
-        await until(lambda: pool.worker.pid is not None)
-        pid = pool.worker.pid
+        await until(lambda: worker() is not None)
         pool.close()
         with pytest.raises(ApiError):
             await reading
-        return pid
 
-    assert not psutil.pid_exists(use(read))
+    use(read)
+    assert worker() is None
