@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 
 from balancer.autoscaler.meters import LatencyMeter
-from balancer.live.control import Control, Signals, control
+from balancer.live.control import Signals, knobs_for, steady
 from balancer.live.history import History
 from balancer.live.hotness import Reading
 from balancer.live.signals import LinkMeter, burstiness
@@ -33,7 +32,6 @@ class Tuning:
         history: Records changes.
         latency_target_ms: Mean time between two tokens to hold; 0: none.
         token_times: Asks clients for the times of their tokens.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -42,16 +40,14 @@ class Tuning:
         history: History,
         latency_target_ms: float,
         token_times: _TokenTimes,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
         self._history = history
         self._target_s = latency_target_ms / 1e3
         self._token_times = token_times
-        self._clock = clock
         self._links = LinkMeter()
         self._latency = LatencyMeter()
-        self._state = Control()
+        self._used: Signals | None = None
         self._counted = 0
         self.signals: Signals | None = None
         """The latest observation."""
@@ -64,34 +60,24 @@ class Tuning:
             return
         self._counted = load.counted
         settings = self._layout.settings
-        rate = self._links.read({s: r.carried for s, r in readings.items()}, self._clock())
+        rate = self._links.read({s: r.carried for s, r in readings.items()}, time.monotonic())
         token_s = self._latency.read(self._token_times(clients)) if self._target_s else None
         self.signals = Signals(
             burstiness=burstiness(window_WLE),
             link_load=None if rate is None else min(1.0, rate / settings.link_bytes_per_s),
             latency=None if token_s is None else token_s / self._target_s,
         )
-        self._state, knobs, reasons = control(
-            self._state, self.signals, spare_slots=settings.num_redundant_experts > 0
-        )
-        self._apply(asdict(knobs), reasons)
-
-    def _apply(self, knobs: Mapping[str, float], reasons: Iterable[str]) -> None:
-        before = self._layout.settings
-        if dict(before.tuned) == knobs:
+        self._used = steady(self._used, self.signals)
+        knobs = knobs_for(self._used, spare_slots=settings.num_redundant_experts > 0)
+        if settings.tuned == knobs:
             return
         self._layout.change(tuned=knobs)
-        changes = [
-            f"{name} {_shown(before.tuned.get(name))} -> {_shown(value)}"
-            for name, value in knobs.items()
-            if before.tuned.get(name) != value
-        ]
-        reason = f"{', '.join(changes)}: {'; '.join(reasons)}"
+        reason = f"{_listed(settings.tuned)} -> {_listed(knobs)}: {_listed(vars(self._used))}"
         _log.info("knobs: %s", reason)
         self._history.decided(
             pb.HistoryEntry(
                 trigger="knobs",
-                policy=before.policy,
+                policy=settings.policy,
                 verdict=pb.VERDICT_NOTHING,
                 reason=reason,
                 knobs=knobs,
@@ -99,5 +85,6 @@ class Tuning:
         )
 
 
-def _shown(value: float | None) -> str:
-    return "unset" if value is None else f"{value:g}"
+def _listed(values: Mapping[str, float | None]) -> str:
+    known = (f"{name} {value:.3g}" for name, value in values.items() if value is not None)
+    return ", ".join(known) or "defaults"

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.compact import place, refine, replicate
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Int, Layout, Problem
@@ -29,30 +29,22 @@ __all__ = [
 ]
 
 
-# Limit of the compiled loop, which ends long before.
-_MOST_EXCHANGES = 1 << 62
-
-
 def craft(
     problem: Problem,
     *,
     window_WLE: npt.NDArray[np.number] | None = None,
     replication_factor: int | Literal["auto"] = 8,
-    printed: bool = False,
-    refinement: int = 1,
 ) -> Layout:
     """Estimate gains by replay, allot replicas to layers, spread them over servers, pack.
 
-    The problem's slots are a ceiling: a layer gets what pays within a budget of R * S replicas over all
-    layers. `current` is ignored. All replicas of an expert have equal shares.
+    After the paper's greedy placement, up to one exchange per server and layer follows: with few free slots,
+    greedy is limited by the last ones. The problem's slots are a ceiling: a layer gets what pays within a
+    budget of R * S replicas over all layers. `current` is ignored. Replicas of an expert have equal shares.
 
     Args:
         problem: What to plan. Speeds count in the packing, not in the estimate.
         window_WLE: (W, L, E) loads by batch, to replay; by default the load is one batch.
         replication_factor: R; 8 was best in the paper; "auto": see `automatic_factor`.
-        printed: Allot as Algorithm 2 is printed; see `allocate`.
-        refinement: Exchanges per server and layer after the paper's greedy placement (`compact.refine`): with
-            few free slots, greedy is limited by the last ones. 0: the paper's placement.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -61,9 +53,6 @@ def craft(
     """
     if replication_factor != "auto":
         checked_number("replication_factor", replication_factor, whole=True)
-    if not isinstance(printed, (bool, np.bool_)):
-        raise ValueError(f"printed is {printed!r}, must be true or false")
-    checked_number("refinement", refinement, whole=True)
     servers, experts = problem.servers, problem.experts
     if window_WLE is None:
         window_WLE = problem.load_LE[None]
@@ -74,15 +63,14 @@ def craft(
     if replication_factor == "auto":
         replication_factor = automatic_factor(benefit, servers)
     # Step 3: replicas of each layer.
-    extra_L = allocate(benefit, replication_factor * servers, printed=printed)
+    extra_L = allocate(benefit, replication_factor * servers)
     # Step 4: capacities, level over servers within and across layers.
     capacity_LS = interleave(experts + extra_L, problem.slots_LS)
     # Step 5: greedy placement within those.
     count_LE = replicate(problem.load_LE, experts + extra_L, servers)
     placed = place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S)
     # Step 6, not in the paper.
-    budget = min(refinement * servers, _MOST_EXCHANGES)
-    return refine(placed, problem.load_LE, problem.speeds_S, budget).layout()
+    return refine(placed, problem.load_LE, problem.speeds_S, servers).layout()
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +109,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     width = tried[-1]
     picks_LX = np.empty((layers, width), dtype=np.int64)
     count_LE = np.empty((layers, experts), dtype=np.int64)
-    _planning.replicate(
+    compiled.replicate(
         *(problem.load_LE, np.full(layers, width), layers, experts, servers),
         False,
         *(count_LE, picks_LX, width),
@@ -138,10 +126,10 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
         slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), problem.slots_LS)
     server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
     shape = (len(tried), layers, experts, servers, experts + width)
-    _planning.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)
+    compiled.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)
     sum_KL = np.zeros((len(tried), layers))
     window = np.ascontiguousarray(window_BLE, dtype=np.float32)
-    _planning.replay(window, count_KLE, server_KLP, len(tried), len(window), *shape[1:], sum_KL)
+    compiled.replay(window, count_KLE, server_KLP, len(tried), len(window), *shape[1:], sum_KL)
     balancedness_KL = sum_KL / len(window)
     return Benefit(
         replicas_K=np.array(tried[1:], dtype=np.int64),
@@ -151,28 +139,38 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     )
 
 
-def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
+def allocate(benefit: Benefit, budget: int) -> Int:
     """Algorithm 2: int64 (L), replicas of each layer, `budget` over all at most.
 
-    A multiple-choice knapsack by dynamic programming: the greatest sum of gains. As printed in the
-    paper the algorithm adds r * T[r] instead of T[r], which favours layers that take many replicas
-    over those that gain from few: with gains of 0.5 by 1 replica and 0.3 by 4 in two layers and a
-    budget of 4 it takes the 4 (1.2 against 0.5). `printed` does that.
+    A multiple-choice knapsack by dynamic programming: the greatest sum of gains; of equal sums the one with
+    fewer replicas in the later layers. The paper prints r * T[r] in place of T[r], which favours layers that
+    take many replicas over those that gain from few: with gains of 0.5 by 1 replica and 0.3 by 4 in two
+    layers and a budget of 4 it takes the 4 (1.2 against 0.5).
 
     Time O(L * budget * K).
     """
-    gain_LK = benefit.gain_KL.T
-    if printed:
-        gain_LK = gain_LK * benefit.replicas_K
-    layers, choices = gain_LK.shape
-    chosen_L = np.zeros(layers, dtype=np.int64)
+    layers = len(benefit.limit_L)
     # Layers cannot take more than this together.
-    budget = min(budget, int(np.minimum(benefit.limit_L, 1 << 30).sum()))
-    _planning.allocate(
-        *(np.ascontiguousarray(gain_LK), benefit.replicas_K, benefit.limit_L),
-        *(layers, choices, budget),
-        chosen_L,
-    )
+    budget = min(budget, int(benefit.limit_L.sum()))
+    best_C = np.zeros(budget + 1)
+    choice_LC = np.full((layers, budget + 1), -1, dtype=np.int8)
+    replicas_K = benefit.replicas_K.tolist()
+    for layer, limit in enumerate(benefit.limit_L.tolist()):
+        next_C = best_C.copy()
+        for k, replicas in enumerate(replicas_K):
+            if replicas <= min(limit, budget):
+                sum_C = best_C[:-replicas] + benefit.gain_KL[k, layer]
+                better_C = sum_C > next_C[replicas:]
+                next_C[replicas:][better_C] = sum_C[better_C]
+                choice_LC[layer, replicas:][better_C] = k
+        best_C = next_C
+    chosen_L = np.zeros(layers, dtype=np.int64)
+    left = budget
+    for layer in reversed(range(layers)):
+        choice = choice_LC[layer, left]
+        if choice >= 0:
+            chosen_L[layer] = replicas_K[choice]
+            left -= replicas_K[choice]
     return chosen_L
 
 
@@ -217,5 +215,5 @@ def interleave(total_L: Int, slots_LS: Int) -> Int:
     layers, servers = slots_LS.shape
     assigned_LS = np.empty_like(slots_LS)
     total_L, slots_LS = np.ascontiguousarray(total_L), np.ascontiguousarray(slots_LS)
-    _planning.interleave(total_L, slots_LS, layers, servers, assigned_LS)
+    compiled.interleave(total_L, slots_LS, layers, servers, assigned_LS)
     return assigned_LS

@@ -7,46 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
-from balancer.policies.types import Float, Holds, Int, Shares
+from balancer.policies.replicas import Replicas
+from balancer.policies.types import Float, Holds, Shares
 
-__all__ = ["equal_shares", "held_load", "over_mean", "par", "peak_to_mean", "server_load"]
-
-
-def server_load(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares) -> Float:
-    """float64 (L, S): load of each server in each layer. Time O(L * S * E / 8)."""
-    layers, servers, experts = holds_LSE.shape
-    load_LS = np.empty((layers, servers))
-    _planning.server_load(load_LE, holds_LSE, shares_LSE, layers, servers, experts, load_LS)
-    return load_LS
+__all__ = ["equal_shares", "over_mean", "par", "peak_to_mean"]
 
 
 def par(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares, speeds_S: Float) -> Float:
     """float64 (L): highest load / speed over total load / total speed; 1.0 without load."""
-    return peak_to_mean(server_load(load_LE, holds_LSE, shares_LSE), speeds_S)
-
-
-def held_load(
-    load_LE: Float, holds_LSE: Holds, slots_LS: Int
-) -> tuple[Float, npt.NDArray[np.bool_]]:
-    """Server loads with equal shares for all holders of an expert.
-
-    Returns:
-        load_LS: float64 (L, S); without the loads of experts that no server holds.
-        fits_L: bool (L): each expert is held, and no server holds more than its slots.
-    """
-    layers, servers, experts = holds_LSE.shape
-    load_LS, fits_L = np.empty((layers, servers)), np.empty(layers, dtype=np.bool_)
-    _planning.held_load(load_LE, holds_LSE, slots_LS, layers, servers, experts, load_LS, fits_L)
-    return load_LS, fits_L
+    return peak_to_mean(Replicas.of(holds_LSE).server_load(load_LE, shares_LSE), speeds_S)
 
 
 def equal_shares(holds_LSE: Holds) -> Shares:
     """float64 (L, S, E): 1 / (servers that hold the expert) where held."""
-    layers, servers, experts = holds_LSE.shape
-    shares_LSE = np.zeros(holds_LSE.shape)
-    _planning.equal_shares(holds_LSE, layers, servers, experts, shares_LSE)
-    return shares_LSE
+    return Replicas.of(holds_LSE).equal_shares()
 
 
 def peak_to_mean(load_LS: Float, speeds_S: Float) -> Float:

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.measure import held_load, peak_to_mean
+from balancer.policies.measure import peak_to_mean
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
-from balancer.policies.scalpel import Matching, check_knobs, scalpel
+from balancer.policies.replicas import Replicas
+from balancer.policies.scalpel import check_knobs, scalpel
 from balancer.policies.types import Float, Int, Plan
 
 __all__ = ["ScalpelBalancer", "rebalance"]
@@ -42,10 +43,9 @@ class ScalpelBalancer:
         budget: int = 8,
         drift_tol: float = 0.2,
         heavy_frac: float = 0.5,
-        matching: Matching = "greedy",
         speeds_S: npt.ArrayLike | None = None,
     ) -> None:
-        check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
+        check_knobs(k, shift_tv, budget, drift_tol, heavy_frac)
         self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
         self._cycle = partial(
             scalpel,
@@ -54,7 +54,6 @@ class ScalpelBalancer:
             budget=budget,
             drift_tol=drift_tol,
             heavy_frac=heavy_frac,
-            matching=matching,
         )
         self._current = current
         self._plan: Plan | None = None
@@ -178,5 +177,5 @@ def rebalance(
 def _par_of(before: Plan, now: Plan) -> Float:
     """PAR of the earlier layout under the current loads."""
     problem = now.problem
-    load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
+    load_LS = Replicas.of(before.holds_LSE).server_load(problem.load_LE)
     return peak_to_mean(load_LS, problem.speeds_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.types import Int, Layout, Problem
 
 __all__ = ["spread", "spread_evenly"]
@@ -71,5 +71,5 @@ def _deal(count_LE: Int, slots_LS: Int) -> Layout:
     servers = slots_LS.shape[1]
     holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
     shares_LSE = np.zeros(holds_LSE.shape)
-    _planning.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE, shares_LSE)
+    compiled.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE, shares_LSE)
     return holds_LSE, shares_LSE

@@ -21,8 +21,6 @@ _MANY_EXPERTS, _K_MANY, _K_FEW = 192, 2.0, 0.0
 # Steps converted at a time: few enough for a core's cache.
 _BLOCK = 8
 
-_Bool = npt.NDArray[np.bool_]
-
 
 def total_variation(one_LE: npt.ArrayLike, other_LE: npt.ArrayLike) -> Float:
     """float64 (L): half the sum of absolute differences of two loads' shares, 0 (equal) to 1 (disjoint).
