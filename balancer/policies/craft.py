@@ -149,28 +149,33 @@ def allocate(benefit: Benefit, budget: int) -> Int:
 
     Time O(L * budget * K).
     """
-    layers = len(benefit.limit_L)
     # Layers cannot take more than this together.
     budget = min(budget, int(benefit.limit_L.sum()))
-    best_C = np.zeros(budget + 1)
-    choice_LC = np.full((layers, budget + 1), -1, dtype=np.int8)
-    replicas_K = benefit.replicas_K.tolist()
-    for layer, limit in enumerate(benefit.limit_L.tolist()):
-        next_C = best_C.copy()
-        for k, replicas in enumerate(replicas_K):
-            if replicas <= min(limit, budget):
-                sum_C = best_C[:-replicas] + benefit.gain_KL[k, layer]
-                better_C = sum_C > next_C[replicas:]
-                next_C[replicas:][better_C] = sum_C[better_C]
-                choice_LC[layer, replicas:][better_C] = k
-        best_C = next_C
-    chosen_L = np.zeros(layers, dtype=np.int64)
+    options_L = [
+        [
+            (r, gain)
+            for r, gain in zip(benefit.replicas_K.tolist(), gain_K, strict=True)
+            if r <= most
+        ]
+        for gain_K, most in zip(
+            benefit.gain_KL.T.tolist(), np.minimum(benefit.limit_L, budget), strict=True
+        )
+    ]
+    # The greatest sum of the layers before, by what they take at most.
+    best_LC = np.zeros((len(options_L) + 1, budget + 1))
+    for before_C, best_C, options in zip(best_LC, best_LC[1:], options_L, strict=False):
+        best_C[:] = before_C
+        for replicas, gain in options:
+            np.maximum(best_C[replicas:], before_C[:-replicas] + gain, out=best_C[replicas:])
+    chosen_L = np.zeros(len(options_L), dtype=np.int64)
     left = budget
-    for layer in reversed(range(layers)):
-        choice = choice_LC[layer, left]
-        if choice >= 0:
-            chosen_L[layer] = replicas_K[choice]
-            left -= replicas_K[choice]
+    for layer in reversed(range(len(options_L))):
+        before_C, best = best_LC[layer], best_LC[layer + 1, left]
+        found = (
+            r for r, gain in options_L[layer] if r <= left and before_C[left - r] + gain == best
+        )
+        chosen_L[layer] = 0 if before_C[left] == best else next(found)
+        left -= chosen_L[layer]
     return chosen_L
 
 
