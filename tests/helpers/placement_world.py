@@ -265,6 +265,17 @@ class World:
 
     # -- until nothing is left to do --------------------------------------------------------------
 
+    def answer_all(self) -> None:
+        while self.calls:
+            self.answer()
+
+    def rest(self, times: int = 3, seconds: float = GRACE_S + 1) -> None:
+        """Settle again and again, each time after all graces are over."""
+        for _ in range(times):
+            self.settle()
+            self.wait(seconds)
+        self.settle()
+
     def settle(self) -> None:
         for _ in range(1000):
             if self.calls:
@@ -296,8 +307,7 @@ def settled(*names: str, redundancy: int = 2, clients: tuple[str, ...] = ("c",))
     world = World(len(names), redundancy)
     for name in names:
         world.start(name)
-    while world.calls:
-        world.answer()
+    world.answer_all()
     for name in clients:
         world.follow(name)
     world.settle()

@@ -148,8 +148,7 @@ def test_a_serving_server_with_damage_keeps_its_experts_and_gets_no_more() -> No
     kept_LE = world.stores["s1"].copy()
     world.die("s2")
     for _ in range(20):
-        while world.calls:
-            world.answer()
+        world.answer_all()
         world.wait(60.0)
     assert not world.calls, "it is not asked again and again"
     assert [r.server_id for r in world.refusals] == ["s1"]

@@ -101,8 +101,7 @@ def test_a_server_that_joins_gets_a_share_with_the_least_loads() -> None:
     world.loads = 0
     world.start("s4")
     assert kinds(world) == sorted(((Prepare, f"s{i}") for i in (1, 2, 3, 4)), key=str)
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.published.epoch == 2
     assert world.published.servers == ("s1", "s2", "s3", "s4")
     # Nobody but the new one loads anything, and the client still has its replicas everywhere.
@@ -115,8 +114,7 @@ def test_a_server_that_joins_gets_a_share_with_the_least_loads() -> None:
 def test_nothing_is_retired_before_every_client_follows_or_its_time_is_over() -> None:
     world = settled("s1", "s2", clients=("c", "d"))
     world.start("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.follow("c")
     assert kinds(world) == []
     world.wait(ACK_S - 0.1)
@@ -132,8 +130,7 @@ def test_nothing_is_retired_before_every_client_follows_or_its_time_is_over() ->
 def test_a_client_that_dies_is_not_waited_for() -> None:
     world = settled("s1", "s2", clients=("c", "d"))
     world.start("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.follow("c")
     assert kinds(world) == []
     del world.follows["d"]
@@ -192,8 +189,7 @@ def test_orphans_are_restored_at_once_and_alone() -> None:
     lost = int(world.stores["s3"].sum())
     world.loads = 0
     world.die("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.loads == lost
     assert world.covered(world.published).all()
     # Its return is still waited for; then it takes its old share back.
@@ -213,8 +209,7 @@ def test_orphans_do_not_wait_for_a_roll_out() -> None:
     asked = {c.placement.epoch for _, c in world.calls}
     assert asked == {3}
     world.calls = world.calls + slow
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.covered(world.published).all()
     world.wait(GRACE_S)
     world.settle()

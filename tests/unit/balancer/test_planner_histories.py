@@ -61,18 +61,12 @@ def test_any_history_ends_even_covered_and_followed(
     play(world, random.Random(seed), steps)
     # Once while some hear nothing, once more when all do.
     for long_s in (GRACE_S + 1, LONGEST_UNABLE_S + 1):
-        for _ in range(3):
-            world.settle()
-            world.wait(long_s)
-        world.settle()
+        world.rest(seconds=long_s)
         if any(world.members[n].state is SERVING for n in set(world.up()) - world.unreachable):
             assert world.published is not None
             assert world.covered(world.published).all()
         world.reconnect()
-    for _ in range(3):
-        world.settle()
-        world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest()
     world.assert_settled()
 
 
@@ -104,10 +98,7 @@ def test_a_crash_at_every_step_of_a_roll_out(what: str, crash: str) -> None:
             world.start_balancer()
         else:
             world.die("s1" if crash == "source" else world.up()[-1])
-        for _ in range(3):
-            world.settle()
-            world.wait(GRACE_S + 1)
-        world.settle()
+        world.rest()
         world.assert_settled()
         if done < step:
             return

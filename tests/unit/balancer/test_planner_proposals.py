@@ -13,7 +13,7 @@ from balancer.live.away import with_the_dead
 from balancer.planner.actions import Prepare, Retire
 from balancer.planner.candidates import Candidate
 from eaas.types import Placement
-from placement_world import DRAINING, FULL, GRACE_S, JOINING, SERVING, World, client, settled
+from placement_world import DRAINING, FULL, JOINING, SERVING, World, client, settled
 
 L, E = FULL
 NAMES = ("s1", "s2", "s3", "s4")
@@ -116,10 +116,7 @@ def test_a_server_that_comes_or_dies_ends_the_stages() -> None:
         while world.published.epoch == 1:
             world.answer()
         getattr(world, strike)("s3" if strike == "die" else "s4")
-        for _ in range(3):
-            world.settle()
-            world.wait(GRACE_S + 1)
-        world.settle()
+        world.rest()
         assert world.planner.is_at_rest
         world.assert_settled()
 
@@ -277,10 +274,7 @@ def test_any_history_with_proposals_ends_covered_and_followed(
             world.start_balancer()
         else:
             world.wait(1.0)
-    for _ in range(4):
-        world.settle()
-        world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest(4)
     if any(world.members[n].state is SERVING for n in world.up()):
         placement = world.published
         assert placement is not None
@@ -299,8 +293,7 @@ def test_shares_of_what_stays_are_kept_where_experts_are_restored(seed: int) -> 
     world.settle()
     held_once = wanted.holds_LSE.sum(axis=1) == 1
     world.die("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     placement = world.published
     assert world.covered(placement).all()
     touched_LE = held_once & wanted.holds_LSE[:, 2]

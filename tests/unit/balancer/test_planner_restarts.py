@@ -109,8 +109,7 @@ def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads()
 def test_an_unreachable_server_does_not_delay_a_retirement() -> None:
     world = settled("s1", "s2", "s3")
     world.start("s4")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.unreachable = {"s1"}
     world.settle()
     assert [type(call) for _, call in world.vain] == [Retire], "it is told on"
@@ -125,8 +124,7 @@ def test_an_unreachable_server_does_not_delay_a_retirement() -> None:
 def test_a_failed_retirement_is_repeated() -> None:
     world = settled("s1", "s2")
     world.start("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.follow("c")
     world.answer(fail=True)
     world.settle()

@@ -186,8 +186,7 @@ def test_a_candidate_waits_for_a_client_that_loses_its_new_server() -> None:
     assert {call.server_id for _, call in world.calls} >= {"c"}
     epoch = world.published.epoch
     told(world, "c1", *connected("a", "b"), cut("c"))
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.published.epoch == epoch
     told(world, "c1", *said)
     assert world.published.epoch > epoch
@@ -199,8 +198,7 @@ def test_a_candidate_is_given_up_if_a_client_does_not_return_to_its_new_server()
     world.members["c1"] = reaching("c1", *connected("a", "b", "c"), epoch=world.published.epoch)
     world.start("c")
     told(world, "c1", *connected("a", "b"), cut("c"))
-    while world.calls:
-        world.answer()
+    world.answer_all()
     wake_at = world.planner.wake_at(world.now)
     assert wake_at is not None
     world.wait(wake_at - world.now)
@@ -298,6 +296,5 @@ def test_the_first_placement_waits_for_no_client() -> None:
     world.members["c1"] = reaching("c1")
     world.start("a")
     world.start("b")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.published is not None

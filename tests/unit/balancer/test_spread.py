@@ -71,11 +71,6 @@ def test_the_load_of_a_lost_server_falls_on_all_others_alike(
         assert others_S.max() - others_S.min() <= max(3, 0.1 * others_S.mean())
 
 
-def test_layers_differ() -> None:
-    holds_LSE, _ = spread(4, 8, 4, 2)
-    assert len({layer.tobytes() for layer in holds_LSE}) > 1
-
-
 @pytest.mark.parametrize(
     ("args", "named"),
     [
