@@ -380,6 +380,3 @@ def test_before_the_first_placement_no_server_is_given_up() -> None:
     for _ in range(20):
         assert planner.failed(asked["s1"], 0.0) == []
         assert planner.is_wanted(asked["s1"])
-
-
-# -- another balancer ------------------------------------------------------------------------------

@@ -131,20 +131,13 @@ def test_a_failed_retirement_is_repeated() -> None:
     world.assert_settled()
 
 
-def test_a_balancer_that_starts_goes_on_without_a_server_that_it_cannot_reach() -> None:
-    world = settled("s1", "s2", "s3")
-    world.unreachable = {"s1"}
-    world.start_balancer()
-    world.settle()
-    assert world.published.servers == ("s2", "s3")
-    assert world.covered(world.published).all()
-
-
-def test_a_balancer_that_starts_goes_on_without_a_server_that_cannot_load() -> None:
+@pytest.mark.parametrize("answers", [0, 3], ids=["cannot be reached", "cannot load"])
+def test_a_balancer_that_starts_goes_on_without_such_a_server(answers: int) -> None:
     world = settled("s1", "s2", "s3")
     world.start_balancer()
-    while any(isinstance(call, Inspect) for _, call in world.calls):
+    for _ in range(answers):
         world.answer()
+    assert any(isinstance(call, Inspect) for _, call in world.calls) == (not answers)
     world.unreachable = {"s1"}
     world.settle()
     assert world.published.servers == ("s2", "s3")
