@@ -1,4 +1,4 @@
-/* Items: the experts' remaining loads to deal out, ascending. No Python in here. */
+/* Items: the experts' remaining loads to deal out, ascending. */
 #ifndef EAAS_FRACTIONAL_ITEMS_H
 #define EAAS_FRACTIONAL_ITEMS_H
 
