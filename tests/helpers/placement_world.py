@@ -265,6 +265,17 @@ class World:
 
     # -- until nothing is left to do --------------------------------------------------------------
 
+    def advance(self, steps: int) -> bool:
+        """Answer calls, then let the client follow; False if all was done in fewer steps."""
+        for _ in range(steps):
+            if self.calls:
+                self.answer()
+            elif self.follows["c"] is not self.published:
+                self.follow("c")
+            else:
+                return False
+        return True
+
     def answer_all(self) -> None:
         while self.calls:
             self.answer()
@@ -288,6 +299,10 @@ class World:
                 if not self.calls and {p.epoch for p in self.follows.values()} == epochs:
                     return
         raise AssertionError("it never ends")
+
+    def assert_settles(self) -> None:
+        self.settle()
+        self.assert_settled()
 
     def assert_settled(self) -> None:
         """All that live hold their shares and nothing else, evenly, and everybody follows that."""

@@ -197,8 +197,7 @@ def test_level_makes_a_placement_even_again() -> None:
     world.settle()
     world.planner.level()
     world.wait(0.0)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_successor_continues_with_the_wanted_placement() -> None:
@@ -208,21 +207,16 @@ def test_a_successor_continues_with_the_wanted_placement() -> None:
         world.remembers = True
         wanted = candidate(("s1", "s2", "s3"), 5)
         assert propose(world, wanted) is None
-        world.loads, done = 0, 0
+        world.loads = 0
         missing = wanted.holds_LSE.sum() - np.count_nonzero(
             wanted.holds_LSE & world.placements[1].holds_LSE
         )
-        while done < step and (world.calls or world.follows["c"] is not world.published):
-            if world.calls:
-                world.answer()
-            else:
-                world.follow("c")
-            done += 1
+        in_time = world.advance(step)
         world.start_balancer()
         world.settle()
         rests_at(world, wanted)
         assert world.loads == missing
-        if done < step:
+        if not in_time:
             return
     raise AssertionError("the roll-out never ended")
 
