@@ -80,13 +80,11 @@ class Benefit:
     Attributes:
         replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S.
         gain_KL: float64 (K, L): balancedness with these replicas minus that without, mean over batches.
-        base_L: float64 (L): balancedness without replicas.
         limit_L: int64 (L): most replicas that the layer's slots allow.
     """
 
     replicas_K: Int
     gain_KL: Float
-    base_L: Float
     limit_L: Int
 
 
@@ -134,7 +132,6 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     return Benefit(
         replicas_K=np.array(tried[1:], dtype=np.int64),
         gain_KL=balancedness_KL[1:] - balancedness_KL[0],
-        base_L=balancedness_KL[0],
         limit_L=limit_L,
     )
 
@@ -191,18 +188,13 @@ def automatic_factor(benefit: Benefit, servers: int) -> int:
     while benefit.replicas_K.size and (candidate - 1) * servers < most:
         extra_L = allocate(benefit, candidate * servers)
         used = int(extra_L.sum())
-        gain = gain_of(benefit, extra_L)
+        layers = np.flatnonzero(extra_L)
+        at_N = np.searchsorted(benefit.replicas_K, extra_L[layers])
+        gain = float(benefit.gain_KL[at_N, layers].sum())
         if used and gain / used > best * (1 + 1e-12):
             best, factor = gain / used, candidate
         candidate *= 2
     return factor
-
-
-def gain_of(benefit: Benefit, extra_L: Int) -> float:
-    """Sum of the layers' gains with these counts, each 0 or one of those tried."""
-    at_L = np.searchsorted(benefit.replicas_K, extra_L)
-    layers = np.flatnonzero(extra_L > 0)
-    return float(benefit.gain_KL[at_L[layers], layers].sum())
 
 
 def interleave(total_L: Int, slots_LS: Int) -> Int:
