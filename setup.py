@@ -80,8 +80,8 @@ setup(
                 *(
                     f"balancer/policies/native/{name}.c"
                     for name in (
-                        *("heap", "replicate", "pack", "place", "refine"),
-                        *("spread", "match", "craft"),
+                        *("heap", "keys", "replicate", "pack", "place", "refine"),
+                        *("layout", "spread", "scalpel", "match", "craft"),
                     )
                 ),
                 *(

@@ -29,22 +29,30 @@ __all__ = [
 ]
 
 
+# Limit of the compiled loop, which ends long before.
+_MOST_EXCHANGES = 1 << 62
+
+
 def craft(
     problem: Problem,
     *,
     window_WLE: npt.NDArray[np.number] | None = None,
     replication_factor: int | Literal["auto"] = 8,
+    printed: bool = False,
+    refinement: int = 1,
 ) -> Layout:
     """Estimate gains by replay, allot replicas to layers, spread them over servers, pack.
 
-    After the paper's greedy placement, up to one exchange per server and layer follows: with few free slots,
-    greedy is limited by the last ones. The problem's slots are a ceiling: a layer gets what pays within a
-    budget of R * S replicas over all layers. `current` is ignored. Replicas of an expert have equal shares.
+    The problem's slots are a ceiling: a layer gets what pays within a budget of R * S replicas over all
+    layers. `current` is ignored. All replicas of an expert have equal shares.
 
     Args:
         problem: What to plan. Speeds count in the packing, not in the estimate.
         window_WLE: (W, L, E) loads by batch, to replay; by default the load is one batch.
         replication_factor: R; 8 was best in the paper; "auto": see `automatic_factor`.
+        printed: Allot as Algorithm 2 is printed; see `allocate`.
+        refinement: Exchanges per server and layer after the paper's greedy placement (`compact.refine`): with
+            few free slots, greedy is limited by the last ones. 0: the paper's placement.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -53,6 +61,9 @@ def craft(
     """
     if replication_factor != "auto":
         checked_number("replication_factor", replication_factor, whole=True)
+    if not isinstance(printed, (bool, np.bool_)):
+        raise ValueError(f"printed is {printed!r}, must be true or false")
+    checked_number("refinement", refinement, whole=True)
     servers, experts = problem.servers, problem.experts
     if window_WLE is None:
         window_WLE = problem.load_LE[None]
@@ -63,14 +74,15 @@ def craft(
     if replication_factor == "auto":
         replication_factor = automatic_factor(benefit, servers)
     # Step 3: replicas of each layer.
-    extra_L = allocate(benefit, replication_factor * servers)
+    extra_L = allocate(benefit, replication_factor * servers, printed=printed)
     # Step 4: capacities, level over servers within and across layers.
     capacity_LS = interleave(experts + extra_L, problem.slots_LS)
     # Step 5: greedy placement within those.
     count_LE = replicate(problem.load_LE, experts + extra_L, servers)
     placed = place(problem.load_LE, count_LE, capacity_LS, problem.speeds_S)
     # Step 6, not in the paper.
-    return refine(placed, problem.load_LE, problem.speeds_S, servers).layout()
+    budget = min(refinement * servers, _MOST_EXCHANGES)
+    return refine(placed, problem.load_LE, problem.speeds_S, budget).layout()
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +119,8 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     width = tried[-1]
     picks_LX = np.empty((layers, width), dtype=np.int64)
     count_LE = np.empty((layers, experts), dtype=np.int64)
-    compiled.replicate(
-        *(problem.load_LE, np.full(layers, width), layers, experts, servers),
-        False,
-        *(count_LE, picks_LX, width),
-    )
+    extra_L = np.full(layers, width)
+    compiled.replicate(problem.load_LE, extra_L, servers, False, count_LE, picks_LX)
     count_KLE = np.ones((len(tried), layers, experts), dtype=np.int64)
     slots_KLS = np.empty((len(tried), layers, servers), dtype=np.int64)
     layer_L1 = np.arange(layers)[:, None]
@@ -123,11 +132,10 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
             np.add.at(count_KLE[k], (layer_L1, picked_LX), used_LX)
         slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), problem.slots_LS)
     server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
-    shape = (len(tried), layers, experts, servers, experts + width)
-    compiled.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)
+    compiled.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, server_KLP)
     sum_KL = np.zeros((len(tried), layers))
     window = np.ascontiguousarray(window_BLE, dtype=np.float32)
-    compiled.replay(window, count_KLE, server_KLP, len(tried), len(window), *shape[1:], sum_KL)
+    compiled.replay(window, count_KLE, server_KLP, servers, sum_KL)
     balancedness_KL = sum_KL / len(window)
     return Benefit(
         replicas_K=np.array(tried[1:], dtype=np.int64),
@@ -136,43 +144,24 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     )
 
 
-def allocate(benefit: Benefit, budget: int) -> Int:
+def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
     """Algorithm 2: int64 (L), replicas of each layer, `budget` over all at most.
 
     A multiple-choice knapsack by dynamic programming: the greatest sum of gains; of equal sums the one with
-    fewer replicas in the later layers. The paper prints r * T[r] in place of T[r], which favours layers that
-    take many replicas over those that gain from few: with gains of 0.5 by 1 replica and 0.3 by 4 in two
-    layers and a budget of 4 it takes the 4 (1.2 against 0.5).
+    fewer replicas in the later layers. As printed in the paper the algorithm adds r * T[r] instead of T[r],
+    which favours layers that take many replicas over those that gain from few: with gains of 0.5 by 1 replica
+    and 0.3 by 4 in two layers and a budget of 4 it takes the 4 (1.2 against 0.5). `printed` does that.
 
     Time O(L * budget * K).
     """
+    gain_LK = benefit.gain_KL.T
+    if printed:
+        gain_LK = gain_LK * benefit.replicas_K
+    chosen_L = np.zeros(len(gain_LK), dtype=np.int64)
     # Layers cannot take more than this together.
     budget = min(budget, int(benefit.limit_L.sum()))
-    options_L = [
-        [
-            (r, gain)
-            for r, gain in zip(benefit.replicas_K.tolist(), gain_K, strict=True)
-            if r <= most
-        ]
-        for gain_K, most in zip(
-            benefit.gain_KL.T.tolist(), np.minimum(benefit.limit_L, budget), strict=True
-        )
-    ]
-    # The greatest sum of the layers before, by what they take at most.
-    best_LC = np.zeros((len(options_L) + 1, budget + 1))
-    for before_C, best_C, options in zip(best_LC, best_LC[1:], options_L, strict=False):
-        best_C[:] = before_C
-        for replicas, gain in options:
-            np.maximum(best_C[replicas:], before_C[:-replicas] + gain, out=best_C[replicas:])
-    chosen_L = np.zeros(len(options_L), dtype=np.int64)
-    left = budget
-    for layer in reversed(range(len(options_L))):
-        before_C, best = best_LC[layer], best_LC[layer + 1, left]
-        found = (
-            r for r, gain in options_L[layer] if r <= left and before_C[left - r] + gain == best
-        )
-        chosen_L[layer] = 0 if before_C[left] == best else next(found)
-        left -= chosen_L[layer]
+    gain_LK = np.ascontiguousarray(gain_LK)
+    compiled.allocate(gain_LK, benefit.replicas_K, benefit.limit_L, budget, chosen_L)
     return chosen_L
 
 
@@ -188,13 +177,18 @@ def automatic_factor(benefit: Benefit, servers: int) -> int:
     while benefit.replicas_K.size and (candidate - 1) * servers < most:
         extra_L = allocate(benefit, candidate * servers)
         used = int(extra_L.sum())
-        layers = np.flatnonzero(extra_L)
-        at_N = np.searchsorted(benefit.replicas_K, extra_L[layers])
-        gain = float(benefit.gain_KL[at_N, layers].sum())
+        gain = gain_of(benefit, extra_L)
         if used and gain / used > best * (1 + 1e-12):
             best, factor = gain / used, candidate
         candidate *= 2
     return factor
+
+
+def gain_of(benefit: Benefit, extra_L: Int) -> float:
+    """Sum of the layers' gains with these counts, each 0 or one of those tried."""
+    layers = np.flatnonzero(extra_L)
+    at_N = np.searchsorted(benefit.replicas_K, extra_L[layers])
+    return float(benefit.gain_KL[at_N, layers].sum())
 
 
 def interleave(total_L: Int, slots_LS: Int) -> Int:
@@ -209,8 +203,7 @@ def interleave(total_L: Int, slots_LS: Int) -> Int:
 
     Time O(L * S * (1 + total / S)).
     """
-    layers, servers = slots_LS.shape
     assigned_LS = np.empty_like(slots_LS)
     total_L, slots_LS = np.ascontiguousarray(total_L), np.ascontiguousarray(slots_LS)
-    compiled.interleave(total_L, slots_LS, layers, servers, assigned_LS)
+    compiled.interleave(total_L, slots_LS, assigned_LS)
     return assigned_LS

@@ -133,9 +133,9 @@ class _Assigned:
         layers, experts = self.count_LE.shape
         holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
         shares_LSE = np.zeros(holds_LSE.shape)
-        where = np.arange(layers)[:, None], self.server_LP, self.expert_LP
-        holds_LSE[where] = True
-        np.add.at(shares_LSE, where, 1.0 / np.take_along_axis(self.count_LE, self.expert_LP, 1))
+        compiled.scatter_replicas(
+            self.count_LE, self.expert_LP, self.server_LP, holds_LSE, shares_LSE
+        )
         return holds_LSE, shares_LSE
 
 
@@ -161,7 +161,7 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
     count_NE = np.empty((rows, in_node), dtype=np.int64)
     picks_NX = np.empty((rows, extra), dtype=np.int64)
     extra_N = np.full(rows, extra)
-    compiled.replicate(load_NE, extra_N, rows, in_node, replicas, True, count_NE, picks_NX, extra)
+    compiled.replicate(load_NE, extra_N, replicas, True, count_NE, picks_NX)
     whose_NP = np.concatenate([np.tile(np.arange(in_node), (rows, 1)), picks_NX], axis=1)
 
     # Step 3: replicas to servers.
@@ -193,7 +193,7 @@ def _pack(
     if each == 1:
         return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
     pack_NP, place_NP = np.empty((2, rows, items), dtype=np.int64)
-    compiled.pack(value_NP, whose_NP, rows, items, packs, experts, pack_NP, place_NP)
+    compiled.pack(value_NP, whose_NP, pack_NP, place_NP, packs, experts)
     return pack_NP, place_NP
 
 

@@ -7,20 +7,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.replicas import Replicas
-from balancer.policies.types import Float, Holds, Shares
+from balancer.policies import compiled
+from balancer.policies.types import Float, Holds, Int, Shares
 
-__all__ = ["equal_shares", "over_mean", "par", "peak_to_mean"]
+__all__ = ["equal_shares", "held_load", "over_mean", "par", "peak_to_mean", "server_load"]
+
+
+def server_load(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares) -> Float:
+    """float64 (L, S): load of each server in each layer. Time O(L * S * E / 8)."""
+    load_LS = np.empty(holds_LSE.shape[:2])
+    compiled.server_load(load_LE, holds_LSE, shares_LSE, load_LS)
+    return load_LS
 
 
 def par(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares, speeds_S: Float) -> Float:
     """float64 (L): highest load / speed over total load / total speed; 1.0 without load."""
-    return peak_to_mean(Replicas.of(holds_LSE).server_load(load_LE, shares_LSE), speeds_S)
+    return peak_to_mean(server_load(load_LE, holds_LSE, shares_LSE), speeds_S)
+
+
+def held_load(
+    load_LE: Float, holds_LSE: Holds, slots_LS: Int
+) -> tuple[Float, npt.NDArray[np.bool_]]:
+    """Server loads with equal shares for all holders of an expert.
+
+    Returns:
+        load_LS: float64 (L, S); without the loads of experts that no server holds.
+        fits_L: bool (L): each expert is held, and no server holds more than its slots.
+    """
+    load_LS, fits_L = np.empty(slots_LS.shape), np.empty(len(slots_LS), dtype=np.bool_)
+    compiled.held_load(load_LE, holds_LSE, slots_LS, load_LS, fits_L)
+    return load_LS, fits_L
 
 
 def equal_shares(holds_LSE: Holds) -> Shares:
     """float64 (L, S, E): 1 / (servers that hold the expert) where held."""
-    return Replicas.of(holds_LSE).equal_shares()
+    shares_LSE = np.zeros(holds_LSE.shape)
+    compiled.equal_shares(holds_LSE, shares_LSE)
+    return shares_LSE
 
 
 def peak_to_mean(load_LS: Float, speeds_S: Float) -> Float:

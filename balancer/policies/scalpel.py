@@ -9,18 +9,20 @@ dynamic load balancing competition).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
-from balancer.policies.measure import equal_shares, peak_to_mean
+from balancer.policies.measure import equal_shares, held_load, peak_to_mean
 from balancer.policies.problem import checked_number, checked_window
-from balancer.policies.replicas import Replicas
 from balancer.policies.types import Float, Holds, Int, Layout, Problem
 from balancer.policies.window import planning_weight
 
 __all__ = [
+    "Matching",
     "align",
     "check_knobs",
     "drifted_layers",
@@ -28,6 +30,8 @@ __all__ = [
     "scalpel",
     "swap_hottest",
 ]
+
+Matching = Literal["greedy", "optimal"]
 
 
 def scalpel(
@@ -39,6 +43,7 @@ def scalpel(
     budget: int = 8,
     drift_tol: float = 0.2,
     heavy_frac: float = 0.5,
+    matching: Matching = "greedy",
     anew: bool = False,
 ) -> Layout:
     """One cycle: a fresh placement without `current`, else the current one maintained.
@@ -54,6 +59,8 @@ def scalpel(
         budget: Most swaps per layer and cycle.
         drift_tol: Accepted excess of a layer's PAR over a fresh placement's.
         heavy_frac: If more than this part of the layers has drifted, all are placed anew.
+        matching: How fresh packs find their servers: greatest overlap first ("greedy"), or greatest sum of
+            overlaps ("optimal", the Hungarian method, O(S^3) per layer).
         anew: Place all layers anew, close to what is held: ScalpeLB's first cycle.
 
     Raises:
@@ -61,7 +68,7 @@ def scalpel(
 
     Time O(L * (S * E + P * log(E + S) + S^2)), and O(W * L * E) for the window.
     """
-    check_knobs(k, shift_tv, budget, drift_tol, heavy_frac)
+    check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
     weight_LE = problem.load_LE
     if window_WLE is not None:
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
@@ -71,29 +78,36 @@ def scalpel(
     if current_LSE is None:
         return fresh.layout()
     if anew:
-        return align(problem, fresh, slice(None)).layout()
+        return align(problem, fresh, slice(None), matching).layout()
     # Step 1: swaps in place.
     held_LSE = swap_hottest(current_LSE, weight_LE, problem.speeds_S, budget)
     # Step 2: find layers for which that is not enough; re-place all layers if they are many.
     drifted_L = drifted_layers(problem, held_LSE, fresh, drift_tol)
     if drifted_L.mean() > heavy_frac:
-        return align(problem, fresh, slice(None)).layout()
+        return align(problem, fresh, slice(None), matching).layout()
     # Step 3: re-place those, with the least transit.
     layers = np.flatnonzero(drifted_L)
-    held_LSE[layers] = align(problem, fresh, layers).holds()
+    held_LSE[layers] = align(problem, fresh, layers, matching).holds()
     return held_LSE, equal_shares(held_LSE)
 
 
 def check_knobs(
-    k: float | None, shift_tv: float, budget: int, drift_tol: float, heavy_frac: float
+    k: float | None,
+    shift_tv: float,
+    budget: int,
+    drift_tol: float,
+    heavy_frac: float,
+    matching: Matching,
 ) -> None:
     """Raise ValueError, with its name, for a knob that is out of its range."""
     if k is not None:
         checked_number("k", k)
     checked_number("shift_tv", shift_tv)
-    checked_number("budget", budget, whole=True)
+    checked_number("budget", budget, whole=True, most=1 << 62)
     checked_number("drift_tol", drift_tol)
     checked_number("heavy_frac", heavy_frac, most=1)
+    if matching not in ("greedy", "optimal"):
+        raise ValueError(f"matching is {matching!r}, must be greedy or optimal")
 
 
 def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
@@ -110,33 +124,7 @@ def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: 
     Replica counts stay.
     """
     held_LSE = current_LSE.copy()
-    replicas = Replicas.of(current_LSE)
-    value_LE = weight_LE / np.maximum(replicas.count_LE, 1)
-    load_LS = replicas.server_load(weight_LE)
-    # N: the layers whose last swap lowered the peak.
-    layer_N = np.arange(len(held_LSE))
-    while budget and layer_N.size:
-        budget -= 1
-        n_N = np.arange(len(layer_N))
-        fullness_NS = load_LS[layer_N] / speeds_S
-        hot_N, cold_N = fullness_NS.argmax(axis=1), fullness_NS.argmin(axis=1)
-        on_hot_NE, on_cold_NE = held_LSE[layer_N, hot_N], held_LSE[layer_N, cold_N]
-        only_hot_NE, only_cold_NE = on_hot_NE & ~on_cold_NE, on_cold_NE & ~on_hot_NE
-        given_N = np.where(only_hot_NE, value_LE[layer_N], -1.0).argmax(axis=1)
-        taken_N = np.where(only_cold_NE, value_LE[layer_N], np.inf).argmin(axis=1)
-        given_load_N, taken_load_N = value_LE[layer_N, given_N], value_LE[layer_N, taken_N]
-        hot_load_N = load_LS[layer_N, hot_N] - given_load_N + taken_load_N
-        cold_load_N = load_LS[layer_N, cold_N] + given_load_N - taken_load_N
-        peak_N = np.maximum(hot_load_N / speeds_S[hot_N], cold_load_N / speeds_S[cold_N])
-        # Ignores gains from rounding.
-        helps_N = peak_N < fullness_NS[n_N, hot_N] * (1 - 1e-12)
-        helps_N &= only_hot_NE[n_N, given_N] & only_cold_NE[n_N, taken_N]
-        layer_N, hot_N, cold_N = layer_N[helps_N], hot_N[helps_N], cold_N[helps_N]
-        given_N, taken_N = given_N[helps_N], taken_N[helps_N]
-        held_LSE[layer_N, hot_N, given_N] = held_LSE[layer_N, cold_N, taken_N] = False
-        held_LSE[layer_N, cold_N, given_N] = held_LSE[layer_N, hot_N, taken_N] = True
-        load_LS[layer_N, hot_N] = hot_load_N[helps_N]
-        load_LS[layer_N, cold_N] = cold_load_N[helps_N]
+    compiled.swap_hottest(weight_LE, speeds_S, budget, held_LSE)
     return held_LSE
 
 
@@ -147,30 +135,27 @@ def drifted_layers(
 
     Also true if it leaves an expert without a server or exceeds the slots: the servers have changed.
     """
-    held = Replicas.of(held_LSE)
-    held_L, fresh_L = (
-        peak_to_mean(replicas.server_load(problem.load_LE), problem.speeds_S)
-        for replicas in (held, fresh.replicas())
-    )
-    fits_L = (held.count_LE > 0).all(axis=1) & (held.count_LS <= problem.slots_LS).all(axis=1)
+    load_LS, fits_L = held_load(problem.load_LE, held_LSE, problem.slots_LS)
+    held_L = peak_to_mean(load_LS, problem.speeds_S)
+    fresh_L = peak_to_mean(fresh.server_load(problem.load_LE), problem.speeds_S)
     drifted_L: npt.NDArray[np.bool_] = ~fits_L | (held_L > fresh_L + drift_tol)
     return drifted_L
 
 
-def align(problem: Problem, fresh: Compact, layers: Int | slice) -> Compact:
+def align(
+    problem: Problem, fresh: Compact, layers: Int | slice, matching: Matching = "greedy"
+) -> Compact:
     """The fresh placement of some layers, with packs on the servers that hold most of them.
 
-    Greatest overlap first. Packs change places only between servers with the same slots and speed.
+    Packs change places only between servers with the same slots and speed.
     """
     assert problem.current_LSE is not None
     count_NE, server_NP = fresh.count_LE[layers], fresh.server_LP[layers]
     server_of_NS = np.empty((len(count_NE), fresh.servers), dtype=np.int64)
     _, alike_S = np.unique(problem.speeds_S, return_inverse=True)
     kind_NS = problem.slots_LS[layers] * fresh.servers + alike_S
-    compiled.match(
-        *(count_NE, server_NP, problem.current_LSE[layers], kind_NS),
-        *(len(count_NE), fresh.servers, problem.experts, server_NP.shape[1]),
-        server_of_NS,
-    )
+    current_NSE = problem.current_LSE[layers]
+    optimal = matching == "optimal"
+    compiled.match(count_NE, server_NP, current_NSE, kind_NS, optimal, server_of_NS)
     moved_NP = np.take_along_axis(server_of_NS, np.maximum(server_NP, 0), 1).astype(np.int32)
     return Compact(count_NE, np.where(server_NP < 0, server_NP, moved_NP), fresh.servers)

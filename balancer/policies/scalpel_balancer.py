@@ -9,11 +9,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.measure import peak_to_mean
+from balancer.policies.measure import held_load, peak_to_mean
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
-from balancer.policies.replicas import Replicas
-from balancer.policies.scalpel import check_knobs, scalpel
+from balancer.policies.scalpel import Matching, check_knobs, scalpel
 from balancer.policies.types import Float, Int, Plan
 
 __all__ = ["ScalpelBalancer", "rebalance"]
@@ -43,9 +42,10 @@ class ScalpelBalancer:
         budget: int = 8,
         drift_tol: float = 0.2,
         heavy_frac: float = 0.5,
+        matching: Matching = "greedy",
         speeds_S: npt.ArrayLike | None = None,
     ) -> None:
-        check_knobs(k, shift_tv, budget, drift_tol, heavy_frac)
+        check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
         self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
         self._cycle = partial(
             scalpel,
@@ -54,6 +54,7 @@ class ScalpelBalancer:
             budget=budget,
             drift_tol=drift_tol,
             heavy_frac=heavy_frac,
+            matching=matching,
         )
         self._current = current
         self._plan: Plan | None = None
@@ -177,5 +178,5 @@ def rebalance(
 def _par_of(before: Plan, now: Plan) -> Float:
     """PAR of the earlier layout under the current loads."""
     problem = now.problem
-    load_LS = Replicas.of(before.holds_LSE).server_load(problem.load_LE)
+    load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
     return peak_to_mean(load_LS, problem.speeds_S)

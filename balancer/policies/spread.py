@@ -54,9 +54,7 @@ def spread_evenly(problem: Problem) -> Layout:
 
 
 def _deal(count_LE: Int, slots_LS: Int) -> Layout:
-    layers, experts = count_LE.shape
-    servers = slots_LS.shape[1]
-    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    holds_LSE = np.zeros((*slots_LS.shape, count_LE.shape[1]), dtype=np.bool_)
     shares_LSE = np.zeros(holds_LSE.shape)
-    compiled.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE, shares_LSE)
+    compiled.spread(count_LE, slots_LS, holds_LSE, shares_LSE)
     return holds_LSE, shares_LSE

@@ -6,7 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.fractional.forecast import block_means, forecast, scenarios
-from balancer.policies.fractional.layout import SCENARIOS, checked_price, lay_out
+from balancer.policies.fractional.layout import (
+    SCENARIOS,
+    checked_nodes,
+    checked_price,
+    lay_out,
+)
 from balancer.policies.plan import make_plan
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
@@ -38,12 +43,16 @@ class FractionalBalancer:
         speeds_S: npt.ArrayLike | None = None,
         expert_bytes: float = EXPERT_BYTES,
         link_bytes_per_s: float = LINK_BYTES_PER_S,
+        stall_s: float = 0.0,
         horizon_s: float = 60.0,
         least_gain: float = 0.002,
+        nodes_S: npt.ArrayLike | None = None,
+        cross_node_replicas: int | None = None,
     ) -> None:
         self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
         self._current = current
-        self._price = checked_price(expert_bytes, link_bytes_per_s, horizon_s, least_gain)
+        self._price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
+        self._nodes = checked_nodes(nodes_S, cross_node_replicas, servers)
         self._blocks_NLE: Float | None = None
         self._span: tuple[int, ...] = ()
 
@@ -67,8 +76,12 @@ class FractionalBalancer:
         problem = make_problem(
             said_BLE.mean(axis=0), self._servers, self._slots, self._current, self._speeds_S
         )
-        load_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
-        layout = lay_out(problem, load_BLE, self._price(problem.layers))
+        layout = lay_out(
+            problem,
+            scenarios(window_WLE, blocks_NLE, said_BLE),
+            self._price(problem.layers),
+            *self._nodes,
+        )
         plan = make_plan("fractional", problem, *layout)
         self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+/* ---- servers ------------------------------------------------------------------------------------------------ */
+
 static int32_t
 slots_of(const Layer *layer, int32_t server)
 {
@@ -70,6 +72,67 @@ fill_servers(Layer *layer, Items *items, int32_t *open_S, int32_t open, Items *o
     }
 }
 
+/* ---- nodes -------------------------------------------------------------------------------------------------- */
+
+/* Deals the items to nodes like to servers, with at most one expert shared with the next node, and none above the
+ * limit; then each node's items to its servers. */
+static void
+fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
+{
+    double speed = 0;
+    int64_t cross_node = 0;
+    for (int32_t s = 0; s < layer->servers; s++) {
+        speed += layer->speed_S[s];
+    }
+    for (int32_t node = 0; node < layer->nodes; node++) {
+        int32_t open = 0, whole = 0;
+        double node_speed = 0;
+        for (int32_t s = 0; s < layer->servers; s++) {
+            if (layer->node_S[s] == node) {
+                open_S[open++] = s;
+                whole += slots_of(layer, s) > 0 ? slots_of(layer, s) - 1 : 0;
+                node_speed += layer->speed_S[s];
+            }
+        }
+        if (open == 0) {
+            continue;
+        }
+        Share share = {0, items->count, NONE, 0};
+        double load = add_up(items);
+        if (speed > node_speed) {
+            double capacity = load * node_speed / speed;
+            if (cross_node < layer->most_cross_node) {
+                share = choose(items, capacity, whole);
+                cross_node++;
+            } else if (items->count > whole) {
+                int32_t first = last_window(items, items->count - whole + 1, whole, capacity + items->crumb);
+                share = (Share){first < 0 ? 0 : first, whole, NONE, 0};
+            }
+        }
+        int32_t taken = take_share(items, share, out);
+        own->count = 0;
+        for (int32_t i = 0; i < taken; i++) {
+            insert_item(own, out->rest[i], out->expert[i]);
+        }
+        fill_servers(layer, own, open_S, open, out);
+        /* Items without a slot there go to the next node, as may another part of the same expert. */
+        for (int32_t i = 0; i < own->count; i++) {
+            double rest = own->rest[i];
+            for (int32_t j = 0; own->expert[i] != NONE && j < items->count; j++) {
+                if (items->expert[j] == own->expert[i]) {
+                    rest += items->rest[j];
+                    remove_items(items, j, 1);
+                    break;
+                }
+            }
+            insert_item(items, rest, own->expert[i]);
+        }
+        speed -= node_speed;
+    }
+}
+
+/* ---- all ---------------------------------------------------------------------------------------------------- */
+
 size_t
 scratch_doubles(int32_t scenarios, int32_t servers, int32_t experts, int32_t slots)
 {
@@ -107,10 +170,14 @@ fill(Layer *layer)
         pack_items(layer, &items, &own, filled_S, open_S);
     } else {
         sort_experts(&items, layer->load_E, NULL, layer->experts, whole - layer->experts);
-        for (int32_t s = 0; s < layer->servers; s++) {
-            open_S[s] = s;
+        if (layer->node_S != NULL) {
+            fill_nodes(layer, &items, &own, &out, open_S);
+        } else {
+            for (int32_t s = 0; s < layer->servers; s++) {
+                open_S[s] = s;
+            }
+            fill_servers(layer, &items, open_S, layer->servers, &out);
         }
-        fill_servers(layer, &items, open_S, layer->servers, &out);
         cover(layer);
     }
     /* The items are dealt out: their memory is free. */

@@ -61,6 +61,7 @@ start_flows(Search *search)
                 layer->flow_B[b].flow_N[n] = share * layer->load_BE[(size_t)b * (size_t)layer->experts + (size_t)e];
             }
         }
+        search->cross_node += count_cross_node(layer, e);
     }
     double speed = 0;
     for (int32_t s = 0; s < layer->servers; s++) {
@@ -104,6 +105,7 @@ improve(Layer *layer, int32_t rounds)
     double par = measure(&search);
     size_t aim = 0;
     while (aim < sizeof(AIMS) / sizeof(AIMS[0]) && par - 1 > layer->price + EXACT && search.rounds_left > 0) {
+        int64_t cross_node = search.cross_node;
         save(&search);
         int64_t loads = run_stage(&search, AIMS[aim], (par - 1) * (1 - AIMS[aim]));
         double now = search.exchanges > 0 ? measure(&search) : par;
@@ -114,6 +116,7 @@ improve(Layer *layer, int32_t rounds)
         }
         restore(&search);
         measure(&search);
+        search.cross_node = cross_node;
         aim++;
     }
     return par;

@@ -1,6 +1,5 @@
 #include "items.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "../native/heap.h"
@@ -39,23 +38,16 @@ add_up(Items *items)
     return sum;
 }
 
-static int
-compare_entries(const void *one, const void *other)
-{
-    Entry a = *(const Entry *)one, b = *(const Entry *)other;
-    return before(b, a) - before(a, b);
-}
-
 void
 sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t experts, int32_t empty)
 {
     /* The scratch has at least twice as many doubles. */
-    Entry *entry_E = (Entry *)items->sums;
+    Entry *entry_E = (Entry *)items->sums, *sorting_E = (Entry *)items->rest;
     for (int32_t i = 0; i < experts; i++) {
         int32_t e = listed == NULL ? i : listed[i];
         entry_E[i] = (Entry){load_E[e], e};
     }
-    qsort(entry_E, (size_t)experts, sizeof(*entry_E), compare_entries);
+    sort_entries(entry_E, sorting_E, experts);
     for (int32_t i = 0; i < empty; i++) {
         items->rest[i] = 0;
         items->expert[i] = NONE;

@@ -15,7 +15,7 @@ typedef struct {
     double crumb;
 } Items;
 
-/* Load of one server: `count` items, and `part` of one more (NONE: of none). */
+/* Load of one server or node: `count` items, and `part` of one more (NONE: of none). */
 typedef struct {
     int32_t first, count;
     int32_t split;

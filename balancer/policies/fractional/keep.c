@@ -142,3 +142,48 @@ cover(Layer *layer)
         count_E[expert] = 1;
     }
 }
+
+/* Number of an expert's servers on a node. */
+static int32_t
+replicas_at(const Layer *layer, int32_t expert, int32_t node)
+{
+    const Flow *flow = &layer->flow_B[0];
+    int32_t count = 0;
+    for (int32_t n = flow->head_E[expert]; n != NONE; n = flow->next_N[n]) {
+        count += layer->node_S[flow->server_N[n]] == node;
+    }
+    return count;
+}
+
+void
+limit_abroad(Layer *layer)
+{
+    Flow *flow = &layer->flow_B[0];
+    int64_t cross_node = 0;
+    for (int32_t e = 0; layer->node_S != NULL && e < layer->experts; e++) {
+        cross_node += count_cross_node(layer, e);
+    }
+    while (layer->node_S != NULL && cross_node > layer->most_cross_node) {
+        /* The coldest expert, and its node with the fewest replicas. */
+        int32_t coldest = NONE, smallest = NONE;
+        for (int32_t e = 0; e < layer->experts; e++) {
+            if ((coldest == NONE || layer->load_E[e] < layer->load_E[coldest]) && count_cross_node(layer, e) > 0) {
+                coldest = e;
+            }
+        }
+        for (int32_t n = flow->head_E[coldest]; n != NONE; n = flow->next_N[n]) {
+            int32_t node = layer->node_S[flow->server_N[n]];
+            if (smallest == NONE || replicas_at(layer, coldest, node) < replicas_at(layer, coldest, smallest)) {
+                smallest = node;
+            }
+        }
+        for (int32_t n = flow->head_E[coldest]; n != NONE;) {
+            int32_t next = flow->next_N[n];
+            if (layer->node_S[flow->server_N[n]] == smallest) {
+                take_everywhere(layer, n);
+            }
+            n = next;
+        }
+        cross_node--;
+    }
+}

@@ -47,3 +47,33 @@ replicas(const Flow *flow, int32_t expert)
     }
     return count;
 }
+
+bool
+is_near(const Layer *layer, int32_t server, int32_t expert)
+{
+    const Flow *flow = &layer->flow_B[0];
+    if (layer->node_S == NULL || flow->head_E[expert] == NONE) {
+        return true;
+    }
+    for (int32_t n = flow->head_E[expert]; n != NONE; n = flow->next_N[n]) {
+        if (layer->node_S[flow->server_N[n]] == layer->node_S[server]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int64_t
+count_cross_node(const Layer *layer, int32_t expert)
+{
+    const Flow *flow = &layer->flow_B[0];
+    int64_t nodes = 0;
+    for (int32_t n = flow->head_E[expert]; layer->node_S != NULL && n != NONE; n = flow->next_N[n]) {
+        bool first = true;
+        for (int32_t m = flow->head_E[expert]; m != n; m = flow->next_N[m]) {
+            first = first && layer->node_S[flow->server_N[m]] != layer->node_S[flow->server_N[n]];
+        }
+        nodes += first;
+    }
+    return nodes > 0 ? nodes - 1 : 0;
+}

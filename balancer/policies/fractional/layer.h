@@ -14,6 +14,9 @@ typedef struct {
     int32_t scenarios, servers, experts;
     const int32_t *first_S; /* S + 1: slots of server s are first_S[s] .. first_S[s + 1] - 1 */
     const double *speed_S;
+    const int32_t *node_S; /* NULL: no limit */
+    int32_t nodes;
+    int64_t most_cross_node; /* most replicas on other nodes than their expert's first */
     double price;        /* a loaded replica must lower the mean PAR of the scenarios by this */
     double *load_BE;     /* the loads to plan for; their mean is load_E */
     double *load_E;
@@ -34,6 +37,9 @@ bool holds(const Flow *flow, int32_t server, int32_t expert);
 int32_t free_slot(const Flow *flow, int32_t server);
 int32_t replicas(const Flow *flow, int32_t expert);
 
+bool is_near(const Layer *layer, int32_t server, int32_t expert);
+int64_t count_cross_node(const Layer *layer, int32_t expert);
+
 /* fill.c: slots from nothing, for load_E. */
 void fill(Layer *layer);
 
@@ -42,9 +48,11 @@ void fill(Layer *layer);
 void keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE);
 /* A slot for every expert without one, if necessary that of another expert's second replica. */
 void cover(Layer *layer);
+/* Drops cross-node replicas until the limit is kept. */
+void limit_abroad(Layer *layer);
 
 /* refill.c: fills servers anew to the mean of load_E, preferring what they hold; changes nothing if that does not pay.
- * For one scenario. Returns an upper bound of PAR - 1 (INFINITY: unknown). */
+ * For one scenario, without nodes. Returns an upper bound of PAR - 1 (INFINITY: unknown). */
 double refill(Layer *layer);
 
 /* improve.c: exchanges experts while that pays, with at most `rounds` rounds of shifting load. Returns the mean PAR of

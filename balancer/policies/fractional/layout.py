@@ -6,6 +6,7 @@ placement is not the load per replica but the best split over it (`balancer.poli
     piece       a server's part of an expert that other servers hold, too
     PAR         that of the best split
     price       by how much a loaded replica must lower the PAR of its layer
+    cross-node  replicas of an expert on other nodes than its first
 
 From nothing (`fill.c`), like filling an alias table (A. J. Walker 1974; McNaughton's wrap-around rule, 1959,
 with k jobs on a machine):
@@ -44,6 +45,7 @@ from balancer.policies.types import Float, Layout, Problem
 
 __all__ = [
     "SCENARIOS",
+    "checked_nodes",
     "checked_price",
     "fractional",
     "lay_out",
@@ -59,8 +61,11 @@ def fractional(
     window_WLE: npt.NDArray[Any] | None = None,
     expert_bytes: float = EXPERT_BYTES,
     link_bytes_per_s: float = LINK_BYTES_PER_S,
+    stall_s: float = 0.0,
     horizon_s: float = 60.0,
     least_gain: float | None = None,
+    nodes_S: npt.ArrayLike | None = None,
+    cross_node_replicas: int | None = None,
 ) -> Layout:
     """Place for the split of each batch; see the module for the algorithm.
 
@@ -73,9 +78,12 @@ def fractional(
             window, noise included, instead of for the problem's load.
         expert_bytes: Bytes of one expert of one layer.
         link_bytes_per_s: Rate at which a server loads experts.
+        stall_s: Seconds of service that a load costs in addition to its bytes.
         horizon_s: Seconds of service at PAR 1 in which a load must pay back. Layers take equal parts of it.
         least_gain: Least fall of a layer's PAR for a load; by default 0, or 0.002 with a window, as smaller
             gains may be noise.
+        nodes_S: (S,) the node of each server, from 0.
+        cross_node_replicas: Most cross-node replicas per layer; any number by default.
 
     Returns:
         holds_LSE, shares_LSE.
@@ -88,30 +96,43 @@ def fractional(
     """
     if least_gain is None:
         least_gain = 0.0 if window_WLE is None else 0.002
-    price = checked_price(expert_bytes, link_bytes_per_s, horizon_s, least_gain)
+    price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
     load_BLE = problem.load_LE[None]
     if window_WLE is not None:
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
         blocks_NLE = block_means(window_WLE)
         said_BLE = forecast(blocks_NLE, len(blocks_NLE), SCENARIOS)
         load_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
-    return lay_out(problem, load_BLE, price(problem.layers))
+    return lay_out(
+        problem,
+        load_BLE,
+        price(problem.layers),
+        *checked_nodes(nodes_S, cross_node_replicas, problem.servers),
+    )
 
 
-def lay_out(problem: Problem, load_BLE: Float, price: float) -> Layout:
+def lay_out(
+    problem: Problem,
+    load_BLE: Float,
+    price: float,
+    nodes_S: npt.NDArray[np.int32] | None,
+    most_cross_node: int,
+) -> Layout:
     """A layout for several loads at once.
 
     Args:
         problem: All inputs but the load.
         load_BLE: float64 (B, L, E) scenarios.
         price: See the module; unused without `current`.
+        nodes_S, most_cross_node: From `checked_nodes`.
     """
     shape = (problem.layers, problem.servers, problem.experts)
     holds_LSE = np.zeros(shape, np.bool_)
     shares_LSE = np.zeros(shape)
     compiled.plan_fractional(
-        *(np.ascontiguousarray(load_BLE), len(load_BLE), *shape),
-        *(problem.slots_LS, problem.speeds_S, problem.current_LSE, problem.current_shares_LSE),
+        *(np.ascontiguousarray(load_BLE), problem.slots_LS, problem.speeds_S),
+        *(problem.current_LSE, problem.current_shares_LSE),
+        *(nodes_S, most_cross_node),
         0.0 if problem.current_LSE is None else price,
         *(holds_LSE, shares_LSE),
     )
@@ -119,12 +140,36 @@ def lay_out(problem: Problem, load_BLE: Float, price: float) -> Layout:
 
 
 def checked_price(
-    expert_bytes: float, link_bytes_per_s: float, horizon_s: float, least_gain: float
+    expert_bytes: float,
+    link_bytes_per_s: float,
+    stall_s: float,
+    horizon_s: float,
+    least_gain: float,
 ) -> Callable[[int], float]:
     """A function from the number of layers to the price (see the module). Raises ValueError."""
-    for name, value in (("expert_bytes", expert_bytes), ("least_gain", least_gain)):
+    for name, value in (
+        ("expert_bytes", expert_bytes),
+        ("stall_s", stall_s),
+        ("least_gain", least_gain),
+    ):
         checked_number(name, value)
     for name, value in (("link_bytes_per_s", link_bytes_per_s), ("horizon_s", horizon_s)):
         checked_number(name, value, above=True)
-    part = expert_bytes / link_bytes_per_s / horizon_s
+    part = (expert_bytes / link_bytes_per_s + stall_s) / horizon_s
     return lambda layers: max(least_gain, part * layers)
+
+
+def checked_nodes(
+    nodes_S: npt.ArrayLike | None, cross_node_replicas: int | None, servers: int
+) -> tuple[npt.NDArray[np.int32] | None, int]:
+    """Nodes and limit; no nodes without a limit. Raises ValueError."""
+    if cross_node_replicas is None:
+        return None, 0
+    checked_number("cross_node_replicas", cross_node_replicas, whole=True)
+    if nodes_S is None:
+        raise ValueError("nodes_S: cross_node_replicas needs the node of each server")
+    nodes = np.asarray(nodes_S)
+    if nodes.shape != (servers,) or not np.issubdtype(nodes.dtype, np.integer) or nodes.min() < 0:
+        raise ValueError(f"nodes_S must be {servers} whole numbers of at least 0")
+    # Numbered without gaps: planning iterates over them.
+    return np.unique(nodes, return_inverse=True)[1].astype(np.int32), int(cross_node_replicas)

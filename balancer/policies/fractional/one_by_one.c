@@ -6,6 +6,13 @@
 
 #include "../native/replicate.h"
 
+static bool
+may_hold(const Layer *layer, int32_t server, int32_t expert, int64_t cross_node)
+{
+    return !holds(&layer->flow_B[0], server, expert) &&
+           (cross_node < layer->most_cross_node || is_near(layer, server, expert));
+}
+
 /* Servers with a free slot, ascending. */
 typedef struct {
     int32_t *server;
@@ -25,14 +32,14 @@ find_open(const Layer *layer, Open *open)
 
 /* Index of the open server that would be least full with the expert. */
 static int32_t
-least_full(const Layer *layer, const Open *open, int32_t expert, double load, const double *filled_S)
+least_full(const Layer *layer, const Open *open, int32_t expert, double load, int64_t cross_node, const double *filled_S)
 {
     int32_t best = NONE;
     double best_full = INFINITY;
     for (int32_t i = 0; i < open->count; i++) {
         int32_t s = open->server[i];
         double full = (filled_S[s] + load) / layer->speed_S[s];
-        if (full < best_full && !holds(&layer->flow_B[0], s, expert)) {
+        if (full < best_full && may_hold(layer, s, expert, cross_node)) {
             best_full = full;
             best = i;
         }
@@ -40,15 +47,18 @@ least_full(const Layer *layer, const Open *open, int32_t expert, double load, co
     return best;
 }
 
-static void
+/* Returns the number of additional cross-node replicas. */
+static int64_t
 put_into(Layer *layer, Open *open, int32_t index, int32_t expert, double flow)
 {
     int32_t server = open->server[index], slot = free_slot(&layer->flow_B[0], server);
+    int64_t before = count_cross_node(layer, expert);
     put_everywhere(layer, slot, expert);
     layer->flow_B[0].flow_N[slot] = flow;
     if (free_slot(&layer->flow_B[0], server) == NONE) {
         memmove(open->server + index, open->server + index + 1, (size_t)(--open->count - index) * sizeof(int32_t));
     }
+    return count_cross_node(layer, expert) - before;
 }
 
 /* With few spare slots: longest processing time first. */
@@ -66,15 +76,16 @@ pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *o
     }
     memset(filled_S, 0, (size_t)layer->servers * sizeof(double));
     find_open(layer, &open);
+    int64_t cross_node = 0;
     for (int32_t i = items->count - 1; i >= 0; i--) {
         int32_t e = items->expert[i];
         for (int64_t r = 0; r < count_E[e]; r++) {
-            int32_t index = least_full(layer, &open, e, items->rest[i], filled_S);
+            int32_t index = least_full(layer, &open, e, items->rest[i], cross_node, filled_S);
             if (index == NONE) {
                 break;
             }
             filled_S[open.server[index]] += items->rest[i];
-            put_into(layer, &open, index, e, items->rest[i]);
+            cross_node += put_into(layer, &open, index, e, items->rest[i]);
         }
     }
 }
@@ -89,6 +100,7 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
     if (open.count == 0) {
         return;
     }
+    int64_t cross_node = 0;
     ptrdiff_t size = 0;
     for (int32_t i = 0; i < open.count; i++) {
         int32_t s = open.server[i];
@@ -99,6 +111,7 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
     }
     for (int32_t e = 0; e < layer->experts; e++) {
         count_E[e] = replicas(flow, e);
+        cross_node += count_cross_node(layer, e);
         if (count_E[e] > 0) {
             heap[size++] = (Entry){-layer->load_E[e] / count_E[e], e};
         }
@@ -107,13 +120,13 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
         sift_down(heap, size, at);
     }
     while (size > 0 && open.count > 0) {
-        int32_t e = heap[0].item, index = least_full(layer, &open, e, 0, filled_S);
+        int32_t e = heap[0].item, index = least_full(layer, &open, e, 0, cross_node, filled_S);
         if (index == NONE) {
             pop(heap, &size);
             continue;
         }
         filled_S[open.server[index]]++;
-        put_into(layer, &open, index, e, 0);
+        cross_node += put_into(layer, &open, index, e, 0);
         heap[0].key = -layer->load_E[e] / ++count_E[e];
         sift_down(heap, size, 0);
     }

@@ -24,6 +24,7 @@ typedef struct {
     double excess;       /* over all scenarios, weighted */
     int64_t exchanges;   /* in this stage */
     int32_t rounds_left;
+    int64_t cross_node;
 } Search;
 
 /* search.c: the mean PAR with the best flow of each scenario. */

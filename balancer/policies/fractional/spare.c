@@ -114,11 +114,32 @@ best_slot(Search *search)
     return NONE;
 }
 
+/* Additional cross-node replicas if the slot had another expert. */
+static int64_t
+more_abroad(Layer *layer, int32_t server, int32_t slot, int32_t expert)
+{
+    if (layer->node_S == NULL) {
+        return 0;
+    }
+    int32_t old = layer->flow_B[0].expert_N[slot];
+    int64_t more = !is_near(layer, server, expert);
+    if (old != NONE) {
+        Flow *flow = &layer->flow_B[0];
+        double kept = flow->flow_N[slot];
+        more -= count_cross_node(layer, old);
+        flow_take(flow, slot);
+        more += count_cross_node(layer, old);
+        flow_put(flow, slot, old);
+        flow->flow_N[slot] = kept;
+    }
+    return more;
+}
+
 /* The expert with the most excess for the slot; most_B is the slot's. */
 static int32_t
 best_expert(const Search *search, int32_t slot)
 {
-    const Layer *layer = search->layer;
+    Layer *layer = search->layer;
     const Flow *flow = &layer->flow_B[0];
     int32_t server = flow->server_N[slot], best = NONE;
     double best_gain = WORTH * search->excess + (flow->expert_N[slot] == NONE ? 0 : loss_of(search, slot));
@@ -131,7 +152,8 @@ best_expert(const Search *search, int32_t slot)
             /* Ties go to the hottest: it has the most load to shift later. */
             gain += (most + 1e-6 * bound_B[b]) * search->weight_B[b];
         }
-        if (gain > best_gain && !holds(flow, server, e)) {
+        if (gain > best_gain && !holds(flow, server, e) &&
+            search->cross_node + more_abroad(layer, server, slot, e) <= layer->most_cross_node) {
             best_gain = gain;
             best = e;
         }
@@ -199,6 +221,7 @@ replicate_one(Search *search)
         if (expert == NONE) {
             continue;
         }
+        search->cross_node += more_abroad(layer, server, slot, expert);
         for (int32_t b = 0; b < layer->scenarios; b++) {
             if (layer->flow_B[b].expert_N[slot] != NONE) {
                 hand_over(&layer->flow_B[b], slot);

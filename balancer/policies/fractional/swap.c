@@ -64,7 +64,8 @@ swap_one(Search *search)
                 continue;
             }
             double gain = gain_of_swap(search, from, to);
-            if (gain > best_gain && !holds(flow, target, expert)) {
+            if (gain > best_gain && !holds(flow, target, expert) &&
+                (layer->node_S == NULL || layer->node_S[source] == layer->node_S[target])) {
                 best_gain = gain;
                 best_from = from;
                 best_to = to;

@@ -1,5 +1,9 @@
-/* A binary heap of entries. */
+/* A binary heap and a merge sort of entries. */
 #include "heap.h"
+
+#include <string.h>
+
+#define RUN 8 /* shorter runs are sorted by insertion */
 
 void
 sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at)
@@ -31,4 +35,32 @@ pop(Entry *heap, ptrdiff_t *size)
         sift_down(heap, *size, 0);
     }
     return top;
+}
+
+void
+sort_entries(Entry *entries, Entry *room, ptrdiff_t size)
+{
+    for (ptrdiff_t start = 0; start < size; start += RUN) {
+        ptrdiff_t end = start + RUN < size ? start + RUN : size;
+        for (ptrdiff_t i = start + 1; i < end; i++) {
+            Entry moved = entries[i];
+            ptrdiff_t at = i;
+            for (; at > start && before(moved, entries[at - 1]); at--) {
+                entries[at] = entries[at - 1];
+            }
+            entries[at] = moved;
+        }
+    }
+    for (ptrdiff_t width = RUN; width < size; width *= 2) {
+        for (ptrdiff_t start = 0; start < size; start += 2 * width) {
+            ptrdiff_t middle = start + width < size ? start + width : size;
+            ptrdiff_t end = start + 2 * width < size ? start + 2 * width : size;
+            ptrdiff_t left = start, right = middle;
+            for (ptrdiff_t out = start; out < end; out++) {
+                bool take_left = right == end || (left < middle && !before(entries[right], entries[left]));
+                room[out] = take_left ? entries[left++] : entries[right++];
+            }
+        }
+        memcpy(entries, room, (size_t)size * sizeof(Entry));
+    }
 }

@@ -1,4 +1,4 @@
-/* Entries in a heap. */
+/* Entries in a heap, or sorted. */
 #ifndef EAAS_POLICIES_HEAP_H
 #define EAAS_POLICIES_HEAP_H
 
@@ -21,5 +21,7 @@ before(Entry a, Entry b)
 
 void sift_down(Entry *heap, ptrdiff_t size, ptrdiff_t at);
 Entry pop(Entry *heap, ptrdiff_t *size);
+/* Stable; `room` is scratch, as long as `entries`. */
+void sort_entries(Entry *entries, Entry *room, ptrdiff_t size);
 
 #endif

@@ -5,7 +5,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 /* Four children: half the levels of a binary heap, and the four share a cache line. */
 static inline void
@@ -51,17 +50,7 @@ drop_top(uint64_t *heap, ptrdiff_t *size)
     replace_top(heap, *size, heap[*size]);
 }
 
-static int
-compare_keys(const void *one, const void *other)
-{
-    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
-    return (a > b) - (a < b);
-}
-
-static inline void
-sort_keys(uint64_t *keys, ptrdiff_t size)
-{
-    qsort(keys, (size_t)size, sizeof(*keys), compare_keys);
-}
+/* `room` is scratch, as long as `keys`. */
+void sort_keys(uint64_t *keys, uint64_t *room, ptrdiff_t size);
 
 #endif

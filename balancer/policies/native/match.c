@@ -1,15 +1,10 @@
 /* Matches new packs to the servers that hold most of them already. */
 #include "planning.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "held.h"
-
-/* What each server of a layer holds. */
-typedef struct {
-    int32_t *expert; /* those of server 0, then those of server 1, ...; room for servers x experts */
-    int32_t *first;  /* by server, and the end: where its experts begin in that list */
-} HeldList;
 
 typedef struct {
     int32_t server;
@@ -28,17 +23,6 @@ typedef struct {
     int32_t *left;        /* by server */
 } MatchRoom;
 
-static void
-list_servers(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, HeldList *list)
-{
-    int32_t found = 0;
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        list->first[s] = found;
-        found += list_row(holds + s * experts, experts, list->expert + found);
-    }
-    list->first[servers] = found;
-}
-
 /* Lists the servers of each expert, and the experts of each pack of a compact placement. */
 static void
 list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server, const uint8_t *current,
@@ -47,7 +31,7 @@ list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int3
     memset(room->first, 0, (size_t)(experts + 1) * sizeof(*room->first));
     memset(room->first_pack, 0, (size_t)(servers + 1) * sizeof(*room->first_pack));
     const HeldList *held = &room->held;
-    list_servers(current, servers, experts, &room->held);
+    list_held(current, servers, experts, &room->held);
     for (int32_t i = 0; i < held->first[servers]; i++) {
         room->first[held->expert[i]]++;
     }
@@ -124,7 +108,7 @@ first_free(ptrdiff_t pack, int32_t common, const int64_t *kind, const uint8_t *t
 /* Matches only packs and servers of one `kind`. Greatest overlap first; ties by pack, then by server; packs without
  * overlap with a free server last. */
 static void
-match(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *room)
+match_greedy(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *room)
 {
     uint8_t *taken = (uint8_t *)room->common;
     int32_t most = 0, left = 0;
@@ -159,22 +143,94 @@ match(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *roo
     }
 }
 
+/* The same with the greatest sum of overlaps: the Hungarian method, by shortest augmenting paths with potentials
+ * (Jonker and Volgenant 1987), O(servers^3). Room: overlaps of servers x servers, 3 x (servers + 1) doubles and as many
+ * integers. */
+static void
+match_optimal(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, const MatchRoom *room, int32_t *overlap,
+              double *doubles, int64_t *ints)
+{
+    const double never = 1e9;
+    ptrdiff_t n = servers;
+    double *of_pack = doubles, *of_server = of_pack + n + 1, *slack = of_server + n + 1;
+    int64_t *pack_at = ints, *way = pack_at + n + 1, *seen = way + n + 1;
+    memset(overlap, 0, (size_t)(n * n) * sizeof(*overlap));
+    for (ptrdiff_t pack = 0; pack < n; pack++) {
+        for (int32_t i = room->first_overlap[pack]; i < room->first_overlap[pack + 1]; i++) {
+            overlap[pack * n + room->overlap[i].server] = room->overlap[i].common;
+        }
+    }
+    memset(doubles, 0, (size_t)(3 * (n + 1)) * sizeof(*doubles));
+    memset(ints, 0, (size_t)(3 * (n + 1)) * sizeof(*ints));
+    /* Rows and columns count from 1; column 0 is where each path begins. */
+    for (ptrdiff_t pack = 1; pack <= n; pack++) {
+        ptrdiff_t column = 0;
+        pack_at[0] = pack;
+        for (ptrdiff_t j = 0; j <= n; j++) {
+            slack[j] = INFINITY;
+            seen[j] = 0;
+        }
+        do {
+            ptrdiff_t row = (ptrdiff_t)pack_at[column], next = 0;
+            double least = INFINITY;
+            seen[column] = 1;
+            for (ptrdiff_t j = 1; j <= n; j++) {
+                if (seen[j]) {
+                    continue;
+                }
+                double cost = kind[row - 1] == kind[j - 1] ? -(double)overlap[(row - 1) * n + j - 1] : never;
+                double reduced = cost - of_pack[row] - of_server[j];
+                if (reduced < slack[j]) {
+                    slack[j] = reduced;
+                    way[j] = column;
+                }
+                if (slack[j] < least) {
+                    least = slack[j];
+                    next = j;
+                }
+            }
+            for (ptrdiff_t j = 0; j <= n; j++) {
+                if (seen[j]) {
+                    of_pack[pack_at[j]] += least;
+                    of_server[j] -= least;
+                } else {
+                    slack[j] -= least;
+                }
+            }
+            column = next;
+        } while (pack_at[column] != 0);
+        for (; column != 0; column = (ptrdiff_t)way[column]) {
+            pack_at[column] = pack_at[way[column]];
+        }
+    }
+    for (ptrdiff_t j = 1; j <= n; j++) {
+        server_of[pack_at[j] - 1] = j - 1;
+    }
+}
+
 /* Which server (L, S) gets the experts that a compact placement has on its server s, from what servers hold now
  * (L, S, E). Only servers of one kind (L, S) change places. */
 EXPORT int
 match_layers(const int64_t *count_LE, const int32_t *server, const uint8_t *current_LSE, const int64_t *kind_LS,
-             ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t replicas, int64_t *server_of)
+             bool optimal, int64_t *server_of, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts,
+             ptrdiff_t replicas)
 {
-    if (experts > INT32_MAX / servers || servers > INT32_MAX / servers) {
+    if (!list_fits(servers, experts) || !list_fits(servers, servers)) {
         return TOO_MANY;
     }
-    size_t s = (size_t)servers, e = (size_t)experts, cells = s * s;
-    Overlap *memory = malloc(cells * sizeof(Overlap)
-                             + (2 * s * e + e + (size_t)replicas + 5 * s + 4) * sizeof(int32_t));
-    if (memory == NULL) {
+    if (!counts_fit(count_LE, layers, experts, replicas) || !servers_fit(server, layers * replicas, servers)) {
+        return OUT_OF_RANGE;
+    }
+    size_t s = (size_t)servers, e = (size_t)experts, cells = s * s, whole = optimal ? cells : 0;
+    size_t paths = optimal ? 3 * (s + 1) : 0;
+    double *doubles = malloc(paths * (sizeof(double) + sizeof(int64_t)) + cells * sizeof(Overlap)
+                             + (whole + s * e + e + (size_t)replicas + 4 * s + 3) * sizeof(int32_t)
+                             + list_bytes(servers, experts));
+    if (doubles == NULL) {
         return NO_MEMORY;
     }
-    MatchRoom room = {.overlap = memory};
+    int64_t *ints = (int64_t *)(doubles + paths);
+    MatchRoom room = {.overlap = (Overlap *)(ints + paths)};
     room.holder = (int32_t *)(room.overlap + cells);
     room.first = room.holder + s * e;
     room.packed = room.first + e + 1;
@@ -182,13 +238,18 @@ match_layers(const int64_t *count_LE, const int32_t *server, const uint8_t *curr
     room.first_overlap = room.first_pack + s + 1;
     room.common = room.first_overlap + s + 1;
     room.left = room.common + s;
-    room.held.first = room.left + s;
-    room.held.expert = room.held.first + s + 1;
+    int32_t *overlap = room.left + s;
+    room.held = list_in(overlap + whole, servers);
     for (ptrdiff_t l = 0; l < layers; l++) {
-        find_overlaps(servers, experts, count_LE + l * experts, server + l * replicas, current_LSE + l * servers * experts,
-                      &room);
-        match(servers, kind_LS + l * servers, server_of + l * servers, &room);
+        const int64_t *kind = kind_LS + l * servers;
+        find_overlaps(servers, experts, count_LE + l * experts, server + l * replicas,
+                      current_LSE + l * servers * experts, &room);
+        if (optimal) {
+            match_optimal(servers, kind, server_of + l * servers, &room, overlap, doubles, ints);
+        } else {
+            match_greedy(servers, kind, server_of + l * servers, &room);
+        }
     }
-    free(memory);
+    free(doubles);
     return DONE;
 }

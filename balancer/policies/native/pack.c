@@ -10,6 +10,7 @@ typedef struct {
     int64_t *held;   /* by server */
     uint64_t *heap;  /* by server */
     uint64_t *order; /* by replica */
+    uint64_t *sorting; /* by replica */
 } PackRoom;
 
 /* A non-negative number and an index as one key: the bits of non-negative doubles sort like the numbers. */
@@ -31,7 +32,7 @@ pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, 
     for (ptrdiff_t i = 0; i < replicas; i++) {
         room->order[i] = key_of((float)value[i], i) ^ UINT64_C(0xffffffff) << 32;
     }
-    sort_keys(room->order, replicas);
+    sort_keys(room->order, room->sorting, replicas);
     ptrdiff_t next = 0, size = 0;
     /* The first ones go to empty servers, in turn. */
     for (; next < servers && next < replicas; next++) {
@@ -94,17 +95,21 @@ separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const double 
     }
 }
 
-/* Packs the replicas of each layer, P / S to a server; `server` and `place` are (L, P). With `expert` (L, P; NULL: none)
- * replicas of one expert are separated. */
+/* Packs the replicas of each layer, P / S to a server; `server` and `place` are (L, P). With `expert` (L, P; NULL:
+ * none) replicas of one expert are separated. */
 EXPORT int
-pack_layers(const double *value, const int64_t *expert, ptrdiff_t layers, ptrdiff_t replicas, ptrdiff_t servers,
-            ptrdiff_t experts, int64_t *server, int64_t *place)
+pack_layers(const double *value, const int64_t *expert, int64_t *server, int64_t *place, ptrdiff_t servers,
+            ptrdiff_t experts, ptrdiff_t layers, ptrdiff_t replicas)
 {
+    if (servers < 1 || replicas % servers != 0 || (expert != NULL && !within(expert, layers * replicas, experts))) {
+        return OUT_OF_RANGE;
+    }
     size_t s = (size_t)servers, r = (size_t)replicas;
-    uint64_t *memory = malloc((s + r) * sizeof(uint64_t) + s * (sizeof(int64_t) + sizeof(float)));
+    uint64_t *memory = malloc((s + 2 * r) * sizeof(uint64_t) + s * (sizeof(int64_t) + sizeof(float)));
     uint16_t *held = malloc(s * (size_t)experts * sizeof(*held) + 1);
     PackRoom room = {.heap = memory, .order = memory + s};
-    room.held = (int64_t *)(room.order + r);
+    room.sorting = room.order + r;
+    room.held = (int64_t *)(room.sorting + r);
     room.filled = (float *)(room.held + s);
     bool fits = memory != NULL && held != NULL;
     for (ptrdiff_t at = 0; fits && at < layers * replicas; at += replicas) {

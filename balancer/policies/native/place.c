@@ -51,7 +51,7 @@ sort_by_load(const Layer *layer, PlaceRoom *room)
     for (ptrdiff_t e = 0; e < layer->experts; e++) {
         room->by_load[e] = order_of(layer->load[e], e);
     }
-    sort_keys(room->by_load, layer->experts);
+    sort_keys(room->by_load, room->sorting, layer->experts);
 }
 
 /* Experts by load per replica, the highest first. Those with one replica are in order already. */
@@ -66,7 +66,7 @@ sort_by_replica(const Layer *layer, const int64_t *count, PlaceRoom *room)
             many[several++] = order_of(layer->load[e] / (double)count[e], e);
         }
     }
-    sort_keys(many, several);
+    sort_keys(many, order, several);
     for (ptrdiff_t i = 0; i < layer->experts; i++) {
         uint64_t one = room->by_load[i];
         if (count[expert_of(one)] > 1) {
@@ -282,14 +282,18 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
 
 /* The servers (N, L, P) for counts (N, L, E) and slots (N, L, S) of N plans. */
 EXPORT int
-place_layers(const double *load_LE, const int64_t *count, const int64_t *slots, const double *speed_S, ptrdiff_t plans,
-             ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t servers, ptrdiff_t replicas, int32_t *server)
+place_layers(const double *load_LE, const int64_t *count, const int64_t *slots, const double *speed_S, int32_t *server,
+             ptrdiff_t plans, ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t servers, ptrdiff_t replicas)
 {
+    if (!counts_fit(count, plans * layers, experts, replicas)) {
+        return OUT_OF_RANGE;
+    }
     if ((uint64_t)servers > SERVER_BITS || (uint64_t)experts > EXPERT_BITS) {
         return TOO_MANY;
     }
     size_t s = (size_t)servers, e = (size_t)experts;
-    char *memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(uint64_t) + s * e);
+    char *memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(uint64_t)
+                          + s * e);
     if (memory == NULL) {
         return NO_MEMORY;
     }

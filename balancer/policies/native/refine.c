@@ -121,9 +121,12 @@ refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget
 
 /* Changes `server` (L, P) by `budget` exchanges per layer at most. */
 EXPORT int
-refine_layers(const double *load_LE, const int64_t *count_LE, const double *speed_S, ptrdiff_t layers,
-              ptrdiff_t experts, ptrdiff_t servers, ptrdiff_t replicas, int64_t budget, int32_t *server)
+refine_layers(const double *load_LE, const int64_t *count_LE, const double *speed_S, int64_t budget, int32_t *server,
+              ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t servers, ptrdiff_t replicas)
 {
+    if (!counts_fit(count_LE, layers, experts, replicas) || !servers_fit(server, layers * replicas, servers)) {
+        return OUT_OF_RANGE;
+    }
     size_t s = (size_t)servers, p = (size_t)replicas;
     Entry *memory = malloc(s * (sizeof(Entry) + sizeof(double)) + p * (sizeof(double) + 2 * sizeof(int32_t))
                            + (2 * s + 1) * sizeof(int32_t));

@@ -42,9 +42,14 @@ replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, b
 
 /* `picks` (L x width) is filled if width is above 0. */
 EXPORT int
-replicate_layers(const double *load_LE, const int64_t *extra_L, ptrdiff_t layers, ptrdiff_t experts, int64_t cap,
-                 int single, int64_t *count_LE, int64_t *picks, ptrdiff_t width)
+replicate_layers(const double *load_LE, const int64_t *extra_L, int64_t cap, bool single, int64_t *count_LE,
+                 int64_t *picks, ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t width)
 {
+    for (ptrdiff_t l = 0; width > 0 && l < layers; l++) {
+        if (extra_L[l] > width) {
+            return OUT_OF_RANGE;
+        }
+    }
     Entry *heap = malloc((size_t)experts * sizeof(*heap));
     if (heap == NULL) {
         return NO_MEMORY;

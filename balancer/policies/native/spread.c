@@ -123,8 +123,8 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
 
 /* Counts (L, E), dealt to servers with these slots (L, S); holds and shares (L, S, E) are zeroed. */
 EXPORT int
-spread_layers(const int64_t *count_LE, const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts,
-              uint8_t *holds_LSE, double *shares_LSE)
+spread_layers(const int64_t *count_LE, const int64_t *slots_LS, uint8_t *holds_LSE, double *shares_LSE,
+              ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
 {
     size_t n = (size_t)servers;
     int32_t *memory = calloc(n * (n + 6), sizeof(*memory));

@@ -19,9 +19,11 @@ from balancer.policies.craft import (
     Benefit,
     allocate,
     automatic_factor,
+    gain_of,
     interleave,
     replication_benefit,
 )
+from balancer.policies.craft_memory import ReplicaMemory
 from balancer.policies.problem import make_problem
 from simulator.traces import REGIMES, generate_trace
 
@@ -80,24 +82,42 @@ def test_one_batch_is_replayed_as_many_are() -> None:
     st.lists(st.lists(st.integers(-3, 9), min_size=3, max_size=3), min_size=3, max_size=3),
     st.integers(0, 13),
     st.integers(0, 5),
+    st.booleans(),
 )
 @settings(deadline=None, max_examples=150)
 def test_the_allotment_is_the_best_of_all(
-    gain_KL: list[list[int]], budget: int, limit: int
+    gain_KL: list[list[int]], budget: int, limit: int, printed: bool
 ) -> None:
     replicas = [1, 2, 4]
     table = benefit([list(map(float, row)) for row in gain_KL], replicas, limit)
-    found_L = allocate(table, budget)
+    found_L = allocate(table, budget, printed=printed)
     assert found_L.sum() <= budget
 
     def value(choice: tuple[int, ...]) -> int:
-        return sum(gain_KL[replicas.index(r)][layer] for layer, r in enumerate(choice) if r)
+        return sum(
+            gain_KL[replicas.index(r)][layer] * (r if printed else 1)
+            for layer, r in enumerate(choice)
+            if r
+        )
 
     allowed = [0, *(r for r in replicas if r <= limit)]
     best = max(
         value(choice) for choice in itertools.product(allowed, repeat=3) if sum(choice) <= budget
     )
     assert value(tuple(found_L.tolist())) == best
+
+
+def test_the_printed_form_prefers_many_replicas_to_much_gain() -> None:
+    table = benefit([[0.5, 0.0], [0.5, 0.1], [0.5, 0.3]], [1, 2, 4])
+    assert allocate(table, 4).tolist() == [1, 2]
+    assert allocate(table, 4, printed=True).tolist() == [4, 0]
+    # On loads, too, its summed gain is lower.
+    load_LE = layers_of_all_kinds(12, 64, 1)
+    estimated = replication_benefit(make_problem(load_LE, 16, 80), load_LE[None])
+    ours, theirs = (
+        gain_of(estimated, allocate(estimated, 32, printed=printed)) for printed in (False, True)
+    )
+    assert theirs < 0.9 * ours
 
 
 def test_automatic_factor_has_the_highest_gain_per_replica() -> None:
@@ -173,7 +193,7 @@ def test_most_of_the_gain_for_a_seventh_of_the_replicas(
     craft = plan("craft", load_LE, 64, 320, window_WLE=window_WLE)
     assert time.thread_time() - began < 1.0
     eplb = plan("eplb", load_LE, 64, 320)
-    alone = plan("eplb", load_LE, 64, 256)
+    alone = plan("craft", load_LE, 64, 320, replication_factor=0, refinement=0)
     assert alone.holds_LSE.sum() == 58 * 256
     replicas = craft.holds_LSE.sum() - 58 * 256
     assert replicas <= 8 * 64
@@ -189,3 +209,14 @@ def test_most_of_the_gain_for_a_seventh_of_the_replicas(
     assert kept(lambda found: replayed(next_WLE, found)) > unseen
     # Memory is level: over all layers servers differ by one replica.
     assert np.ptp(craft.holds_LSE.sum(axis=(0, 2))) <= 1
+
+
+def test_memory_of_replicas() -> None:
+    # An expert of DeepSeek-R1 in bfloat16; the paper's cache share of EPLB on 64 GPUs is 19 %.
+    memory = ReplicaMemory(7168, 2048, 2, cache_bytes=58 * 88_080_384 / 0.19)
+    assert memory.expert_bytes == 88_080_384
+    assert memory.replica_bytes(58) == 58 * 88_080_384
+    assert memory.cache_share_lost(58) == pytest.approx(0.19)
+    assert memory.cache_share_lost(8) == pytest.approx(0.19 * 8 / 58)
+    assert memory.cache_share_lost(1e6) == 1.0
+    assert memory.most_replicas(0.1) == 30

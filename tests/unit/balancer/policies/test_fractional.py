@@ -169,17 +169,8 @@ def test_moves_that_do_not_pay_are_not_planned() -> None:
     after_LE = before_LE * rng.lognormal(0, 0.4, (4, 64))
     first = plan("fractional", before_LE, 16, 96)
     free, priced, too_dear = (
-        plan(
-            "fractional",
-            after_LE,
-            16,
-            96,
-            current=first,
-            expert_bytes=load_s,
-            link_bytes_per_s=1.0,
-            horizon_s=60.0,
-        )
-        for load_s in (0.0, 0.05, 1e6)
+        plan("fractional", after_LE, 16, 96, current=first, stall_s=stall_s, horizon_s=60.0)
+        for stall_s in (0.0, 0.05, 1e6)
     )
     assert free.par_L.mean() < 1.01
     assert too_dear.transit == 0
@@ -190,18 +181,51 @@ def test_moves_that_do_not_pay_are_not_planned() -> None:
     assert saved_s > priced.transit * 0.05
 
 
+@settings(deadline=None, max_examples=100)
+@given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
+def test_the_cross_node_limit_is_kept(
+    drawn: Situation, nodes: int, limit: int, from_something: bool
+) -> None:
+    load_LE, servers, slots_S, speeds_S = drawn
+    nodes_S = np.arange(servers) % nodes
+    current = plan("spread", load_LE, servers, slots_S) if from_something else None
+    planned = plan(
+        "fractional", load_LE, servers, slots_S,
+        speeds_S=speeds_S, current=current, nodes_S=nodes_S, cross_node_replicas=limit,
+    )  # fmt: skip
+    check(planned, slots_S)
+    held_LNE = np.stack(
+        [planned.holds_LSE[:, nodes_S == node].any(axis=1) for node in range(nodes)], axis=1
+    )
+    cross_node_LE = held_LNE.sum(axis=1) - 1
+    assert (cross_node_LE.sum(axis=1) <= limit).all()
+
+
+def test_one_expert_per_node_border_is_enough_for_balance() -> None:
+    load_LE = np.random.default_rng(4).lognormal(0, 1, (3, 256))
+    planned = plan(
+        "fractional", load_LE, 64, 320, nodes_S=np.arange(64) // 8, cross_node_replicas=7
+    )
+    assert planned.par_L.max() <= 1.001
+
+
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"expert_bytes": np.nan},
+        {"expert_bytes": -1.0},
         {"link_bytes_per_s": 0.0},
+        {"stall_s": np.nan},
         {"horizon_s": 0.0},
         {"least_gain": -0.1},
+        {"cross_node_replicas": 1},
+        {"cross_node_replicas": -1, "nodes_S": [0, 0]},
+        {"cross_node_replicas": 1, "nodes_S": [0]},
         {"window_WLE": np.ones((3, 1, 5))},
     ],
 )
 def test_wrong_knobs_are_named(knobs) -> None:
-    with pytest.raises(ValueError, match=next(iter(knobs))):
+    name = next(iter(knobs)) if len(knobs) > 1 or "cross_node_replicas" not in knobs else "nodes_S"
+    with pytest.raises(ValueError, match=f"{name}|nodes_S"):
         plan("fractional", np.ones((1, 4)), 2, 4, **knobs)
 
 
