@@ -14,7 +14,7 @@ import grpc
 from prometheus_client import start_http_server
 
 from balancer.autoscaler.token_times import token_times
-from balancer.live.cost_benefit import Settings
+from balancer.live.cost_benefit import Settings, check_node_budget
 from balancer.live.history import History
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
@@ -69,7 +69,8 @@ class Balancer:
 
     Raises:
         PortInUseError: The port is taken.
-        ConfigError: The host is not one of this machine, or redundancy is above expected_servers.
+        ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
+            policy does not support a node budget.
         ClusterError: The monitor cannot be reached.
     """
 
@@ -81,12 +82,15 @@ class Balancer:
         tls: Identity | None = None,
         latency_target_ms: float = 0.0,
     ) -> None:
+        if config.node_budget >= 0:
+            _check_nodes(config.policy)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
                 redundancy=config.redundancy,
                 num_redundant_experts=config.num_redundant_experts,
                 link_bytes_per_s=config.link_bytes_per_s,
+                node_budget=None if config.node_budget < 0 else config.node_budget,
             )
         )
         try:
@@ -277,6 +281,14 @@ class Balancer:
             self._metrics_server.server_close()
         self._service.close()
         self._server.stop(_GRACE_S)
+
+
+def _check_nodes(policy: str) -> None:
+    """Raise ConfigError for a policy that does not support a node budget."""
+    try:
+        check_node_budget(policy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def run(

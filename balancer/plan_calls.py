@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 
-from balancer.live.cost_benefit import STATIC_POLICY, Situation
+from balancer.live.cost_benefit import STATIC_POLICY, Situation, check_node_budget
 from balancer.live.edits import checked, with_replica, without_replica
 from balancer.live.plan_requests import (
     answer_of,
@@ -104,6 +104,8 @@ class PlanCalls:
         def work() -> pb.SetPolicyResponse:
             before = self._rebalancer.settings.policy
             knobs = knobs_of(request.policy, request.knobs)
+            if self._rebalancer.settings.node_budget is not None:
+                check_node_budget(request.policy)
             self._rebalancer.change(policy=request.policy, knobs=knobs)
             if request.policy == STATIC_POLICY:
                 self._rebalancer.level()

@@ -195,7 +195,7 @@ class ExpertServer:
                 speed=config.speed,
                 memory_bytes=config.memory_bytes,
                 expert_bytes=size,
-                node=socket.gethostname(),
+                node=config.node or socket.gethostname(),
             )
             self._session = MemberSession(
                 monitor_address,

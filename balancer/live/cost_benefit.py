@@ -36,6 +36,7 @@ __all__ = [
     "Proposal",
     "Settings",
     "Situation",
+    "check_node_budget",
     "lay_out",
     "planning_bound",
     "weigh",
@@ -44,6 +45,7 @@ __all__ = [
 STATIC_POLICY = "spread"
 """The policy that ignores load: replicas move only when servers come or go."""
 
+_NO_LIMIT = np.int64(1) << 40
 # Smaller changes print as 0.000.
 _SEEN = 0.0005
 
@@ -63,8 +65,11 @@ class Settings:
         redundancy: Fewest servers that hold each expert.
         num_redundant_experts: Replicas per layer that the policy may place beyond one of each expert.
         link_bytes_per_s: Rate at which servers load.
+        stall_s: Seconds of service that a load costs in addition to its bytes.
         knobs: The policy's own, by name, as the operator set them.
         tuned: The same, as the control loop set them; `knobs` take precedence.
+        node_budget: Most replicas per layer on other nodes than their expert's first one, without backups.
+            None: any number.
         pins: Required replicas: (layer, expert, server).
     """
 
@@ -72,8 +77,10 @@ class Settings:
     redundancy: int = 2
     num_redundant_experts: int = 0
     link_bytes_per_s: float = 1e9
+    stall_s: float = 0.0
     knobs: Mapping[str, Any] = field(default_factory=dict)
     tuned: Mapping[str, Any] = field(default_factory=dict)
+    node_budget: int | None = None
     pins: frozenset[tuple[int, int, str]] = frozenset()
 
 
@@ -90,6 +97,7 @@ class Situation:
         capacity_S: int64; replicas over all layers. None: no limits.
         expert_bytes: Bytes of a replica.
         window_WLE: The window, for policies that need more than its sum; None: no window.
+        nodes_S: int64; node of each server. None: unknown.
         away_LE: int64; replicas on dead servers that may come back. None: no such servers.
     """
 
@@ -101,6 +109,7 @@ class Situation:
     capacity_S: Int | None = None
     expert_bytes: int = 0
     window_WLE: npt.NDArray[np.int64] | None = None
+    nodes_S: Int | None = None
     away_LE: Int | None = None
 
 
@@ -217,13 +226,16 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     moves = ordered_moves(now.holds_LSE, holds_LSE, np.maximum(cap_LS, now.holds_LSE.sum(axis=2)))
     loads = int(np.count_nonzero(holds_LSE > now.holds_LSE))
     gain = float((par_level_L - par_then_L).mean())
-    cost_s = loads * now.expert_bytes / settings.link_bytes_per_s
+    cost_s = loads * (now.expert_bytes / settings.link_bytes_per_s + settings.stall_s)
     payback_s = cost_s / gain if gain > 0 else np.inf
     # Step 3: choose.
     least = max(LEAST_GAIN, _noise(now))
     level_gain = float((par_now_L - par_level_L).mean())
     if not now.holds_LSE.any(axis=1).all():
         kind, why = "moves", "there are experts without a server"
+    elif (cross_node := _cross_node(settings, now, kept_LSE)) and moves:
+        kind = "moves"
+        why = f"a layer has {counted(cross_node, 'replica')} on other nodes: above the node budget"
     elif moves and gain >= least and payback_s <= HORIZON_S:
         kind, lower, pay = "moves", *(("lowers", "pays") if loads == 1 else ("lower", "pay"))
         why = f"{counted(loads, 'load')} {lower} the mean PAR by {gain:.3f}"
@@ -304,11 +316,33 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
         "window_WLE": now.window_WLE,
         "expert_bytes": now.expert_bytes,
         "link_bytes_per_s": settings.link_bytes_per_s,
+        "stall_s": settings.stall_s,
         "horizon_s": HORIZON_S,
         **settings.tuned,
     }
+    if settings.node_budget is not None:
+        check_node_budget(settings.policy)
+        known |= {"nodes_S": now.nodes_S, "cross_node_replicas": settings.node_budget}
     given = {name: value for name, value in known.items() if name in parameters}
     return given | dict(settings.knobs)
+
+
+def check_node_budget(policy: str) -> None:
+    """Raise ValueError for a policy that does not support nodes."""
+    able = [p for p in policies.names() if "nodes_S" in inspect.signature(find(p)).parameters]
+    if policy not in able:
+        raise ValueError(
+            f"balancer.node_budget is set, and {policy} knows no nodes: give {' or '.join(able)}"
+        )
+
+
+def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
+    """Most cross-node replicas of a layer if that is above the budget; else 0."""
+    if settings.node_budget is None or now.nodes_S is None:
+        return 0
+    held_NLE = [primary_LSE[:, now.nodes_S == node].any(axis=1) for node in np.unique(now.nodes_S)]
+    further_L = (np.sum(held_NLE, axis=0) - 1).clip(0).sum(axis=1)
+    return int(further_L.max()) if further_L.max() > settings.node_budget else 0
 
 
 def _noise(now: Situation) -> float:

@@ -86,6 +86,10 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
     capacity_S = None
     if now.capacity_S is not None:
         capacity_S = np.append(now.capacity_S[kept], np.full(more, now.capacity_S.min()))
+    nodes_S = None
+    if now.nodes_S is not None:
+        # Each on its own node: the request does not say.
+        nodes_S = np.append(now.nodes_S[kept], now.nodes_S.max() + 1 + np.arange(more))
     return replace(
         now,
         servers=(*(now.servers[i] for i in kept), *(f"new-{n + 1}" for n in range(more))),
@@ -93,6 +97,7 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
         shares_LSE=np.concatenate([now.shares_LSE[:, kept], np.zeros(shape)], axis=1),
         speeds_S=np.append(now.speeds_S[kept], np.ones(more)),
         capacity_S=capacity_S,
+        nodes_S=nodes_S,
     )
 
 

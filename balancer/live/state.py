@@ -70,6 +70,7 @@ class LoadState:
         self._measures = config.speeds == "measured"
         self._speeds: dict[str, float] = {}
         self._room: dict[str, int] = {}
+        self._nodes: dict[str, str] = {}
         self.expert_bytes = 0
         self.counted = 0
         self._triggers = Triggers(config.step_interval, config.window_size)
@@ -100,6 +101,7 @@ class LoadState:
         with self._lock:
             self.expert_bytes = expert_bytes or self.expert_bytes
             self._room = {s: m.memory_bytes for s, m in members.items() if m.memory_bytes}
+            self._nodes = {s: m.node or m.host for s, m in members.items()}
             stated_bytes = max((m.expert_bytes for m in members.values()), default=0)
             self.expert_bytes = self.expert_bytes or stated_bytes
             counted = self._window.add(self._fold.step(readings))
@@ -161,6 +163,7 @@ class LoadState:
                 full = self.layers * self.experts
                 limits = {s: size // self.expert_bytes for s, size in self._room.items()}
                 capacity_S = np.array([min(full, limits.get(s, full)) for s in servers], np.int64)
+            nodes = [self._nodes.get(s, s) for s in servers]
             return Situation(
                 servers=tuple(servers),
                 holds_LSE=holds_LSE,
@@ -170,6 +173,7 @@ class LoadState:
                 capacity_S=capacity_S,
                 expert_bytes=self.expert_bytes,
                 window_WLE=window_WLE,
+                nodes_S=np.unique(nodes, return_inverse=True)[1].astype(np.int64),
             )
 
     def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:

@@ -177,6 +177,12 @@ class BalancerConfig(_Section):
         ge=1_000,
         description="Rate at which servers load experts, used to weigh the cost of moves.",
     )
+    node_budget: int = Field(
+        -1,
+        ge=-1,
+        le=100_000,
+        description="Most replicas per layer outside the first node of their expert; -1 means no limit.",
+    )
     metrics_port: Port = Field(0, description="Port for Prometheus metrics; 0 disables it.")
 
 
@@ -244,6 +250,10 @@ class ExpertServerConfig(_Section):
         0,
         ge=0,
         description="Memory for expert weights; the balancer respects it. 0 means no limit.",
+    )
+    node: str = Field(
+        "",
+        description="Name of the machine or rack with cheap internal traffic. Empty: the host name.",
     )
     speed: float = Field(
         1.0, gt=0, le=1000, description="Relative speed of this server, used until it is measured."

@@ -1,4 +1,4 @@
-"""What bounds a rebalance: knobs that follow what is seen, and memory."""
+"""What bounds a rebalance: knobs that follow what is seen, memory, nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from balancer.main import Balancer
 from control_plane import SERVING, FakeExpertServer, eventually
 from eaas.control_plane.balancer_client import BalancerClient
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, ConfigError
 from eaas.membership.session import MemberSession, Report
 from eaas.types import Member, Role
 from monitor.main import Monitor
@@ -70,8 +70,12 @@ def test_live_knobs_follow_what_is_seen_and_say_so(
     eventually(lambda: settings().tuned["budget"] == 10)
     eventually(busy_link)
     assert settings().tuned["heavy_frac"] == 0.25
-    told = next(e for e in box.client.history() if e.trigger == "knobs" and e.knobs["budget"] == 1)
-    assert "link_load 1" in told.reason
+    # What else a busy machine makes of the load may be said in the same breath.
+    told = next(
+        e for e in box.client.history() if e.trigger == "knobs" and "budget 10 -> 1" in e.reason
+    )
+    assert told.knobs["budget"] == 1
+    assert "links are 100% full" in told.reason
     # What an operator says comes first.
     box.client.set_policy("scalpel", {"budget": 3})
     assert settings().knobs == {"budget": 3}
@@ -141,3 +145,23 @@ def test_memory_is_kept_to_while_servers_come_and_leave(
     eventually(lambda: rests(2) and not servers[1].experts)
     with pytest.raises(ClusterError, match=r"without s3 there is memory for 12 of 24 experts"):
         client.drain(NAMES[2])
+
+
+def test_a_node_budget_is_kept_to(
+    start_box: Callable[..., Box], start_balancer: Callable[..., Balancer]
+) -> None:
+    """s1 and s2 on one node, the others on another one: one expert of a layer may have replicas on both."""
+    box = start_box(policy="fractional", node_budget=1, step_interval=10)
+
+    def cross_node_L() -> Any:
+        holds_LSE = box.placement().holds_LSE
+        return (holds_LSE[:, :2].any(axis=1) & holds_LSE[:, 2:].any(axis=1)).sum(axis=1)
+
+    eventually(lambda: box.par() < 1.3 and box.at_rest())
+    assert cross_node_L().max() == 1
+    with pytest.raises(ClusterError, match="node_budget is set, and eplb knows no nodes"):
+        box.client.set_policy("eplb")
+    with pytest.raises(ClusterError, match="knows no nodes"):
+        box.client.plan("eplb")
+    with pytest.raises(ConfigError, match="node_budget is set, and spread knows no nodes"):
+        start_balancer(box.monitor, policy="spread", node_budget=0)

@@ -119,6 +119,7 @@ def test_row_25_an_operators_word_counts_once(
 
         class settings:
             policy = "spread"
+            node_budget = None
 
         def change(self, **_changes: Any) -> None:
             done.append("changed")

@@ -248,3 +248,42 @@ def test_slots_are_dealt_evenly_within_caps(total: int, caps: np.ndarray) -> Non
     assert (slots <= caps).all()
     below = slots < caps
     assert not below.any() or slots.max() - slots[below].min() <= 1
+
+
+def cross_node_L(holds_LSE: np.ndarray, nodes_S: np.ndarray) -> np.ndarray:
+    held = [holds_LSE[:, nodes_S == node].any(axis=1) for node in np.unique(nodes_S)]
+    return (np.sum(held, axis=0) - 1).sum(axis=1)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_no_more_replicas_on_other_nodes_than_the_budget(budget: int) -> None:
+    """A spread placement has many: those above the budget go, whether that pays or not."""
+    traffic = Traffic(seed=1)
+    nodes_S = np.array([0, 0, 1, 1])
+    wanted = replace(LIVE, node_budget=budget)
+    # Of two replicas of each expert, some are on both nodes.
+    now = traffic.seen(*spread(L, E, S, 2), nodes_S=nodes_S)
+    assert cross_node_L(now.holds_LSE, nodes_S).min() > 3
+    proposal = weigh(wanted, now)
+    assert proposal.kind == "moves"
+    assert "on other nodes" in proposal.reason
+    assert (cross_node_L(proposal.holds_LSE, nodes_S) <= budget).all()
+    again = weigh(wanted, traffic.seen(proposal.holds_LSE, proposal.shares_LSE, nodes_S=nodes_S))
+    assert again.kind in ("nothing", "shares")
+    free = weigh(LIVE, now)
+    assert proposal.par_then_L.mean() >= free.par_then_L.mean() - 1e-9
+
+
+def test_backups_may_be_on_any_node() -> None:
+    traffic = Traffic(seed=1)
+    nodes_S = np.array([0, 0, 1, 1])
+    wanted = replace(LIVE, redundancy=2, node_budget=0)
+    proposal = weigh(wanted, traffic.seen(*spread(L, E, S, 2), nodes_S=nodes_S))
+    is_layout(proposal, 2)
+    assert (cross_node_L(primaries(proposal.holds_LSE, proposal.shares_LSE), nodes_S) == 0).all()
+
+
+def test_a_policy_that_knows_no_nodes_is_refused() -> None:
+    now = Traffic(seed=1).seen(*spread(L, E, S, 1), nodes_S=np.array([0, 0, 1, 1]))
+    with pytest.raises(ValueError, match="node_budget is set, and eplb knows no nodes: give fract"):
+        weigh(replace(LIVE, policy="eplb", node_budget=1), now)
