@@ -6,17 +6,28 @@
     latency                            drift_tol, heavy_frac  near its target balance matters more than rest
 
 Source: ScalpeLB, "Tuning in production", gives the knobs and the directions. The curves are ours: a straight
-line between two points each (`knobs_for`).
+line between two points each (`knobs_for`). A signal takes effect after it has left the band around the
+current value for three observations in a row, on one side; so noise changes no knob.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-__all__ = ["Signals", "knobs_for", "steady"]
+__all__ = ["CONFIRM", "Control", "Signals", "control", "knobs_for"]
+
+CONFIRM = 3
+"""Observations in a row that must agree before a signal takes effect."""
+
+# By signal: its band, the part of the current value that is added to it, and the words of its reason.
+_SIGNALS = {
+    "burstiness": (0.03, 0.2, "the load's burstiness is {:.2f}"),
+    "link_load": (0.1, 0.0, "links are {:.0%} full"),
+    "latency": (0.1, 0.0, "tokens take {:.0%} of the target time"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,21 +45,56 @@ class Signals:
     latency: float | None = None
 
 
-def steady(used: Signals | None, seen: Signals) -> Signals:
-    """The signals to use: those in use, except where the observation has left the band around them."""
-    if used is None:
-        return seen
+@dataclass(frozen=True)
+class _Track:
+    """One signal: the value in effect, and the latest values outside its band."""
 
-    def either(old: float | None, new: float | None, band: float) -> float | None:
-        stays = new is None or (old is not None and abs(new - old) <= band)
-        return old if stays else new
+    value: float | None = None
+    outside: tuple[float, ...] = ()
 
-    band = 0.03 + 0.2 * used.burstiness
-    return Signals(
-        either(used.burstiness, seen.burstiness, band) or 0.0,
-        either(used.link_load, seen.link_load, 0.1),
-        either(used.latency, seen.latency, 0.1),
-    )
+    def observe(self, signal: float | None, band: float, part: float) -> _Track:
+        current = self.value
+        if signal is None:
+            return self
+        if current is None or abs(signal - current) <= band + part * current:
+            return _Track(signal if current is None else current)
+        one_side = all((s > current) == (signal > current) for s in self.outside)
+        outside = (*(self.outside if one_side else ()), signal)
+        if len(outside) < CONFIRM:
+            return replace(self, outside=outside)
+        # The smallest of the observed changes.
+        return _Track(min(outside, key=lambda s: abs(s - current)))
+
+
+@dataclass(frozen=True)
+class Control:
+    """State of the loop. A new one has observed nothing."""
+
+    tracks: Mapping[str, _Track] = field(default_factory=lambda: dict.fromkeys(_SIGNALS, _Track()))
+
+
+def control(
+    state: Control, seen: Signals, *, spare_slots: bool
+) -> tuple[Control, Mapping[str, float], tuple[str, ...]]:
+    """One step of the loop.
+
+    Args:
+        state: From the step before.
+        seen: The new observation.
+        spare_slots: See `knobs_for`.
+
+    Returns:
+        State, knobs, and a reason for each signal that has just taken effect.
+    """
+    then, reasons = {}, []
+    for name, (band, part, words) in _SIGNALS.items():
+        track = state.tracks[name]
+        then[name] = track.observe(getattr(seen, name), band, part)
+        before, now = track.value, then[name].value
+        if before != now:
+            reasons.append(words.format(now) + ("" if before is None else f", after {before:.2f}"))
+    used = Signals(then["burstiness"].value or 0.0, then["link_load"].value, then["latency"].value)
+    return Control(then), knobs_for(used, spare_slots=spare_slots), tuple(reasons)
 
 
 def knobs_for(signals: Signals, *, spare_slots: bool) -> Mapping[str, float]:

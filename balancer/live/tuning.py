@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from balancer.autoscaler.meters import LatencyMeter
-from balancer.live.control import Signals, knobs_for, steady
+from balancer.live.control import Control, Signals, control
 from balancer.live.history import History
 from balancer.live.hotness import Reading
 from balancer.live.signals import LinkMeter, burstiness
@@ -47,7 +47,7 @@ class Tuning:
         self._token_times = token_times
         self._links = LinkMeter()
         self._latency = LatencyMeter()
-        self._used: Signals | None = None
+        self._state = Control()
         self._counted = 0
         self.signals: Signals | None = None
         """The latest observation."""
@@ -67,12 +67,18 @@ class Tuning:
             link_load=None if rate is None else min(1.0, rate / settings.link_bytes_per_s),
             latency=None if token_s is None else token_s / self._target_s,
         )
-        self._used = steady(self._used, self.signals)
-        knobs = knobs_for(self._used, spare_slots=settings.num_redundant_experts > 0)
+        self._state, knobs, reasons = control(
+            self._state, self.signals, spare_slots=settings.num_redundant_experts > 0
+        )
         if settings.tuned == knobs:
             return
         self._layout.change(tuned=knobs)
-        reason = f"{_listed(settings.tuned)} -> {_listed(knobs)}: {_listed(vars(self._used))}"
+        changes = [
+            f"{name} {_shown(settings.tuned.get(name))} -> {_shown(value)}"
+            for name, value in knobs.items()
+            if settings.tuned.get(name) != value
+        ]
+        reason = f"{', '.join(changes)}: {'; '.join(reasons)}"
         _log.info("knobs: %s", reason)
         self._history.decided(
             pb.HistoryEntry(
@@ -85,6 +91,5 @@ class Tuning:
         )
 
 
-def _listed(values: Mapping[str, float | None]) -> str:
-    known = (f"{name} {value:.3g}" for name, value in values.items() if value is not None)
-    return ", ".join(known) or "defaults"
+def _shown(value: float | None) -> str:
+    return "unset" if value is None else f"{value:g}"
