@@ -1,8 +1,8 @@
 """The compiled loops (native/ and fractional/), through ctypes: they release the GIL.
 
-A function's arrays state their types and shapes here, a letter for each size. A call checks them, so that C
-never reads or writes beyond an array, and adds the sizes. Outputs are filled in place. The C files say what the
-functions do.
+A function's arrays state their types and shapes here, a letter for each size. A call checks them, so that
+C never reads or writes beyond an array, and adds the sizes. Outputs are filled in place. The C files say what
+the functions do.
 """
 
 from __future__ import annotations
