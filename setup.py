@@ -44,32 +44,6 @@ setup(
             py_limited_api=True,
         ),
         Extension(
-            "balancer.policies.fractional._fractional",
-            sources=[
-                "eaas/minmax/flow.c",
-                *(f"balancer/policies/native/{name}.c" for name in ("heap", "replicate")),
-                *(
-                    f"balancer/policies/fractional/{name}.c"
-                    for name in (
-                        *("_fractional", "layer", "items", "fill", "one_by_one"),
-                        *("keep", "chains", "deal", "refill"),
-                        *("improve", "search", "spare", "swap"),
-                    )
-                ),
-            ],
-            depends=[
-                *(f"eaas/minmax/{name}.h" for name in ("arrays", "flow")),
-                *(f"balancer/policies/native/{name}.h" for name in ("heap", "held", "replicate")),
-                *(
-                    f"balancer/policies/fractional/{name}.h"
-                    for name in ("layer", "items", "fill", "refill", "search")
-                ),
-            ],
-            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
             "attention_client.dispatch._dispatch",
             sources=[
                 f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")
@@ -98,32 +72,36 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),
+        # A plain library: balancer/policies/compiled.py calls it.
         Extension(
-            "balancer.policies._planning",
+            "balancer.policies._native",
             sources=[
-                f"balancer/policies/native/{name}.c"
-                for name in (
-                    "module",
-                    "bind_place",
-                    "bind_layout",
-                    "bind_policies",
-                    "heap",
-                    "keys",
-                    "replicate",
-                    "pack",
-                    "place",
-                    "refine",
-                    "spread",
-                    "scalpel",
-                    "match",
-                    "craft",
-                )
+                "eaas/minmax/flow.c",
+                *(
+                    f"balancer/policies/native/{name}.c"
+                    for name in (
+                        *("heap", "keys", "replicate", "pack", "place", "refine"),
+                        *("layout", "spread", "scalpel", "match", "craft"),
+                    )
+                ),
+                *(
+                    f"balancer/policies/fractional/{name}.c"
+                    for name in (
+                        *("plan", "layer", "items", "fill", "one_by_one"),
+                        *("keep", "chains", "deal", "refill"),
+                        *("improve", "search", "spare", "swap"),
+                    )
+                ),
             ],
             depends=[
-                "eaas/minmax/arrays.h",
+                "eaas/minmax/flow.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("bind", "heap", "held", "keys", "planning", "replicate")
+                    for name in ("export", "heap", "held", "keys", "planning", "replicate")
+                ),
+                *(
+                    f"balancer/policies/fractional/{name}.h"
+                    for name in ("layer", "items", "fill", "refill", "search")
                 ),
             ],
             # No fused operations: a plan is the same on every machine.
@@ -131,7 +109,6 @@ setup(
                 *("-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"),
                 *("-Wall", "-Wextra"),
             ],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),
         Extension(

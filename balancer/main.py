@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -27,7 +28,7 @@ from balancer.planner.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
 from eaas.config import BalancerConfig
-from eaas.errors import ClusterError, ConfigError, EaasError, PortInUseError
+from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.log import get_logger
 from eaas.membership.cluster_view import MembershipView
 from eaas.membership.session import MemberSession, Report
@@ -139,7 +140,8 @@ class Balancer:
         self._early_view: MembershipView | None = None
         self._restoring = threading.Lock()
         self._restored = False
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._rollout.close)
             self._server = serve(
                 [
                     Service(
@@ -156,31 +158,17 @@ class Balancer:
                 secret=member_secret(monitor_address, config.host, tls),
                 message_bytes=_MESSAGE_BYTES,
             )
-        except EaasError:
-            self._rollout.close()
-            raise
-        self.address = self._server.address
-        self._metrics_server: Any = None
-        if config.metrics_port:
-            try:
-                self._metrics_server, _ = start_http_server(
-                    config.metrics_port, config.host, self.metrics.registry
-                )
-            except OSError as error:
-                self._rollout.close()
-                self._server.stop(0)
-                raise PortInUseError(
-                    f"balancer.metrics_port {config.metrics_port} cannot be used: {error.strerror}"
-                ) from error
-        member = Member(
-            id=_ID,
-            role=Role.BALANCER,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            address=self.address,
-            state=MemberState.SERVING,
-        )
-        try:
+            undo.callback(self._server.stop, 0)
+            self.address = self._server.address
+            self._metrics_server = self._serve_metrics(config)
+            member = Member(
+                id=_ID,
+                role=Role.BALANCER,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                address=self.address,
+                state=MemberState.SERVING,
+            )
             self._session = MemberSession(
                 monitor_address,
                 member,
@@ -190,15 +178,23 @@ class Balancer:
                 on_replaced=self._replaced,
                 tls=tls,
             )
-        except EaasError:
-            self._rollout.close()
-            self._server.stop(0)
-            raise
+            undo.pop_all()
         self._restore()
         self._reader = HotnessReader(
             self.rebalancer, config.step_s, self._on_read, self._on_broken, tls
         )
         self._server.set_serving(True)
+
+    def _serve_metrics(self, config: BalancerConfig) -> Any:
+        if not config.metrics_port:
+            return None
+        try:
+            server, _ = start_http_server(config.metrics_port, config.host, self.metrics.registry)
+        except OSError as error:
+            raise PortInUseError(
+                f"balancer.metrics_port {config.metrics_port} cannot be used: {error.strerror}"
+            ) from error
+        return server
 
     def _observe(self, view: MembershipView) -> None:
         with self._restoring:

@@ -12,12 +12,22 @@ current value for three observations in a row, on one side; so noise changes no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-__all__ = ["CONFIRM", "STATIC", "Control", "Knobs", "Signals", "control", "knobs_for"]
+import numpy as np
+
+__all__ = ["CONFIRM", "Control", "Signals", "control", "knobs_for"]
 
 CONFIRM = 3
 """Observations in a row that must agree before a signal takes effect."""
+
+# By signal: its band, the part of the current value that is added to it, and the words of its reason.
+_SIGNALS = {
+    "burstiness": (0.03, 0.2, "the load's burstiness is {:.2f}"),
+    "link_load": (0.1, 0.0, "links are {:.0%} full"),
+    "latency": (0.1, 0.0, "tokens take {:.0%} of the target time"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,47 +46,6 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """ScalpeLB's knobs (`policies.scalpel`).
-
-    Attributes:
-        k: Standard deviations on top of the mean, 0 to 2.
-        budget: Swaps per layer, 1 to 10.
-        drift_tol: 0.05 to 0.4.
-        heavy_frac: 0.25 to 0.75.
-    """
-
-    k: float
-    budget: int
-    drift_tol: float
-    heavy_frac: float
-
-
-STATIC = Knobs(k=0.0, budget=8, drift_tol=0.2, heavy_frac=0.5)
-"""The policy's defaults (`k`: for few experts), used for a signal that is unknown."""
-
-
-@dataclass(frozen=True)
-class _Line:
-    """From `low` (at a signal of `begin` or less) to `high` (at `end` or more)."""
-
-    begin: float
-    end: float
-    low: float
-    high: float
-
-    def at(self, signal: float) -> float:
-        part = min(1.0, max(0.0, (signal - self.begin) / (self.end - self.begin)))
-        return self.low + part * (self.high - self.low)
-
-
-_K = _Line(0.05, 0.35, 0.0, 2.0)
-_BUDGET = _Line(0.2, 0.8, 10.0, 1.0)
-_DRIFT_TOL = _Line(0.5, 1.0, 0.4, 0.05)
-_HEAVY_FRAC = _Line(0.5, 1.0, 0.75, 0.25)
-
-
-@dataclass(frozen=True)
 class _Track:
     """One signal: the value in effect, and the latest values outside its band."""
 
@@ -84,13 +53,11 @@ class _Track:
     outside: tuple[float, ...] = ()
 
     def observe(self, signal: float | None, band: float, part: float) -> _Track:
+        current = self.value
         if signal is None:
             return self
-        current = self.value
-        if current is None:
-            return _Track(signal)
-        if abs(signal - current) <= band + part * current:
-            return _Track(current)
+        if current is None or abs(signal - current) <= band + part * current:
+            return _Track(signal if current is None else current)
         one_side = all((s > current) == (signal > current) for s in self.outside)
         outside = (*(self.outside if one_side else ()), signal)
         if len(outside) < CONFIRM:
@@ -103,54 +70,50 @@ class _Track:
 class Control:
     """State of the loop. A new one has observed nothing."""
 
-    burstiness: _Track = _Track()
-    link_load: _Track = _Track()
-    latency: _Track = _Track()
+    tracks: Mapping[str, _Track] = field(default_factory=lambda: dict.fromkeys(_SIGNALS, _Track()))
 
 
 def control(
     state: Control, seen: Signals, *, spare_slots: bool
-) -> tuple[Control, Knobs, tuple[str, ...]]:
+) -> tuple[Control, Mapping[str, float], tuple[str, ...]]:
     """One step of the loop.
 
     Args:
         state: From the step before.
         seen: The new observation.
-        spare_slots: Whether there are replicas beyond one of each expert; if not, `k` stays 0.
+        spare_slots: See `knobs_for`.
 
     Returns:
         State, knobs, and a reason for each signal that has just taken effect.
     """
-    then = Control(
-        burstiness=state.burstiness.observe(seen.burstiness, 0.03, 0.2),
-        link_load=state.link_load.observe(seen.link_load, 0.1, 0.0),
-        latency=state.latency.observe(seen.latency, 0.1, 0.0),
-    )
-    reasons = []
-    for name, words in (
-        ("burstiness", "the load's burstiness is {:.2f}"),
-        ("link_load", "links are {:.0%} full"),
-        ("latency", "tokens take {:.0%} of the target time"),
-    ):
-        before, now = getattr(state, name).value, getattr(then, name).value
+    then, reasons = {}, []
+    for name, (band, part, words) in _SIGNALS.items():
+        track = state.tracks[name]
+        then[name] = track.observe(getattr(seen, name), band, part)
+        before, now = track.value, then[name].value
         if before != now:
-            was = "" if before is None else f", after {before:.2f}"
-            reasons.append(words.format(now) + was)
-    signals = Signals(then.burstiness.value or 0.0, then.link_load.value, then.latency.value)
-    return then, knobs_for(signals, spare_slots=spare_slots), tuple(reasons)
+            reasons.append(words.format(now) + ("" if before is None else f", after {before:.2f}"))
+    used = Signals(then["burstiness"].value or 0.0, then["link_load"].value, then["latency"].value)
+    return Control(then), knobs_for(used, spare_slots=spare_slots), tuple(reasons)
 
 
-def knobs_for(signals: Signals, *, spare_slots: bool) -> Knobs:
-    """The knobs for these signals; each knob is monotone in its signal."""
-    knobs = STATIC
-    if spare_slots:
-        knobs = replace(knobs, k=round(_K.at(signals.burstiness), 2))
+def knobs_for(signals: Signals, *, spare_slots: bool) -> Mapping[str, float]:
+    """ScalpeLB's knobs (`policies.scalpel`) by name; each is monotone in its signal.
+
+    Args:
+        signals: Those to use. An unknown one leaves its knobs at the policy's defaults.
+        spare_slots: Whether there are replicas beyond one of each expert; if not, `k` is 0.
+    """
+    k = _line(signals.burstiness, (0.05, 0.35), (0.0, 2.0)) if spare_slots else 0.0
+    knobs = {"k": round(k, 2), "budget": 8, "drift_tol": 0.2, "heavy_frac": 0.5}
     if signals.link_load is not None:
-        knobs = replace(knobs, budget=round(_BUDGET.at(signals.link_load)))
+        knobs["budget"] = round(_line(signals.link_load, (0.2, 0.8), (10, 1)))
     if signals.latency is not None:
-        knobs = replace(
-            knobs,
-            drift_tol=round(_DRIFT_TOL.at(signals.latency), 3),
-            heavy_frac=round(_HEAVY_FRAC.at(signals.latency), 2),
-        )
+        knobs["drift_tol"] = round(_line(signals.latency, (0.5, 1.0), (0.4, 0.05)), 3)
+        knobs["heavy_frac"] = round(_line(signals.latency, (0.5, 1.0), (0.75, 0.25)), 2)
     return knobs
+
+
+def _line(signal: float, ends: tuple[float, float], values: tuple[float, float]) -> float:
+    """The straight line between two points, level beyond them."""
+    return float(np.interp(signal, ends, values))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import sub
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +22,7 @@ Counts = npt.NDArray[np.int64]
 Float = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Work of a server.
 
     Attributes:
@@ -35,22 +36,6 @@ class Work:
     batches: float = 0
     visits: float = 0
     tokens: float = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.busy_s + other.busy_s,
-            self.batches + other.batches,
-            self.visits + other.visits,
-            self.tokens + other.tokens,
-        )
-
-    def __sub__(self, other: Work) -> Work:
-        return Work(
-            self.busy_s - other.busy_s,
-            self.batches - other.batches,
-            self.visits - other.visits,
-            self.tokens - other.tokens,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +121,8 @@ class HotnessFold:
         if known is None:
             return None
         new_LE = now_LE - before_LE
-        done = reading.work - before
-        return new_LE, Work(done.busy_s, done.batches, done.visits, float(new_LE.sum()))
+        done = Work(*map(sub, reading.work, before))
+        return new_LE, done._replace(tokens=float(new_LE.sum()))
 
 
 class Window:

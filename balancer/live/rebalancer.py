@@ -50,7 +50,6 @@ class Rebalancer:
         history: Records decisions.
         tuning: Sets knobs from the load; None: they stay.
         on_change: Called when an operator changes the settings.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Rebalancer:
         history: History,
         tuning: Tuning | None = None,
         on_change: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._layout = layout
@@ -69,7 +67,6 @@ class Rebalancer:
         self.history = history
         self._tuning = tuning
         self._on_change = on_change
-        self._clock = clock
         self._plans: OrderedDict[str, Planned] = OrderedDict()
         # One decision at a time: two plans from one placement would conflict.
         self._deciding = threading.RLock()
@@ -168,7 +165,7 @@ class Rebalancer:
             situation = among_the_living(load, placement, now.away)
         if not situation.load_LE.any():
             raise NotNowError("no load has been seen yet: send some requests, or give loads")
-        began = self._clock()
+        began = time.monotonic()
         proposal = weigh(settings, situation)
         planned = Planned(
             id=secrets.token_hex(8),
@@ -176,7 +173,7 @@ class Rebalancer:
             situation=situation,
             proposal=proposal,
             placement=placement,
-            plan_s=self._clock() - began,
+            plan_s=time.monotonic() - began,
             applicable=applicable,
         )
         self._plans[planned.id] = planned

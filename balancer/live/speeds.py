@@ -70,7 +70,7 @@ def fitted_speeds(
     work: Mapping[str, Sequence[Work]], stated: Mapping[str, float]
 ) -> dict[str, float]:
     """Speeds of the servers with enough work, in the unit of `stated`; empty if there are fewer than two."""
-    total = {s: sum(steps, Work()) for s, steps in work.items()}
+    total = {s: Work(*map(sum, zip(*steps, strict=True))) for s, steps in work.items()}
     known = [s for s, w in total.items() if w.busy_s >= _LEAST_BUSY_S and w.tokens]
     if len(known) < 2:
         return {}

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, lay_out, par_of
 from balancer.live.hotness import HotnessFold, Reading, Window
 from balancer.live.speeds import Speedometer
-from balancer.live.triggers import Observation, Triggers
-from balancer.planner.layout import EvenLayout, Holds, Shares
+from balancer.live.triggers import Triggers
+from balancer.planner.layout import Holds, Layout, Shares
 from balancer.planner.stages import shares_of
 from balancer.policies.measure import peak_to_mean
 from balancer.policies.types import Float
@@ -115,9 +115,7 @@ class LoadState:
                 return None
             recent_LE = self._window.tokens_LE(self._triggers.recent).astype(np.float64)
             recent_par = self._par(placement, recent_LE)
-            return self._triggers.stepped(
-                Observation(recent_LE, recent_par, len(placement.servers))
-            )
+            return self._triggers.stepped(recent_LE, recent_par, len(placement.servers))
 
     @property
     def recent(self) -> int:
@@ -203,7 +201,7 @@ class LoadState:
         return float(par_of(load_LE, held_LSE, shares_LSE, speeds_S).mean())
 
 
-class LiveLayout:
+class LiveLayout(Layout):
     """Layouts by the policy in force; even ones without a load or with a policy that ignores it.
 
     Args:
@@ -211,6 +209,7 @@ class LiveLayout:
     """
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.redundancy)
         self.settings = settings
         self.load: LoadState | None = None
 
@@ -230,7 +229,7 @@ class LiveLayout:
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
         """See `Layout`."""
-        return self._pinned(servers, EvenLayout(self.redundancy).first(layers, experts, servers))
+        return self._pinned(servers, super().first(layers, experts, servers))
 
     def around(
         self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
@@ -247,8 +246,7 @@ class LiveLayout:
                     _log.error(
                         "%s cannot plan this (%s): using an even placement", settings.policy, error
                     )
-        even = EvenLayout(self.redundancy).around(servers, holds_LSE, shares_LSE)
-        return self._pinned(servers, even)
+        return self._pinned(servers, super().around(servers, holds_LSE, shares_LSE))
 
     def _pinned(
         self, servers: tuple[str, ...], layout: tuple[Holds, Shares]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from balancer.policies.window import total_variation as by_layer
 from eaas.counted import counted
 
-__all__ = ["Observation", "Triggers", "total_variation"]
+__all__ = ["Triggers", "total_variation"]
 
 Float = npt.NDArray[np.float64]
 
@@ -22,21 +21,6 @@ _DRIFT_TOLERANCE = 0.2
 # Drift is measured over this part of a window: short enough to see it soon, long enough to average noise out.
 _RECENT_PART = 8
 _LEAST_RECENT = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """State after a step.
-
-    Attributes:
-        recent_LE: float64; load of the last `Triggers.recent` steps.
-        par: Mean PAR of the placement under that load.
-        servers: S.
-    """
-
-    recent_LE: Float
-    par: float
-    servers: int
 
 
 class Triggers:
@@ -54,8 +38,13 @@ class Triggers:
         self._since = 0
         self._planned: tuple[Float, float] | None = None
 
-    def stepped(self, seen: Observation) -> tuple[str, str] | None:
+    def stepped(self, recent_LE: Float, par: float, servers: int) -> tuple[str, str] | None:
         """Count a step with tokens.
+
+        Args:
+            recent_LE: float64; load of the last `recent` steps.
+            par: Mean PAR of the placement under that load.
+            servers: S.
 
         Returns:
             "interval" or "drift", and the reason; None: no reason to plan.
@@ -65,15 +54,15 @@ class Triggers:
             return "interval", f"{counted(self._since, 'step')} since the last plan"
         if self._planned is None or self._since < self.recent:
             return None
-        load_LE, par = self._planned
-        far = total_variation(load_LE, seen.recent_LE)
-        limit = _DRIFT_TV + _chance(load_LE) + _chance(seen.recent_LE)
+        load_LE, planned_par = self._planned
+        far = total_variation(load_LE, recent_LE)
+        limit = _DRIFT_TV + _chance(load_LE) + _chance(recent_LE)
         if far > limit:
             return "drift", f"the load is {far:.2f} (total variation) from the planned load"
-        tokens = float(seen.recent_LE.sum(axis=1).mean())
-        noise = 2 * math.sqrt(seen.servers / max(tokens, 1.0))
-        if seen.par > par + _DRIFT_TOLERANCE + noise:
-            return "drift", f"PAR {seen.par:.2f}, {par:.2f} when it was planned"
+        tokens = float(recent_LE.sum(axis=1).mean())
+        noise = 2 * math.sqrt(servers / max(tokens, 1.0))
+        if par > planned_par + _DRIFT_TOLERANCE + noise:
+            return "drift", f"PAR {par:.2f}, {planned_par:.2f} when it was planned"
         return None
 
     def planned(self, load_LE: Float, par: float) -> None:

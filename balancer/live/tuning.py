@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 
 from balancer.autoscaler.meters import LatencyMeter
 from balancer.live.control import Control, Signals, control
@@ -33,7 +32,6 @@ class Tuning:
         history: Records changes.
         latency_target_ms: Mean time between two tokens to hold; 0: none.
         token_times: Asks clients for the times of their tokens.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -42,13 +40,11 @@ class Tuning:
         history: History,
         latency_target_ms: float,
         token_times: _TokenTimes,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
         self._history = history
         self._target_s = latency_target_ms / 1e3
         self._token_times = token_times
-        self._clock = clock
         self._links = LinkMeter()
         self._latency = LatencyMeter()
         self._state = Control()
@@ -64,7 +60,7 @@ class Tuning:
             return
         self._counted = load.counted
         settings = self._layout.settings
-        rate = self._links.read({s: r.carried for s, r in readings.items()}, self._clock())
+        rate = self._links.read({s: r.carried for s, r in readings.items()}, time.monotonic())
         token_s = self._latency.read(self._token_times(clients)) if self._target_s else None
         self.signals = Signals(
             burstiness=burstiness(window_WLE),
@@ -74,24 +70,20 @@ class Tuning:
         self._state, knobs, reasons = control(
             self._state, self.signals, spare_slots=settings.num_redundant_experts > 0
         )
-        self._apply(asdict(knobs), reasons)
-
-    def _apply(self, knobs: Mapping[str, float], reasons: Iterable[str]) -> None:
-        before = self._layout.settings
-        if dict(before.tuned) == knobs:
+        if settings.tuned == knobs:
             return
         self._layout.change(tuned=knobs)
         changes = [
-            f"{name} {_shown(before.tuned.get(name))} -> {_shown(value)}"
+            f"{name} {_shown(settings.tuned.get(name))} -> {_shown(value)}"
             for name, value in knobs.items()
-            if before.tuned.get(name) != value
+            if settings.tuned.get(name) != value
         ]
         reason = f"{', '.join(changes)}: {'; '.join(reasons)}"
         _log.info("knobs: %s", reason)
         self._history.decided(
             pb.HistoryEntry(
                 trigger="knobs",
-                policy=before.policy,
+                policy=settings.policy,
                 verdict=pb.VERDICT_NOTHING,
                 reason=reason,
                 knobs=knobs,

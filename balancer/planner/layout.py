@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.repair import even_shares, repair
 from balancer.policies.spread import spread
 
-__all__ = ["EvenLayout", "Holds", "Layout", "Shares"]
+__all__ = ["Holds", "Layout", "Shares"]
 
 Holds = npt.NDArray[np.bool_]
 Shares = npt.NDArray[np.floating]
 
 
-class Layout(Protocol):
-    """Makes the first layout, and later ones around what servers hold already."""
-
-    @property
-    def levels(self) -> bool:
-        """Whether an uneven placement should be evened out, unless it was requested."""
-
-    @property
-    def redundancy(self) -> int:
-        """Servers that hold each expert."""
-
-    def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
-        """A layout for servers that hold nothing: holds and shares, bool and float (L, S, E)."""
-
-    def around(
-        self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
-    ) -> tuple[Holds, Shares]:
-        """A layout around what these servers hold.
-
-        Args:
-            servers: The servers of the new layout.
-            holds_LSE: bool (L, S, E); what they hold. New ones hold nothing.
-            shares_LSE: float (L, S, E); 0 if unknown. All 0 for an expert whose servers are gone.
-        """
-
-
-class EvenLayout:
+class Layout:
     """The same number of replicas for each expert, levelled over servers, independent of load.
 
     Args:
         redundancy: Servers that hold each expert; all of them if there are fewer.
     """
 
-    levels = True
-
     def __init__(self, redundancy: int) -> None:
-        self.redundancy = redundancy
+        self._redundancy = redundancy
+
+    @property
+    def redundancy(self) -> int:
+        """Servers that hold each expert."""
+        return self._redundancy
+
+    @property
+    def levels(self) -> bool:
+        """Whether an uneven placement should be evened out, unless it was requested."""
+        return True
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
-        """See `Layout`."""
+        """A layout for servers that hold nothing: holds and shares, bool and float (L, S, E)."""
         return spread(layers, experts, len(servers), self.redundancy)
 
     def around(
         self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
     ) -> tuple[Holds, Shares]:
-        """See `Layout`: with the fewest loads."""
+        """A layout around what these servers hold, with the fewest loads.
+
+        Args:
+            servers: The servers of the new layout.
+            holds_LSE: bool (L, S, E); what they hold. New ones hold nothing.
+            shares_LSE: float (L, S, E); 0 if unknown. All 0 for an expert whose servers are gone.
+        """
         even_LSE = repair(holds_LSE, self.redundancy)
         return even_LSE, even_shares(even_LSE)

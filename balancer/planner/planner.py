@@ -62,7 +62,7 @@ from balancer.planner.candidates import (
 )
 from balancer.planner.constraints import Constraints
 from balancer.planner.digests import Digests, ExpertDigests
-from balancer.planner.layout import EvenLayout, Layout
+from balancer.planner.layout import Layout
 from balancer.planner.ledger import Ledger
 from balancer.planner.pool import EPOCHS_OF_A_LIFE, ServerPool
 from balancer.planner.steps import Steps
@@ -103,7 +103,7 @@ class Planner:
                 f"redundancy {redundancy} is above expected_servers {expected_servers}"
             )
         self._expected = expected_servers
-        self._layout: Layout = layout or EvenLayout(redundancy)
+        self._layout = layout or Layout(redundancy)
         self._ack_timeout_s = ack_timeout_s
         self._pool = ServerPool(dead_grace_s)
         self._current: Placement | None = None
@@ -277,11 +277,6 @@ class Planner:
     def current(self) -> Placement | None:
         """The last published placement; None before the first."""
         return self._current
-
-    @property
-    def coming(self) -> Placement | None:
-        """The placement that servers are loading."""
-        return self._next
 
     def has_time(self, call: Prepare | Retire) -> bool:
         """Whether no client waits for a call: it belongs to a proposal, and no expert is at risk."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
-from balancer.policies.types import Float, Holds, Int, Layout, Shares
+from balancer.policies import compiled
+from balancer.policies.types import Float, Holds, Int, Layout
 
 __all__ = ["Compact", "place", "refine", "replicate"]
 
@@ -36,38 +36,24 @@ class Compact:
         """Dense, with equal shares for all replicas of an expert."""
         holds_LSE = self._empty()
         shares_LSE = np.zeros(holds_LSE.shape)
-        self._scatter(holds_LSE, shares_LSE)
+        compiled.scatter(self.count_LE, self.server_LP, holds_LSE, shares_LSE)
         return holds_LSE, shares_LSE
 
     def holds(self) -> Holds:
         """bool (L, S, E)."""
         holds_LSE = self._empty()
-        self._scatter(holds_LSE, None)
+        compiled.scatter(self.count_LE, self.server_LP, holds_LSE, None)
         return holds_LSE
 
     def server_load(self, load_LE: Float) -> Float:
         """float64 (L, S): load of each server, with equal shares for an expert's replicas."""
-        layers, experts = self.count_LE.shape
-        load_LS = np.empty((layers, self.servers))
-        _planning.compact_load(
-            *(load_LE, self.count_LE, self.server_LP),
-            *(layers, self.servers, experts, self.server_LP.shape[1]),
-            load_LS,
-        )
+        load_LS = np.empty((len(load_LE), self.servers))
+        compiled.compact_load(load_LE, self.count_LE, self.server_LP, load_LS)
         return load_LS
 
     def _empty(self) -> Holds:
         layers, experts = self.count_LE.shape
         return np.zeros((layers, self.servers, experts), dtype=np.bool_)
-
-    def _scatter(self, holds_LSE: Holds, shares_LSE: Shares | None) -> None:
-        layers, servers, experts = holds_LSE.shape
-        _planning.scatter(
-            *(self.count_LE, self.server_LP),
-            *(layers, experts, servers, self.server_LP.shape[1]),
-            holds_LSE,
-            shares_LSE,
-        )
 
 
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
@@ -80,7 +66,7 @@ def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
     count_LE = np.empty((layers, experts), dtype=np.int64)
     none = np.empty((layers, 0), dtype=np.int64)
     extra_L = np.ascontiguousarray(total_L - experts)
-    _planning.replicate(load_LE, extra_L, layers, experts, cap, False, count_LE, none, 0)
+    compiled.replicate(load_LE, extra_L, cap, False, count_LE, none)
     return count_LE
 
 
@@ -98,16 +84,10 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
 
     Time O(L * (E + P) * log(E + S)) unless slots get scarce for many replicas of one expert.
     """
-    layers, experts = load_LE.shape
-    servers = slots_LS.shape[1]
     replicas = int(count_LE.sum(axis=1).max())
-    server_LP = np.full((layers, replicas), -1, dtype=np.int32)
-    _planning.place(
-        *(load_LE, count_LE, slots_LS, speeds_S),
-        *(1, layers, experts, servers, replicas),
-        server_LP,
-    )
-    return Compact(count_LE, server_LP, servers)
+    server_LP = np.full((len(load_LE), replicas), -1, dtype=np.int32)
+    compiled.place(load_LE, count_LE[None], slots_LS[None], speeds_S, server_LP[None])
+    return Compact(count_LE, server_LP, slots_LS.shape[1])
 
 
 def refine(placed: Compact, load_LE: Float, speeds_S: Float, budget: int) -> Compact:
@@ -124,11 +104,6 @@ def refine(placed: Compact, load_LE: Float, speeds_S: Float, budget: int) -> Com
 
     Time O(L * budget * (S + (P / S)^2)).
     """
-    layers, experts = load_LE.shape
     server_LP = placed.server_LP.copy()
-    _planning.refine(
-        *(load_LE, placed.count_LE, speeds_S),
-        *(layers, experts, placed.servers, server_LP.shape[1], budget),
-        server_LP,
-    )
+    compiled.refine(load_LE, placed.count_LE, speeds_S, budget, server_LP)
     return Compact(placed.count_LE, server_LP, placed.servers)

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.compact import place, refine, replicate
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Int, Layout, Problem
@@ -92,13 +92,11 @@ class Benefit:
     Attributes:
         replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S.
         gain_KL: float64 (K, L): balancedness with these replicas minus that without, mean over batches.
-        base_L: float64 (L): balancedness without replicas.
         limit_L: int64 (L): most replicas that the layer's slots allow.
     """
 
     replicas_K: Int
     gain_KL: Float
-    base_L: Float
     limit_L: Int
 
 
@@ -121,11 +119,8 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     width = tried[-1]
     picks_LX = np.empty((layers, width), dtype=np.int64)
     count_LE = np.empty((layers, experts), dtype=np.int64)
-    _planning.replicate(
-        *(problem.load_LE, np.full(layers, width), layers, experts, servers),
-        False,
-        *(count_LE, picks_LX, width),
-    )
+    extra_L = np.full(layers, width)
+    compiled.replicate(problem.load_LE, extra_L, servers, False, count_LE, picks_LX)
     count_KLE = np.ones((len(tried), layers, experts), dtype=np.int64)
     slots_KLS = np.empty((len(tried), layers, servers), dtype=np.int64)
     layer_L1 = np.arange(layers)[:, None]
@@ -137,16 +132,14 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
             np.add.at(count_KLE[k], (layer_L1, picked_LX), used_LX)
         slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), problem.slots_LS)
     server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
-    shape = (len(tried), layers, experts, servers, experts + width)
-    _planning.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, *shape, server_KLP)
+    compiled.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, server_KLP)
     sum_KL = np.zeros((len(tried), layers))
     window = np.ascontiguousarray(window_BLE, dtype=np.float32)
-    _planning.replay(window, count_KLE, server_KLP, len(tried), len(window), *shape[1:], sum_KL)
+    compiled.replay(window, count_KLE, server_KLP, servers, sum_KL)
     balancedness_KL = sum_KL / len(window)
     return Benefit(
         replicas_K=np.array(tried[1:], dtype=np.int64),
         gain_KL=balancedness_KL[1:] - balancedness_KL[0],
-        base_L=balancedness_KL[0],
         limit_L=limit_L,
     )
 
@@ -154,25 +147,21 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
 def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
     """Algorithm 2: int64 (L), replicas of each layer, `budget` over all at most.
 
-    A multiple-choice knapsack by dynamic programming: the greatest sum of gains. As printed in the
-    paper the algorithm adds r * T[r] instead of T[r], which favours layers that take many replicas
-    over those that gain from few: with gains of 0.5 by 1 replica and 0.3 by 4 in two layers and a
-    budget of 4 it takes the 4 (1.2 against 0.5). `printed` does that.
+    A multiple-choice knapsack by dynamic programming: the greatest sum of gains; of equal sums the one with
+    fewer replicas in the later layers. As printed in the paper the algorithm adds r * T[r] instead of T[r],
+    which favours layers that take many replicas over those that gain from few: with gains of 0.5 by 1 replica
+    and 0.3 by 4 in two layers and a budget of 4 it takes the 4 (1.2 against 0.5). `printed` does that.
 
     Time O(L * budget * K).
     """
     gain_LK = benefit.gain_KL.T
     if printed:
         gain_LK = gain_LK * benefit.replicas_K
-    layers, choices = gain_LK.shape
-    chosen_L = np.zeros(layers, dtype=np.int64)
+    chosen_L = np.zeros(len(gain_LK), dtype=np.int64)
     # Layers cannot take more than this together.
-    budget = min(budget, int(np.minimum(benefit.limit_L, 1 << 30).sum()))
-    _planning.allocate(
-        *(np.ascontiguousarray(gain_LK), benefit.replicas_K, benefit.limit_L),
-        *(layers, choices, budget),
-        chosen_L,
-    )
+    budget = min(budget, int(benefit.limit_L.sum()))
+    gain_LK = np.ascontiguousarray(gain_LK)
+    compiled.allocate(gain_LK, benefit.replicas_K, benefit.limit_L, budget, chosen_L)
     return chosen_L
 
 
@@ -197,9 +186,9 @@ def automatic_factor(benefit: Benefit, servers: int) -> int:
 
 def gain_of(benefit: Benefit, extra_L: Int) -> float:
     """Sum of the layers' gains with these counts, each 0 or one of those tried."""
-    at_L = np.searchsorted(benefit.replicas_K, extra_L)
-    layers = np.flatnonzero(extra_L > 0)
-    return float(benefit.gain_KL[at_L[layers], layers].sum())
+    layers = np.flatnonzero(extra_L)
+    at_N = np.searchsorted(benefit.replicas_K, extra_L[layers])
+    return float(benefit.gain_KL[at_N, layers].sum())
 
 
 def interleave(total_L: Int, slots_LS: Int) -> Int:
@@ -214,8 +203,7 @@ def interleave(total_L: Int, slots_LS: Int) -> Int:
 
     Time O(L * S * (1 + total / S)).
     """
-    layers, servers = slots_LS.shape
     assigned_LS = np.empty_like(slots_LS)
     total_L, slots_LS = np.ascontiguousarray(total_L), np.ascontiguousarray(slots_LS)
-    _planning.interleave(total_L, slots_LS, layers, servers, assigned_LS)
+    compiled.interleave(total_L, slots_LS, assigned_LS)
     return assigned_LS

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
 from balancer.policies.problem import checked_number
 from balancer.policies.types import Float, Int, Layout, Problem
 
-__all__ = ["eplb", "eplb_hierarchical", "physical_experts"]
+__all__ = ["eplb", "eplb_hierarchical", "physical_experts", "ranks"]
 
 
 def eplb(problem: Problem) -> Layout:
@@ -107,7 +107,7 @@ def physical_experts(
     order_LP = _inverse(made.server_LP * (replicas // servers) + made.place_LP)
     return (
         np.take_along_axis(made.expert_LP, order_LP, 1),
-        np.take_along_axis(_ranks(made.expert_LP), order_LP, 1),
+        np.take_along_axis(ranks(made.expert_LP), order_LP, 1),
         made.count_LE,
     )
 
@@ -133,11 +133,8 @@ class _Assigned:
         layers, experts = self.count_LE.shape
         holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
         shares_LSE = np.zeros(holds_LSE.shape)
-        _planning.scatter_replicas(
-            *(self.count_LE, self.expert_LP, self.server_LP),
-            *(layers, experts, servers, self.expert_LP.shape[1]),
-            holds_LSE,
-            shares_LSE,
+        compiled.scatter_replicas(
+            self.count_LE, self.expert_LP, self.server_LP, holds_LSE, shares_LSE
         )
         return holds_LSE, shares_LSE
 
@@ -164,7 +161,7 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
     count_NE = np.empty((rows, in_node), dtype=np.int64)
     picks_NX = np.empty((rows, extra), dtype=np.int64)
     extra_N = np.full(rows, extra)
-    _planning.replicate(load_NE, extra_N, rows, in_node, replicas, True, count_NE, picks_NX, extra)
+    compiled.replicate(load_NE, extra_N, replicas, True, count_NE, picks_NX)
     whose_NP = np.concatenate([np.tile(np.arange(in_node), (rows, 1)), picks_NX], axis=1)
 
     # Step 3: replicas to servers.
@@ -196,15 +193,11 @@ def _pack(
     if each == 1:
         return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
     pack_NP, place_NP = np.empty((2, rows, items), dtype=np.int64)
-    _planning.pack(value_NP, rows, items, packs, pack_NP, place_NP)
-    if whose_NP is not None:
-        _planning.separate(
-            *(value_NP, whose_NP, rows, items, packs, experts, pack_NP, place_NP),
-        )
+    compiled.pack(value_NP, whose_NP, pack_NP, place_NP, packs, experts)
     return pack_NP, place_NP
 
 
-def _ranks(expert_LP: Int) -> Int:
+def ranks(expert_LP: Int) -> Int:
     """(L, P): index of each replica among its expert's, in order."""
     order_LP = np.argsort(expert_LP, axis=1, kind="stable")
     sorted_LP = np.take_along_axis(expert_LP, order_LP, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.compact import place, replicate
-from balancer.policies.eplb import physical_experts
+from balancer.policies.eplb import physical_experts, ranks
 from balancer.policies.problem import checked_load
 from balancer.policies.types import Float, Int
 
@@ -74,13 +74,7 @@ def _any_number(load_LE: Float, replicas: int, gpus: int) -> tuple[Int, Int, Int
         raise ValueError(f"num_replicas is {replicas}: more than {experts} experts on a GPU")
     placed = place(load_LE, replicate(load_LE, total_L, gpus), slots_LS, np.ones(gpus))
     phy2log = placed.holds().nonzero()[2].reshape(layers, replicas)
-    rank_LP = np.zeros_like(phy2log)
-    order_LP = np.argsort(phy2log, axis=1, kind="stable")
-    first_LE = np.cumsum(placed.count_LE, axis=1) - placed.count_LE
-    sorted_LP = np.take_along_axis(phy2log, order_LP, 1)
-    ranks_LP = np.arange(replicas) - np.take_along_axis(first_LE, sorted_LP, 1)
-    np.put_along_axis(rank_LP, order_LP, ranks_LP, 1)
-    return phy2log, _physical_of(phy2log, rank_LP, placed.count_LE), placed.count_LE
+    return phy2log, _physical_of(phy2log, ranks(phy2log), placed.count_LE), placed.count_LE
 
 
 def _physical_of(expert_LP: Int, rank_LP: Int, count_LE: Int) -> Int:

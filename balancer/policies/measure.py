@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.types import Float, Holds, Int, Shares
 
 __all__ = ["equal_shares", "held_load", "over_mean", "par", "peak_to_mean", "server_load"]
@@ -15,9 +15,8 @@ __all__ = ["equal_shares", "held_load", "over_mean", "par", "peak_to_mean", "ser
 
 def server_load(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares) -> Float:
     """float64 (L, S): load of each server in each layer. Time O(L * S * E / 8)."""
-    layers, servers, experts = holds_LSE.shape
-    load_LS = np.empty((layers, servers))
-    _planning.server_load(load_LE, holds_LSE, shares_LSE, layers, servers, experts, load_LS)
+    load_LS = np.empty(holds_LSE.shape[:2])
+    compiled.server_load(load_LE, holds_LSE, shares_LSE, load_LS)
     return load_LS
 
 
@@ -35,17 +34,15 @@ def held_load(
         load_LS: float64 (L, S); without the loads of experts that no server holds.
         fits_L: bool (L): each expert is held, and no server holds more than its slots.
     """
-    layers, servers, experts = holds_LSE.shape
-    load_LS, fits_L = np.empty((layers, servers)), np.empty(layers, dtype=np.bool_)
-    _planning.held_load(load_LE, holds_LSE, slots_LS, layers, servers, experts, load_LS, fits_L)
+    load_LS, fits_L = np.empty(slots_LS.shape), np.empty(len(slots_LS), dtype=np.bool_)
+    compiled.held_load(load_LE, holds_LSE, slots_LS, load_LS, fits_L)
     return load_LS, fits_L
 
 
 def equal_shares(holds_LSE: Holds) -> Shares:
     """float64 (L, S, E): 1 / (servers that hold the expert) where held."""
-    layers, servers, experts = holds_LSE.shape
     shares_LSE = np.zeros(holds_LSE.shape)
-    _planning.equal_shares(holds_LSE, layers, servers, experts, shares_LSE)
+    compiled.equal_shares(holds_LSE, shares_LSE)
     return shares_LSE
 
 

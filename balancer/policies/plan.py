@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.types import Holds, Plan, Problem, Shares
@@ -17,7 +17,9 @@ def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Share
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:
-        transit = _planning.count_new(holds_LSE, current_LSE, holds_LSE.size)
+        count = np.zeros((), dtype=np.int64)
+        compiled.count_new(holds_LSE, current_LSE, count)
+        transit = int(count)
     par_L = par(problem.load_LE, holds_LSE, shares_LSE, problem.speeds_S)
     bound_L = par_bound(problem)
     # An optimal plan is at the bound; rounding can put its PAR a few units in the last place below.

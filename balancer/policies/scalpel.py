@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
 from balancer.policies.measure import equal_shares, held_load, peak_to_mean
 from balancer.policies.problem import checked_number, checked_window
@@ -123,10 +123,8 @@ def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: 
     of the server with the lowest, of experts that the other lacks, if that lowers the higher of the two.
     Replica counts stay.
     """
-    layers, servers, experts = current_LSE.shape
     held_LSE = current_LSE.copy()
-    swaps_L = np.zeros(layers, dtype=np.int64)
-    _planning.swap_hottest(weight_LE, speeds_S, layers, servers, experts, budget, held_LSE, swaps_L)
+    compiled.swap_hottest(weight_LE, speeds_S, budget, held_LSE)
     return held_LSE
 
 
@@ -156,11 +154,8 @@ def align(
     server_of_NS = np.empty((len(count_NE), fresh.servers), dtype=np.int64)
     _, alike_S = np.unique(problem.speeds_S, return_inverse=True)
     kind_NS = problem.slots_LS[layers] * fresh.servers + alike_S
-    _planning.match(
-        *(count_NE, server_NP, problem.current_LSE[layers], kind_NS),
-        *(len(count_NE), fresh.servers, problem.experts, server_NP.shape[1]),
-        matching == "optimal",
-        server_of_NS,
-    )
+    current_NSE = problem.current_LSE[layers]
+    optimal = matching == "optimal"
+    compiled.match(count_NE, server_NP, current_NSE, kind_NS, optimal, server_of_NS)
     moved_NP = np.take_along_axis(server_of_NS, np.maximum(server_NP, 0), 1).astype(np.int32)
     return Compact(count_NE, np.where(server_NP < 0, server_NP, moved_NP), fresh.servers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import _planning
+from balancer.policies import compiled
 from balancer.policies.types import Int, Layout, Problem
 
 __all__ = ["spread", "spread_evenly"]
@@ -23,27 +23,14 @@ def spread(
         num_layers: MoE layers (L).
         num_experts: Logical experts per layer (E).
         servers: Expert servers (S).
-        redundancy: Servers that hold each expert (R).
+        redundancy: Servers that hold each expert (R), no more than there are.
 
     Returns:
         holds_LSE: bool (L, S, E).
         shares_LSE: float32 (L, S, E); 1/R where held, else 0.
 
-    Raises:
-        ValueError: An argument is below 1, or redundancy is above servers; named in the message.
-
     Time O(L * E * R * S), memory O(L * S * E).
     """
-    for name, value in (
-        ("num_layers", num_layers),
-        ("num_experts", num_experts),
-        ("servers", servers),
-        ("redundancy", redundancy),
-    ):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, must be at least 1")
-    if redundancy > servers:
-        raise ValueError(f"redundancy {redundancy} is above servers {servers}")
     count_LE = np.full((num_layers, num_experts), redundancy)
     # Above what any server gets: only the levelling limits it.
     slots_LS = np.full((num_layers, servers), num_experts * redundancy)
@@ -67,9 +54,7 @@ def spread_evenly(problem: Problem) -> Layout:
 
 
 def _deal(count_LE: Int, slots_LS: Int) -> Layout:
-    layers, experts = count_LE.shape
-    servers = slots_LS.shape[1]
-    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
+    holds_LSE = np.zeros((*slots_LS.shape, count_LE.shape[1]), dtype=np.bool_)
     shares_LSE = np.zeros(holds_LSE.shape)
-    _planning.spread(count_LE, slots_LS, layers, servers, experts, holds_LSE, shares_LSE)
+    compiled.spread(count_LE, slots_LS, holds_LSE, shares_LSE)
     return holds_LSE, shares_LSE

@@ -6,8 +6,6 @@ a linear ramp.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -20,8 +18,6 @@ __all__ = ["planning_weight", "shift", "total_variation", "variance_buffer"]
 _MANY_EXPERTS, _K_MANY, _K_FEW = 192, 2.0, 0.0
 # Steps converted at a time: few enough for a core's cache.
 _BLOCK = 8
-
-_Bool = npt.NDArray[np.bool_]
 
 
 def total_variation(one_LE: npt.ArrayLike, other_LE: npt.ArrayLike) -> Float:
@@ -82,18 +78,12 @@ def planning_weight(
 def _moments(window_WLE: npt.NDArray[np.number], ramp_W: Float) -> tuple[Float, Float]:
     """Sums over the window of loads and of their squares."""
     sum_LE, sum2_LE = np.zeros((2, *window_WLE.shape[1:]))
-    for block_BLE, ramp_B in _blocks(window_WLE, ramp_W):
+    for first in range(0, len(window_WLE), _BLOCK):
+        ramp_B = ramp_W[first : first + _BLOCK]
+        block_BLE = window_WLE[first : first + _BLOCK].astype(np.float64)
         sum_LE += np.tensordot(ramp_B, block_BLE, 1)
         sum2_LE += np.tensordot(ramp_B, block_BLE * block_BLE, 1)
     return sum_LE, sum2_LE
-
-
-def _blocks(window_WLE: npt.NDArray[np.number], ramp_W: Float) -> Iterator[tuple[Float, Float]]:
-    for first in range(0, len(window_WLE), _BLOCK):
-        yield (
-            window_WLE[first : first + _BLOCK].astype(np.float64),
-            ramp_W[first : first + _BLOCK],
-        )
 
 
 def _mean_and_std(sum_LE: Float, sum2_LE: Float, total: float, k: float) -> Float:

@@ -265,6 +265,28 @@ class World:
 
     # -- until nothing is left to do --------------------------------------------------------------
 
+    def advance(self, steps: int) -> bool:
+        """Answer calls, then let the client follow; False if all was done in fewer steps."""
+        for _ in range(steps):
+            if self.calls:
+                self.answer()
+            elif self.follows["c"] is not self.published:
+                self.follow("c")
+            else:
+                return False
+        return True
+
+    def answer_all(self) -> None:
+        while self.calls:
+            self.answer()
+
+    def rest(self, times: int = 3, seconds: float = GRACE_S + 1) -> None:
+        """Settle again and again, each time after all graces are over."""
+        for _ in range(times):
+            self.settle()
+            self.wait(seconds)
+        self.settle()
+
     def settle(self) -> None:
         for _ in range(1000):
             if self.calls:
@@ -277,6 +299,10 @@ class World:
                 if not self.calls and {p.epoch for p in self.follows.values()} == epochs:
                     return
         raise AssertionError("it never ends")
+
+    def assert_settles(self) -> None:
+        self.settle()
+        self.assert_settled()
 
     def assert_settled(self) -> None:
         """All that live hold their shares and nothing else, evenly, and everybody follows that."""
@@ -296,8 +322,7 @@ def settled(*names: str, redundancy: int = 2, clients: tuple[str, ...] = ("c",))
     world = World(len(names), redundancy)
     for name in names:
         world.start(name)
-    while world.calls:
-        world.answer()
+    world.answer_all()
     for name in clients:
         world.follow(name)
     world.settle()

@@ -6,19 +6,11 @@
 static int32_t
 find_item(const Items *items, double rest, int32_t expert)
 {
-    int32_t low = 0, high = items->count;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (items->rest[middle] < rest) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
+    int32_t at = first_at_least(items, rest);
+    while (items->expert[at] != expert) {
+        at++;
     }
-    while (items->expert[low] != expert) {
-        low++;
-    }
-    return low;
+    return at;
 }
 
 /* Moves the server's experts from the items to `own`, ascending; returns their number. */

@@ -1,4 +1,4 @@
-/* Shared by the parts of fill. No Python in here. */
+/* Shared by the parts of fill. */
 #ifndef EAAS_FRACTIONAL_FILL_H
 #define EAAS_FRACTIONAL_FILL_H
 

@@ -118,8 +118,8 @@ remove_items(Items *items, int32_t first, int32_t count)
     items->count -= count;
 }
 
-void
-insert_item(Items *items, double rest, int32_t expert)
+int32_t
+first_at_least(const Items *items, double rest)
 {
     int32_t low = 0, high = items->count;
     while (low < high) {
@@ -130,11 +130,18 @@ insert_item(Items *items, double rest, int32_t expert)
             high = middle;
         }
     }
-    size_t after = (size_t)(items->count - low);
-    memmove(items->rest + low + 1, items->rest + low, after * sizeof(double));
-    memmove(items->expert + low + 1, items->expert + low, after * sizeof(int32_t));
-    items->rest[low] = rest;
-    items->expert[low] = expert;
+    return low;
+}
+
+void
+insert_item(Items *items, double rest, int32_t expert)
+{
+    int32_t at = first_at_least(items, rest);
+    size_t after = (size_t)(items->count - at);
+    memmove(items->rest + at + 1, items->rest + at, after * sizeof(double));
+    memmove(items->expert + at + 1, items->expert + at, after * sizeof(int32_t));
+    items->rest[at] = rest;
+    items->expert[at] = expert;
     items->count++;
 }
 

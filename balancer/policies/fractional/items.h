@@ -1,4 +1,4 @@
-/* Items: the experts' remaining loads to deal out, ascending. No Python in here. */
+/* Items: the experts' remaining loads to deal out, ascending. */
 #ifndef EAAS_FRACTIONAL_ITEMS_H
 #define EAAS_FRACTIONAL_ITEMS_H
 
@@ -37,6 +37,7 @@ int32_t last_window(const Items *items, int32_t windows, int32_t size, double mo
 /* Exactly `capacity` of the items (whose sums are up to date): `whole` of them, and a part of one more. */
 Share choose(const Items *items, double capacity, int32_t whole);
 
+int32_t first_at_least(const Items *items, double rest);
 void remove_items(Items *items, int32_t first, int32_t count);
 void insert_item(Items *items, double rest, int32_t expert);
 

@@ -1,4 +1,4 @@
-/* Plans one layer: which slot holds which expert. No Python in here.
+/* Plans one layer: which slot holds which expert.
  *
  * Letters: B scenarios, E experts, S servers, N slots; see eaas/minmax/flow.h for the flow.
  */

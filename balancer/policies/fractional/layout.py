@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.fractional import _fractional
+from balancer.policies import compiled
 from balancer.policies.fractional.forecast import block_means, forecast, scenarios
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
@@ -46,6 +46,7 @@ from balancer.policies.types import Float, Layout, Problem
 __all__ = [
     "SCENARIOS",
     "checked_nodes",
+    "checked_price",
     "fractional",
     "lay_out",
 ]
@@ -128,19 +129,12 @@ def lay_out(
     shape = (problem.layers, problem.servers, problem.experts)
     holds_LSE = np.zeros(shape, np.bool_)
     shares_LSE = np.zeros(shape)
-    _fractional.plan(
-        np.ascontiguousarray(load_BLE),
-        len(load_BLE),
-        *shape,
-        problem.slots_LS,
-        problem.speeds_S,
-        problem.current_LSE,
-        problem.current_shares_LSE,
-        nodes_S,
-        most_cross_node,
+    compiled.plan_fractional(
+        *(np.ascontiguousarray(load_BLE), problem.slots_LS, problem.speeds_S),
+        *(problem.current_LSE, problem.current_shares_LSE),
+        *(nodes_S, most_cross_node),
         0.0 if problem.current_LSE is None else price,
-        holds_LSE,
-        shares_LSE,
+        *(holds_LSE, shares_LSE),
     )
     return holds_LSE, shares_LSE
 

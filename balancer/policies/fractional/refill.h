@@ -1,4 +1,4 @@
-/* Shared by the parts of refill.c; see there. No Python in here. */
+/* Shared by the parts of refill.c; see there. */
 #ifndef EAAS_FRACTIONAL_REFILL_H
 #define EAAS_FRACTIONAL_REFILL_H
 

@@ -1,4 +1,4 @@
-/* Shared by the parts of improve; see there. No Python in here. */
+/* Shared by the parts of improve; see there. */
 #ifndef EAAS_FRACTIONAL_SEARCH_H
 #define EAAS_FRACTIONAL_SEARCH_H
 

@@ -1,8 +1,9 @@
 /* CRAFT's three algorithms (appendix A of the paper). */
 #include "planning.h"
 
-#include <math.h>
 #include <string.h>
+
+#define LANES 16 /* batches at a time, where there are several */
 
 static inline void
 replay_lanes(const float *load_EB, ptrdiff_t lanes, const int wide, ptrdiff_t experts, ptrdiff_t servers,
@@ -44,7 +45,7 @@ replay_lanes(const float *load_EB, ptrdiff_t lanes, const int wide, ptrdiff_t ex
 
 /* Algorithm 1, inner loops: replays batches over a placement, `wide` of them at once (1 or LANES). `balancedness` gets
  * the sum over the first `lanes` of mean / maximum of the servers' loads, 1 for a batch without load. */
-void
+static void
 replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdiff_t servers, const int64_t *count,
        const int32_t *server, float *filled_SB, double *balancedness)
 {
@@ -58,7 +59,7 @@ replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdi
 
 /* Algorithm 2: one of the choices, or none, for each layer; the greatest sum of gains with `budget` replicas at
  * most, and no more in a layer than its limit. Of equal sums the one with fewer replicas in the later layers. */
-void
+static void
 allocate(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_L, ptrdiff_t layers,
          ptrdiff_t choices, int64_t budget, int64_t *chosen_L, double *best_C, double *next_C, int8_t *choice_LC)
 {
@@ -97,8 +98,8 @@ allocate(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_
 
 /* Algorithm 3: the number of each layer's experts on a server. All get the same number; the remainder goes to servers
  * with the fewest experts over all layers, evenly spaced among equals. Unlike in the paper, slots may differ: full
- * servers get no more. `sum` is by server, `tied` has place for two such lists. */
-void
+ * servers get no more. `sum` and `tied` are by server. */
+static void
 interleave(const int64_t *total_L, const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers,
            int64_t *assigned_LS, int64_t *sum_S, int32_t *tied)
 {
@@ -159,4 +160,74 @@ interleave(const int64_t *total_L, const int64_t *slots_LS, ptrdiff_t layers, pt
             rest -= wanted;
         }
     }
+}
+
+/* Adds to `sum` (N, L) the balancedness of each batch (B, L, E) under N compact placements. */
+EXPORT int
+replay_layers(const float *load_BLE, const int64_t *count, const int32_t *server, ptrdiff_t servers, double *sum,
+              ptrdiff_t plans, ptrdiff_t batches, ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t replicas)
+{
+    ptrdiff_t rows = plans * layers;
+    if (servers < 1 || !counts_fit(count, rows, experts, replicas) || !servers_fit(server, rows * replicas, servers)) {
+        return OUT_OF_RANGE;
+    }
+    int wide = batches == 1 ? 1 : LANES;
+    float *block = malloc((size_t)(experts + servers) * (size_t)wide * sizeof(*block));
+    if (block == NULL) {
+        return NO_MEMORY;
+    }
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        for (ptrdiff_t first = 0; first < batches; first += wide) {
+            ptrdiff_t lanes = batches - first < wide ? batches - first : wide;
+            memset(block, 0, (size_t)(experts * wide) * sizeof(*block));
+            for (ptrdiff_t b = 0; b < lanes; b++) {
+                const float *load = load_BLE + ((first + b) * layers + l) * experts;
+                for (ptrdiff_t e = 0; e < experts; e++) {
+                    block[e * wide + b] = load[e];
+                }
+            }
+            for (ptrdiff_t at = l; at < plans * layers; at += layers) {
+                replay(block, lanes, wide, experts, servers, count + at * experts, server + at * replicas,
+                       block + experts * wide, sum + at);
+            }
+        }
+    }
+    free(block);
+    return DONE;
+}
+
+EXPORT int
+interleave_layers(const int64_t *total_L, const int64_t *slots_LS, int64_t *assigned_LS, ptrdiff_t layers,
+                  ptrdiff_t servers)
+{
+    int64_t *sum = malloc((size_t)servers * (sizeof(int64_t) + sizeof(int32_t)));
+    if (sum == NULL) {
+        return NO_MEMORY;
+    }
+    interleave(total_L, slots_LS, layers, servers, assigned_LS, sum, (int32_t *)(sum + servers));
+    free(sum);
+    return DONE;
+}
+
+/* The replicas (K) of each layer with the greatest sum of gains (L, K), within `budget` and limits (L). */
+EXPORT int
+allocate_layers(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_L, int64_t budget,
+                int64_t *chosen_L, ptrdiff_t layers, ptrdiff_t choices)
+{
+    bool fits = budget >= 0 && choices <= INT8_MAX;
+    for (ptrdiff_t k = 0; k < choices; k++) {
+        fits &= replicas_K[k] > 0;
+    }
+    if (!fits) {
+        return OUT_OF_RANGE;
+    }
+    size_t width = (size_t)budget + 1;
+    double *memory = malloc(width * (2 * sizeof(double) + (size_t)layers));
+    if (memory == NULL) {
+        return NO_MEMORY;
+    }
+    allocate(gain_LK, replicas_K, limit_L, layers, choices, budget, chosen_L, memory, memory + width,
+             (int8_t *)(memory + 2 * width));
+    free(memory);
+    return DONE;
 }

@@ -3,6 +3,7 @@
 #ifndef EAAS_POLICIES_HELD_H
 #define EAAS_POLICIES_HELD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -35,6 +36,52 @@ list_row(const uint8_t *row, ptrdiff_t experts, int32_t *listed)
         }
     }
     return found;
+}
+
+/* What each server of a layer holds. */
+typedef struct {
+    int32_t *expert; /* those of server 0, then those of server 1, ...; room for servers x experts */
+    int32_t *first;  /* by server, and the end: where its experts begin in that list */
+} HeldList;
+
+/* Memory for the list, in one block. */
+static inline size_t
+list_bytes(ptrdiff_t servers, ptrdiff_t experts)
+{
+    return ((size_t)servers * (size_t)experts + (size_t)servers + 1) * sizeof(int32_t);
+}
+
+static inline HeldList
+list_in(void *block, ptrdiff_t servers)
+{
+    return (HeldList){.first = block, .expert = (int32_t *)block + servers + 1};
+}
+
+static inline void
+list_held(const uint8_t *holds, ptrdiff_t servers, ptrdiff_t experts, HeldList *list)
+{
+    int32_t found = 0;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        list->first[s] = found;
+        found += list_row(holds + s * experts, experts, list->expert + found);
+    }
+    list->first[servers] = found;
+}
+
+static inline void
+count_held(const HeldList *list, ptrdiff_t servers, ptrdiff_t experts, int64_t *count)
+{
+    memset(count, 0, (size_t)experts * sizeof(*count));
+    for (int32_t i = 0; i < list->first[servers]; i++) {
+        count[list->expert[i]]++;
+    }
+}
+
+/* Whether the list's indices fit into its type. */
+static inline bool
+list_fits(ptrdiff_t servers, ptrdiff_t experts)
+{
+    return servers == 0 || experts <= INT32_MAX / servers;
 }
 
 #endif

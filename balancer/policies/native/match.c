@@ -4,6 +4,25 @@
 #include <math.h>
 #include <string.h>
 
+#include "held.h"
+
+typedef struct {
+    int32_t server;
+    int32_t common; /* experts that the pack and the server have in common, above 0 */
+} Overlap;
+
+typedef struct {
+    HeldList held;
+    int32_t *holder;      /* the servers of expert 0, then those of expert 1, ... */
+    int32_t *first;       /* by expert, and the end: where its servers begin in that list */
+    int32_t *packed;      /* by replica: the experts of pack 0, then those of pack 1, ... */
+    int32_t *first_pack;  /* by pack, and the end */
+    int32_t *common;      /* by server */
+    Overlap *overlap;     /* those of pack 0, then those of pack 1, ...; servers x servers at most */
+    int32_t *first_overlap; /* by pack, and the end */
+    int32_t *left;        /* by server */
+} MatchRoom;
+
 /* Lists the servers of each expert, and the experts of each pack of a compact placement. */
 static void
 list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server, const uint8_t *current,
@@ -45,7 +64,7 @@ list_both(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int3
 }
 
 /* Most pairs of a pack and a server have no expert in common: those are left out. */
-void
+static void
 find_overlaps(ptrdiff_t servers, ptrdiff_t experts, const int64_t *count, const int32_t *server,
               const uint8_t *current, MatchRoom *room)
 {
@@ -88,7 +107,7 @@ first_free(ptrdiff_t pack, int32_t common, const int64_t *kind, const uint8_t *t
 
 /* Matches only packs and servers of one `kind`. Greatest overlap first; ties by pack, then by server; packs without
  * overlap with a free server last. */
-void
+static void
 match_greedy(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRoom *room)
 {
     uint8_t *taken = (uint8_t *)room->common;
@@ -127,7 +146,7 @@ match_greedy(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, MatchRo
 /* The same with the greatest sum of overlaps: the Hungarian method, by shortest augmenting paths with potentials
  * (Jonker and Volgenant 1987), O(servers^3). Room: overlaps of servers x servers, 3 x (servers + 1) doubles and as many
  * integers. */
-void
+static void
 match_optimal(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, const MatchRoom *room, int32_t *overlap,
               double *doubles, int64_t *ints)
 {
@@ -187,4 +206,50 @@ match_optimal(ptrdiff_t servers, const int64_t *kind, int64_t *server_of, const 
     for (ptrdiff_t j = 1; j <= n; j++) {
         server_of[pack_at[j] - 1] = j - 1;
     }
+}
+
+/* Which server (L, S) gets the experts that a compact placement has on its server s, from what servers hold now
+ * (L, S, E). Only servers of one kind (L, S) change places. */
+EXPORT int
+match_layers(const int64_t *count_LE, const int32_t *server, const uint8_t *current_LSE, const int64_t *kind_LS,
+             bool optimal, int64_t *server_of, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts,
+             ptrdiff_t replicas)
+{
+    if (!list_fits(servers, experts) || !list_fits(servers, servers)) {
+        return TOO_MANY;
+    }
+    if (!counts_fit(count_LE, layers, experts, replicas) || !servers_fit(server, layers * replicas, servers)) {
+        return OUT_OF_RANGE;
+    }
+    size_t s = (size_t)servers, e = (size_t)experts, cells = s * s, whole = optimal ? cells : 0;
+    size_t paths = optimal ? 3 * (s + 1) : 0;
+    double *doubles = malloc(paths * (sizeof(double) + sizeof(int64_t)) + cells * sizeof(Overlap)
+                             + (whole + s * e + e + (size_t)replicas + 4 * s + 3) * sizeof(int32_t)
+                             + list_bytes(servers, experts));
+    if (doubles == NULL) {
+        return NO_MEMORY;
+    }
+    int64_t *ints = (int64_t *)(doubles + paths);
+    MatchRoom room = {.overlap = (Overlap *)(ints + paths)};
+    room.holder = (int32_t *)(room.overlap + cells);
+    room.first = room.holder + s * e;
+    room.packed = room.first + e + 1;
+    room.first_pack = room.packed + replicas;
+    room.first_overlap = room.first_pack + s + 1;
+    room.common = room.first_overlap + s + 1;
+    room.left = room.common + s;
+    int32_t *overlap = room.left + s;
+    room.held = list_in(overlap + whole, servers);
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        const int64_t *kind = kind_LS + l * servers;
+        find_overlaps(servers, experts, count_LE + l * experts, server + l * replicas,
+                      current_LSE + l * servers * experts, &room);
+        if (optimal) {
+            match_optimal(servers, kind, server_of + l * servers, &room, overlap, doubles, ints);
+        } else {
+            match_greedy(servers, kind, server_of + l * servers, &room);
+        }
+    }
+    free(doubles);
+    return DONE;
 }

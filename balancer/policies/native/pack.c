@@ -5,6 +5,14 @@
 
 #include "keys.h"
 
+typedef struct {
+    float *filled;   /* by server */
+    int64_t *held;   /* by server */
+    uint64_t *heap;  /* by server */
+    uint64_t *order; /* by replica */
+    uint64_t *sorting; /* by replica */
+} PackRoom;
+
 /* A non-negative number and an index as one key: the bits of non-negative doubles sort like the numbers. */
 static inline uint64_t
 key_of(float value, ptrdiff_t index)
@@ -17,7 +25,7 @@ key_of(float value, ptrdiff_t index)
 
 /* Heaviest first (ties by index), each replica to the least loaded server with a slot (ties by index); `place` is the
  * slot on the server. In single precision, like torch. */
-void
+static void
 pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, int64_t *server, int64_t *place,
      PackRoom *room)
 {
@@ -61,7 +69,7 @@ pack(ptrdiff_t servers, const double *value, ptrdiff_t replicas, int64_t slots, 
 }
 
 /* Exchanges replicas of equal load if that separates two replicas of one expert: no server's load changes. */
-void
+static void
 separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const double *value, const int64_t *expert,
          int64_t *server, int64_t *place, uint16_t *held)
 {
@@ -85,4 +93,32 @@ separate(ptrdiff_t replicas, ptrdiff_t servers, ptrdiff_t experts, const double 
             break;
         }
     }
+}
+
+/* Packs the replicas of each layer, P / S to a server; `server` and `place` are (L, P). With `expert` (L, P; NULL:
+ * none) replicas of one expert are separated. */
+EXPORT int
+pack_layers(const double *value, const int64_t *expert, int64_t *server, int64_t *place, ptrdiff_t servers,
+            ptrdiff_t experts, ptrdiff_t layers, ptrdiff_t replicas)
+{
+    if (servers < 1 || replicas % servers != 0 || (expert != NULL && !within(expert, layers * replicas, experts))) {
+        return OUT_OF_RANGE;
+    }
+    size_t s = (size_t)servers, r = (size_t)replicas;
+    uint64_t *memory = malloc((s + 2 * r) * sizeof(uint64_t) + s * (sizeof(int64_t) + sizeof(float)));
+    uint16_t *held = malloc(s * (size_t)experts * sizeof(*held) + 1);
+    PackRoom room = {.heap = memory, .order = memory + s};
+    room.sorting = room.order + r;
+    room.held = (int64_t *)(room.sorting + r);
+    room.filled = (float *)(room.held + s);
+    bool fits = memory != NULL && held != NULL;
+    for (ptrdiff_t at = 0; fits && at < layers * replicas; at += replicas) {
+        pack(servers, value + at, replicas, replicas / servers, server + at, place + at, &room);
+        if (expert != NULL) {
+            separate(replicas, servers, experts, value + at, expert + at, server + at, place + at, held);
+        }
+    }
+    free(memory);
+    free(held);
+    return fits ? DONE : NO_MEMORY;
 }

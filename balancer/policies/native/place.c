@@ -8,8 +8,20 @@
 
 /* A non-negative number and its item in one key, for comparisons without branches: the bits of non-negative doubles
  * sort like the numbers, and the lowest bits hold the index. Differences below 1e-11 are ignored. */
-#define EXPERT_BITS ((UINT64_C(1) << PLACE_EXPERT_BITS) - 1)
-#define SERVER_BITS ((UINT64_C(1) << PLACE_SERVER_BITS) - 1)
+#define EXPERT_BITS UINT64_C(0xffff)
+#define SERVER_BITS UINT64_C(0x3fff)
+
+typedef struct {
+    double *filled;    /* by server */
+    int64_t *left;     /* by server */
+    uint64_t *by_load; /* by expert */
+    uint64_t *order;   /* by expert */
+    uint64_t *sorting; /* by expert */
+    uint64_t *heap;    /* by server */
+    uint64_t *queue;   /* by server */
+    uint8_t *held;     /* servers x experts */
+    bool alike;        /* all servers are equally fast */
+} PlaceRoom;
 
 static inline uint64_t
 bits_of(double value)
@@ -33,7 +45,7 @@ expert_of(uint64_t order)
     return (int32_t)(order & EXPERT_BITS);
 }
 
-void
+static void
 sort_by_load(const Layer *layer, PlaceRoom *room)
 {
     for (ptrdiff_t e = 0; e < layer->experts; e++) {
@@ -196,7 +208,7 @@ find_shift(const Layer *layer, int32_t expert, double value, const int64_t *coun
 
 /* The servers of all replicas; `sort_by_load` comes before, once for any number of counts. Each expert has a
  * server if the slots, counted up to one per expert and server, are as many as the replicas. */
-void
+static void
 place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *server, PlaceRoom *room)
 {
     Lightest lightest = {0, 0, 0};
@@ -266,4 +278,40 @@ place(const Layer *layer, const int64_t *count, const int64_t *slots, int32_t *s
             }
         }
     }
+}
+
+/* The servers (N, L, P) for counts (N, L, E) and slots (N, L, S) of N plans. */
+EXPORT int
+place_layers(const double *load_LE, const int64_t *count, const int64_t *slots, const double *speed_S, int32_t *server,
+             ptrdiff_t plans, ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t servers, ptrdiff_t replicas)
+{
+    if (!counts_fit(count, plans * layers, experts, replicas)) {
+        return OUT_OF_RANGE;
+    }
+    if ((uint64_t)servers > SERVER_BITS || (uint64_t)experts > EXPERT_BITS) {
+        return TOO_MANY;
+    }
+    size_t s = (size_t)servers, e = (size_t)experts;
+    char *memory = malloc(s * (sizeof(double) + sizeof(int64_t) + 2 * sizeof(uint64_t)) + e * 3 * sizeof(uint64_t)
+                          + s * e);
+    if (memory == NULL) {
+        return NO_MEMORY;
+    }
+    PlaceRoom room = {.by_load = (uint64_t *)memory};
+    room.order = room.by_load + e;
+    room.sorting = room.order + e;
+    room.heap = room.sorting + e;
+    room.queue = room.heap + s;
+    room.filled = (double *)(room.queue + s);
+    room.left = (int64_t *)(room.filled + s);
+    room.held = (uint8_t *)(room.left + s);
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, load_LE + l * experts, speed_S};
+        sort_by_load(&layer, &room);
+        for (ptrdiff_t at = l; at < plans * layers; at += layers) {
+            place(&layer, count + at * experts, slots + at * servers, server + at * replicas, &room);
+        }
+    }
+    free(memory);
+    return DONE;
 }

@@ -3,7 +3,19 @@
 
 #include <math.h>
 
+#include "heap.h"
+
 #define ASKED 16 /* least filled servers that are tried for an exchange */
+
+typedef struct {
+    double *filled;  /* by server */
+    Entry *order;    /* by server */
+    double *value;   /* by replica */
+    int32_t *owner;  /* by replica */
+    int32_t *listed; /* by replica: those of server 0, then those of server 1, ... */
+    int32_t *start;  /* by server, and the end: where its replicas begin in that list */
+    int32_t *next;   /* by server */
+} RefineRoom;
 
 static bool
 holds_expert(const RefineRoom *room, int32_t s, int32_t expert)
@@ -41,7 +53,7 @@ best_exchange(const Layer *layer, const RefineRoom *room, int32_t hot, int32_t c
 
 /* Up to `budget` times: exchanges a replica of the peak's server with the least filled server for which that lowers
  * the higher of the two. Ends if that is none of the first few. */
-void
+static void
 refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget, RefineRoom *room)
 {
     ptrdiff_t servers = layer->servers, replicas = 0;
@@ -105,4 +117,33 @@ refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget
         room->filled[hot] += room->value[b] - room->value[a];
         room->filled[cold] += room->value[a] - room->value[b];
     }
+}
+
+/* Changes `server` (L, P) by `budget` exchanges per layer at most. */
+EXPORT int
+refine_layers(const double *load_LE, const int64_t *count_LE, const double *speed_S, int64_t budget, int32_t *server,
+              ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t servers, ptrdiff_t replicas)
+{
+    if (!counts_fit(count_LE, layers, experts, replicas) || !servers_fit(server, layers * replicas, servers)) {
+        return OUT_OF_RANGE;
+    }
+    size_t s = (size_t)servers, p = (size_t)replicas;
+    Entry *memory = malloc(s * (sizeof(Entry) + sizeof(double)) + p * (sizeof(double) + 2 * sizeof(int32_t))
+                           + (2 * s + 1) * sizeof(int32_t));
+    if (memory == NULL) {
+        return NO_MEMORY;
+    }
+    RefineRoom room = {.order = memory};
+    room.filled = (double *)(room.order + s);
+    room.value = room.filled + s;
+    room.owner = (int32_t *)(room.value + p);
+    room.listed = room.owner + p;
+    room.start = room.listed + p;
+    room.next = room.start + s + 1;
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        Layer layer = {experts, servers, load_LE + l * experts, speed_S};
+        refine(&layer, count_LE + l * experts, server + l * replicas, budget, &room);
+    }
+    free(memory);
+    return DONE;
 }

@@ -1,6 +1,8 @@
 /* How many replicas each expert gets. */
 #include "replicate.h"
 
+#include "planning.h"
+
 /* In single precision loads per replica, and so ties, equal torch's float32. */
 static inline double
 per_replica(double load, int64_t count, bool single)
@@ -36,4 +38,26 @@ replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, b
             sift_down(heap, size, 0);
         }
     }
+}
+
+/* `picks` (L x width) is filled if width is above 0. */
+EXPORT int
+replicate_layers(const double *load_LE, const int64_t *extra_L, int64_t cap, bool single, int64_t *count_LE,
+                 int64_t *picks, ptrdiff_t layers, ptrdiff_t experts, ptrdiff_t width)
+{
+    for (ptrdiff_t l = 0; width > 0 && l < layers; l++) {
+        if (extra_L[l] > width) {
+            return OUT_OF_RANGE;
+        }
+    }
+    Entry *heap = malloc((size_t)experts * sizeof(*heap));
+    if (heap == NULL) {
+        return NO_MEMORY;
+    }
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        replicate(load_LE + l * experts, experts, extra_L[l], cap, single, count_LE + l * experts,
+                  width > 0 ? picks + l * width : NULL, heap);
+    }
+    free(heap);
+    return DONE;
 }

@@ -3,6 +3,16 @@
 
 #include <string.h>
 
+typedef struct {
+    int32_t *total;    /* by server */
+    int32_t *left;     /* by server */
+    int32_t *shared;   /* by server */
+    int32_t *taken_by; /* by server */
+    int32_t *list;     /* by server */
+    int32_t *chosen;   /* by server */
+    int32_t *pairs;    /* servers x servers */
+} SpreadRoom;
+
 static int32_t
 lowest(const int32_t *total, ptrdiff_t servers, ptrdiff_t *how_many)
 {
@@ -38,7 +48,7 @@ emptiest(const int32_t *left, ptrdiff_t servers, ptrdiff_t first, int32_t *list)
 /* Each replica goes to the emptiest server without its expert. Ties: first servers that are not ahead over all layers,
  * then the one that shares the fewest experts with the expert's other servers, then the lowest total, then in turn from
  * server `first`. `total` (by server) and `pairs` (by two servers) accumulate over layers. */
-void
+static void
 spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, ptrdiff_t first,
        uint8_t *holds, double *shares, SpreadRoom *room)
 {
@@ -109,4 +119,25 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
             }
         }
     }
+}
+
+/* Counts (L, E), dealt to servers with these slots (L, S); holds and shares (L, S, E) are zeroed. */
+EXPORT int
+spread_layers(const int64_t *count_LE, const int64_t *slots_LS, uint8_t *holds_LSE, double *shares_LSE,
+              ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
+{
+    size_t n = (size_t)servers;
+    int32_t *memory = calloc(n * (n + 6), sizeof(*memory));
+    if (memory == NULL) {
+        return NO_MEMORY;
+    }
+    SpreadRoom room = {memory,         memory + n,     memory + 2 * n, memory + 3 * n,
+                       memory + 4 * n, memory + 5 * n, memory + 6 * n};
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        ptrdiff_t at = l * servers * experts;
+        spread(experts, servers, count_LE + l * experts, slots_LS + l * servers, l % servers, holds_LSE + at,
+               shares_LSE + at, &room);
+    }
+    free(memory);
+    return DONE;
 }

@@ -100,8 +100,7 @@ def test_a_damaged_copy_is_found_at_a_cold_start(damaged: str, turns: tuple[int,
     # And it comes back, with a copy that is right.
     world.copies[damaged] = RIGHT_LE.copy()
     world.start(damaged)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_no_server_serves_before_all_are_compared() -> None:
@@ -114,8 +113,7 @@ def test_no_server_serves_before_all_are_compared() -> None:
     assert world.published is None
     assert all(world.members[name].state is not SERVING for name in ("s1", "s2"))
     assert [type(call) for _, call in world.calls] == [Prepare, Prepare]
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_newcomer_is_told_the_digests_at_once() -> None:
@@ -125,8 +123,7 @@ def test_a_newcomer_is_told_the_digests_at_once() -> None:
     assert isinstance(call, Prepare)
     assert call.digests_LE is not None
     assert (call.digests_LE == RIGHT_LE).all()
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_damaged_newcomer_changes_nothing() -> None:
@@ -148,8 +145,7 @@ def test_a_serving_server_with_damage_keeps_its_experts_and_gets_no_more() -> No
     kept_LE = world.stores["s1"].copy()
     world.die("s2")
     for _ in range(20):
-        while world.calls:
-            world.answer()
+        world.answer_all()
         world.wait(60.0)
     assert not world.calls, "it is not asked again and again"
     assert [r.server_id for r in world.refusals] == ["s1"]

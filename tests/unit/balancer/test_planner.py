@@ -83,8 +83,7 @@ def test_a_loss_before_publication_makes_a_new_candidate_with_a_higher_epoch() -
     world.settle()
     assert world.published is None
     world.start("s3")
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
     assert world.published.epoch == 2
 
 
@@ -101,22 +100,19 @@ def test_a_server_that_joins_gets_a_share_with_the_least_loads() -> None:
     world.loads = 0
     world.start("s4")
     assert kinds(world) == sorted(((Prepare, f"s{i}") for i in (1, 2, 3, 4)), key=str)
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.published.epoch == 2
     assert world.published.servers == ("s1", "s2", "s3", "s4")
     # Nobody but the new one loads anything, and the client still has its replicas everywhere.
     assert world.loads == world.stores["s4"].sum() == 2 * 6 * 2 / 4
     assert world.covered(world.follows["c"]).all()
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_nothing_is_retired_before_every_client_follows_or_its_time_is_over() -> None:
     world = settled("s1", "s2", clients=("c", "d"))
     world.start("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.follow("c")
     assert kinds(world) == []
     world.wait(ACK_S - 0.1)
@@ -125,15 +121,13 @@ def test_nothing_is_retired_before_every_client_follows_or_its_time_is_over() ->
     del world.follows["d"]  # From here on it is nobody's fault.
     world.wait(0.2)
     assert kinds(world) == sorted(((Retire, f"s{i}") for i in (1, 2, 3)), key=str)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_client_that_dies_is_not_waited_for() -> None:
     world = settled("s1", "s2", clients=("c", "d"))
     world.start("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.follow("c")
     assert kinds(world) == []
     del world.follows["d"]
@@ -162,8 +156,7 @@ def test_a_server_that_comes_back_in_time_gets_its_share_again() -> None:
     world.settle()
     world.wait(GRACE_S - 1)
     world.start("s2")
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
     assert world.published is before
 
 
@@ -172,8 +165,7 @@ def test_a_server_that_woke_with_its_weights_is_left_alone() -> None:
     world.members["s2"] = replace(world.members["s2"], incarnation=2)
     world.notify()
     assert all(isinstance(call, Retire) for _, call in world.calls)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_server_dead_for_longer_than_the_grace_is_replaced() -> None:
@@ -182,8 +174,7 @@ def test_a_server_dead_for_longer_than_the_grace_is_replaced() -> None:
     assert world.calls == []
     assert world.planner.wake_at(world.now) == world.now + GRACE_S
     world.wait(GRACE_S)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
     assert world.published.servers == ("s1", "s2")
 
 
@@ -192,16 +183,14 @@ def test_orphans_are_restored_at_once_and_alone() -> None:
     lost = int(world.stores["s3"].sum())
     world.loads = 0
     world.die("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.loads == lost
     assert world.covered(world.published).all()
     # Its return is still waited for; then it takes its old share back.
     assert "s3" in world.published.servers
     world.settle()
     world.start("s3")
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_orphans_do_not_wait_for_a_roll_out() -> None:
@@ -213,12 +202,10 @@ def test_orphans_do_not_wait_for_a_roll_out() -> None:
     asked = {c.placement.epoch for _, c in world.calls}
     assert asked == {3}
     world.calls = world.calls + slow
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.covered(world.published).all()
     world.wait(GRACE_S)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def answer_all_but(world: World, hung: str) -> None:
@@ -325,8 +312,7 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     assert world.published.servers == ("s1", "s2")
     world.die("s3")
     world.start("s3")
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_server_that_leaves_before_it_could_load_holds_nothing() -> None:
@@ -349,8 +335,7 @@ def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None
     world.reconnect()
     world.settle()
     world.wait(GRACE_S)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
@@ -361,8 +346,7 @@ def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
     assert world.published is None
     world.reconnect()
     world.wait(GRACE_S)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_the_planner_continues_without_a_server_that_hangs_in_a_load() -> None:
@@ -375,8 +359,7 @@ def test_the_planner_continues_without_a_server_that_hangs_in_a_load() -> None:
     world.settle()
     assert world.published.servers == ("s1", "s2", "s3")
     world.wait(GRACE_S)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_before_the_first_placement_no_server_is_given_up() -> None:
@@ -385,6 +368,3 @@ def test_before_the_first_placement_no_server_is_given_up() -> None:
     for _ in range(20):
         assert planner.failed(asked["s1"], 0.0) == []
         assert planner.is_wanted(asked["s1"])
-
-
-# -- another balancer ------------------------------------------------------------------------------

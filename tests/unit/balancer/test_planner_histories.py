@@ -61,27 +61,17 @@ def test_any_history_ends_even_covered_and_followed(
     play(world, random.Random(seed), steps)
     # Once while some hear nothing, once more when all do.
     for long_s in (GRACE_S + 1, LONGEST_UNABLE_S + 1):
-        for _ in range(3):
-            world.settle()
-            world.wait(long_s)
-        world.settle()
+        world.rest(seconds=long_s)
         if any(world.members[n].state is SERVING for n in set(world.up()) - world.unreachable):
             assert world.published is not None
             assert world.covered(world.published).all()
         world.reconnect()
-    for _ in range(3):
-        world.settle()
-        world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest()
     world.assert_settled()
 
 
-def roll_outs() -> list[str]:
-    return ["join", "drain", "death", "orphans"]
-
-
 @pytest.mark.parametrize("crash", ["balancer", "source", "sink"])
-@pytest.mark.parametrize("what", roll_outs())
+@pytest.mark.parametrize("what", ["join", "drain", "death", "orphans"])
 def test_a_crash_at_every_step_of_a_roll_out(what: str, crash: str) -> None:
     """For each n, after n steps: the balancer, a source server or a target server dies."""
     for step in range(100):
@@ -93,22 +83,13 @@ def test_a_crash_at_every_step_of_a_roll_out(what: str, crash: str) -> None:
         else:
             world.die("s3")
             world.wait(GRACE_S if what == "death" else 0.0)
-        done = 0
-        while done < step and (world.calls or world.follows["c"] is not world.published):
-            if world.calls:
-                world.answer()
-            else:
-                world.follow("c")
-            done += 1
+        in_time = world.advance(step)
         if crash == "balancer":
             world.start_balancer()
         else:
             world.die("s1" if crash == "source" else world.up()[-1])
-        for _ in range(3):
-            world.settle()
-            world.wait(GRACE_S + 1)
-        world.settle()
+        world.rest()
         world.assert_settled()
-        if done < step:
+        if not in_time:
             return
     raise AssertionError("the roll-out never ended")

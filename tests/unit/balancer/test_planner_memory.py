@@ -20,8 +20,7 @@ def started(*names: str, room: int, redundancy: int = 2) -> World:
     world.capacity = dict.fromkeys(NAMES, room)
     for name in names:
         world.start(name)
-    while world.calls:
-        world.answer()
+    world.answer_all()
     world.follow("c")
     world.settle()
     return world
@@ -146,8 +145,5 @@ def test_in_any_history_no_server_exceeds_its_memory(
     for name in NAMES:
         if name not in world.up():
             world.start(name)
-    for _ in range(6):
-        world.settle()
-        world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest(6)
     is_right(world)

@@ -13,7 +13,7 @@ from balancer.live.away import with_the_dead
 from balancer.planner.actions import Prepare, Retire
 from balancer.planner.candidates import Candidate
 from eaas.types import Placement
-from placement_world import DRAINING, FULL, GRACE_S, JOINING, SERVING, World, client, settled
+from placement_world import DRAINING, FULL, JOINING, SERVING, World, client, settled
 
 L, E = FULL
 NAMES = ("s1", "s2", "s3", "s4")
@@ -116,10 +116,7 @@ def test_a_server_that_comes_or_dies_ends_the_stages() -> None:
         while world.published.epoch == 1:
             world.answer()
         getattr(world, strike)("s3" if strike == "die" else "s4")
-        for _ in range(3):
-            world.settle()
-            world.wait(GRACE_S + 1)
-        world.settle()
+        world.rest()
         assert world.planner.is_at_rest
         world.assert_settled()
 
@@ -200,8 +197,7 @@ def test_level_makes_a_placement_even_again() -> None:
     world.settle()
     world.planner.level()
     world.wait(0.0)
-    world.settle()
-    world.assert_settled()
+    world.assert_settles()
 
 
 def test_a_successor_continues_with_the_wanted_placement() -> None:
@@ -211,21 +207,16 @@ def test_a_successor_continues_with_the_wanted_placement() -> None:
         world.remembers = True
         wanted = candidate(("s1", "s2", "s3"), 5)
         assert propose(world, wanted) is None
-        world.loads, done = 0, 0
+        world.loads = 0
         missing = wanted.holds_LSE.sum() - np.count_nonzero(
             wanted.holds_LSE & world.placements[1].holds_LSE
         )
-        while done < step and (world.calls or world.follows["c"] is not world.published):
-            if world.calls:
-                world.answer()
-            else:
-                world.follow("c")
-            done += 1
+        in_time = world.advance(step)
         world.start_balancer()
         world.settle()
         rests_at(world, wanted)
         assert world.loads == missing
-        if done < step:
+        if not in_time:
             return
     raise AssertionError("the roll-out never ended")
 
@@ -277,10 +268,7 @@ def test_any_history_with_proposals_ends_covered_and_followed(
             world.start_balancer()
         else:
             world.wait(1.0)
-    for _ in range(4):
-        world.settle()
-        world.wait(GRACE_S + 1)
-    world.settle()
+    world.rest(4)
     if any(world.members[n].state is SERVING for n in world.up()):
         placement = world.published
         assert placement is not None
@@ -299,8 +287,7 @@ def test_shares_of_what_stays_are_kept_where_experts_are_restored(seed: int) -> 
     world.settle()
     held_once = wanted.holds_LSE.sum(axis=1) == 1
     world.die("s3")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     placement = world.published
     assert world.covered(placement).all()
     touched_LE = held_once & wanted.holds_LSE[:, 2]

@@ -157,9 +157,16 @@ def told(world: World, name: str, *said: ServerReach) -> None:
     world.notify()
 
 
+def of(names: str, **clients: tuple[ServerReach, ...]) -> World:
+    """A settled world with clients that follow its placement and have not yet been heard of."""
+    world = settled(*names, clients=())
+    for name, said in clients.items():
+        world.members[name] = reaching(name, *said, epoch=world.published.epoch)
+    return world
+
+
 def test_row_40_a_newcomer_gets_nothing_before_its_clients_are_connected() -> None:
-    world = settled("a", "b", "c", clients=())
-    world.members["c1"] = reaching("c1", *connected("a", "b", "c"), epoch=world.published.epoch)
+    world = of("abc", c1=connected("a", "b", "c"))
     world.start("d")
     assert not world.calls
     told(world, "c1", *connected("a", "b", "c"), cut("d", lost=False))
@@ -179,15 +186,13 @@ def test_row_40_a_newcomer_gets_nothing_before_its_clients_are_connected() -> No
 
 
 def test_a_candidate_waits_for_a_client_that_loses_its_new_server() -> None:
-    world = settled("a", "b", clients=())
     said = connected("a", "b", "c")
-    world.members["c1"] = reaching("c1", *said, epoch=world.published.epoch)
+    world = of("ab", c1=said)
     world.start("c")
     assert {call.server_id for _, call in world.calls} >= {"c"}
     epoch = world.published.epoch
     told(world, "c1", *connected("a", "b"), cut("c"))
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.published.epoch == epoch
     told(world, "c1", *said)
     assert world.published.epoch > epoch
@@ -195,12 +200,10 @@ def test_a_candidate_waits_for_a_client_that_loses_its_new_server() -> None:
 
 
 def test_a_candidate_is_given_up_if_a_client_does_not_return_to_its_new_server() -> None:
-    world = settled("a", "b", clients=())
-    world.members["c1"] = reaching("c1", *connected("a", "b", "c"), epoch=world.published.epoch)
+    world = of("ab", c1=connected("a", "b", "c"))
     world.start("c")
     told(world, "c1", *connected("a", "b"), cut("c"))
-    while world.calls:
-        world.answer()
+    world.answer_all()
     wake_at = world.planner.wake_at(world.now)
     assert wake_at is not None
     world.wait(wake_at - world.now)
@@ -210,10 +213,8 @@ def test_a_candidate_is_given_up_if_a_client_does_not_return_to_its_new_server()
 
 
 def test_row_40_a_client_that_is_cut_from_some_gets_replicas_elsewhere() -> None:
-    world = settled("a", "b", "c", clients=())
+    world = of("abc", well=connected("a", "b", "c"), lost=connected("a", "b", "c"))
     before = world.published
-    for name in ("well", "lost"):
-        world.members[name] = reaching(name, *connected("a", "b", "c"), epoch=before.epoch)
     world.notify()
     told(world, "lost", *connected("a"), cut("b"), cut("c"))
     world.wait(GRACE_S - 1)
@@ -235,10 +236,8 @@ def test_row_40_a_client_that_is_cut_from_some_gets_replicas_elsewhere() -> None
 
 
 def test_a_client_that_is_cut_from_all_moves_nothing() -> None:
-    world = settled("a", "b", "c", clients=())
+    world = of("abc", well=connected("a", "b", "c"), lost=tuple(map(cut, "abc")))
     before = world.published
-    world.members["well"] = reaching("well", *connected("a", "b", "c"), epoch=before.epoch)
-    world.members["lost"] = reaching("lost", *map(cut, "abc"), epoch=before.epoch)
     world.notify()
     world.wait(10 * GRACE_S)
     settle(world)
@@ -253,10 +252,7 @@ def test_a_client_that_is_cut_from_all_moves_nothing() -> None:
 
 
 def test_experts_of_unreached_servers_are_held_by_others() -> None:
-    world = settled("a", "b", "c", clients=())
-    world.members["c1"] = reaching(
-        "c1", *connected("a", "b"), cut("c", lost=False), epoch=world.published.epoch
-    )
+    world = of("abc", c1=(*connected("a", "b"), cut("c", lost=False)))
     world.notify()
     world.wait(2.0)
     settle(world)
@@ -267,9 +263,7 @@ def test_experts_of_unreached_servers_are_held_by_others() -> None:
 
 
 def test_another_balancer_gives_nothing_to_a_server_that_is_out_of_reach() -> None:
-    world = settled("a", "b", "c", clients=())
-    said = (*connected("a", "b", "c"), cut("d", lost=False))
-    world.members["c1"] = reaching("c1", *said, epoch=world.published.epoch)
+    world = of("abc", c1=(*connected("a", "b", "c"), cut("d", lost=False)))
     world.start("d")
     for name in "abc":
         experts = int(world.stores[name].sum())
@@ -280,9 +274,7 @@ def test_another_balancer_gives_nothing_to_a_server_that_is_out_of_reach() -> No
 
 
 def test_a_server_that_was_out_of_reach_gets_nothing_while_the_client_is_away() -> None:
-    world = settled("a", "b", "c", clients=())
-    said = (*connected("a", "b", "c"), cut("d", lost=False))
-    world.members["c1"] = reaching("c1", *said, epoch=world.published.epoch)
+    world = of("abc", c1=(*connected("a", "b", "c"), cut("d", lost=False)))
     world.start("d")
     del world.members["c1"]
     world.wait(100.0)
@@ -298,6 +290,5 @@ def test_the_first_placement_waits_for_no_client() -> None:
     world.members["c1"] = reaching("c1")
     world.start("a")
     world.start("b")
-    while world.calls:
-        world.answer()
+    world.answer_all()
     assert world.published is not None

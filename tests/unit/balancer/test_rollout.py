@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from balancer import rollout as rollout_module
-from balancer.planner.actions import Action, Call, Inspect, Prepare
+from balancer.planner.actions import Action, Call, Inspect, Life, Prepare
 from balancer.rollout import Rollout
 from eaas.membership.cluster_view import MembershipView
 from eaas.net.grpc_server import Service, serve
@@ -40,11 +42,21 @@ class Planner:
     """Wants each call once, and records the last outcome."""
 
     def __init__(self, address: str = "", has_time: bool = False) -> None:
-        self.call: Any = Inspect("s1", ("s1", 1, "h", 1, address, 1), address, 2, 4)
+        self.address = address
+        self.call: Any = Inspect("s1", self.life("s1"), address, 2, 4)
         self.calls: list[Any] = []
         self.is_patient = has_time
         self.outcome: Any = None
         self.told = threading.Event()
+
+    def life(self, name: str) -> Life:
+        return (name, 1, "h", 1, self.address, 1)
+
+    def loads(self, epoch: int, *names: str) -> list[Any]:
+        """Calls to servers to load nothing."""
+        nothing_LSE = np.zeros((1, len(names), 1), bool)
+        placement = Placement(epoch, names, nothing_LSE, nothing_LSE.astype(np.float32))
+        return [Prepare(name, self.life(name), self.address, placement) for name in names]
 
     def observe(self, members: Any, now: float) -> list[Action]:
         return self.calls or [self.call]
@@ -72,19 +84,28 @@ class Planner:
         return []
 
 
-def ask(server: Server) -> Any:
-    """The outcome of an Inspect of a model with 2 layers of 4 experts."""
+@contextmanager
+def rolling(
+    server: Server, *, has_time: bool = False, load_timeout_s: float = WAIT_S
+) -> Iterator[tuple[Planner, Rollout]]:
+    """A planner and its roll-out, which talk to the server and do not break."""
     add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
     face = serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
-    planner, broken = Planner(face.address), []
-    rollout = Rollout(planner, lambda placement: None, WAIT_S, broken.append)  # type: ignore[arg-type]
+    planner, broken = Planner(face.address, has_time), []
+    rollout = Rollout(planner, lambda placement: None, load_timeout_s, broken.append)  # type: ignore[arg-type]
     try:
-        rollout.observe(MembershipView(0, {}))
-        assert planner.told.wait(WAIT_S)
+        yield planner, rollout
     finally:
         rollout.close()
         face.stop(0)
     assert broken == []
+
+
+def ask(server: Server) -> Any:
+    """The outcome of an Inspect of a model with 2 layers of 4 experts."""
+    with rolling(server) as (planner, rollout):
+        rollout.observe(MembershipView(0, {}))
+        assert planner.told.wait(WAIT_S)
     return planner.outcome
 
 
@@ -111,23 +132,14 @@ def test_a_load_that_takes_too_long_is_told_as_that() -> None:
     loading, over = threading.Event(), threading.Event()
     server = Server()
     server.PreparePlacement = lambda request, context: loading.set() or over.wait(WAIT_S)  # type: ignore[attr-defined]
-    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
-    face = serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
-    planner, broken = Planner(face.address), []
-    nothing = np.zeros((1, 1, 1), bool)
-    placement = Placement(3, ("s1",), nothing, nothing.astype(np.float32))
-    planner.call = Prepare("s1", planner.call.life, face.address, placement)
-    rollout = Rollout(planner, lambda placement: None, 0.3, broken.append)  # type: ignore[arg-type]
-    try:
+    with rolling(server, load_timeout_s=0.3) as (planner, rollout):
+        planner.calls = planner.loads(3, "s1")
         rollout.observe(MembershipView(0, {}))
         assert loading.wait(WAIT_S)
         assert planner.told.wait(WAIT_S)
-    finally:
+        planner.calls = []
         over.set()
-        rollout.close()
-        face.stop(0)
     assert planner.outcome == "timed out"
-    assert not broken
 
 
 def test_an_error_that_nobody_expected_is_told() -> None:
@@ -165,24 +177,11 @@ def test_servers_are_told_in_turn_where_nobody_waits(
 
     server = Server()
     server.PreparePlacement = prepare  # type: ignore[attr-defined]
-    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
-    face = serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
-    planner, broken = Planner(face.address, has_time), []
-    names = tuple(f"s{i}" for i in range(count))
-    nothing_LSE = np.zeros((1, count, 1), bool)
-    placement = Placement(3, names, nothing_LSE, nothing_LSE.astype(np.float32))
-    planner.calls = [
-        Prepare(name, (name, 1, "h", 1, face.address, 1), face.address, placement) for name in names
-    ]
-    rollout = Rollout(planner, lambda placement: None, WAIT_S, broken.append)  # type: ignore[arg-type]
-    try:
+    with rolling(server, has_time=has_time) as (planner, rollout):
+        planner.calls = planner.loads(3, *(f"s{i}" for i in range(count)))
         asked_at = time.monotonic()
         rollout.observe(MembershipView(0, {}))
         assert all_here.wait(WAIT_S)
-    finally:
-        rollout.close()
-        face.stop(0)
-    assert not broken
     # The first may have been late; the last cannot have been early.
     if has_time:
         assert began_at[-1] - asked_at >= (count - 1) * 0.5
@@ -202,28 +201,11 @@ def test_urgent_calls_overtake_calls_that_wait_their_turn(
 
     server = Server()
     server.PreparePlacement = prepare  # type: ignore[attr-defined]
-    add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
-    face = serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
-    planner, broken = Planner(face.address, has_time=True), []
-    nothing_LSE = np.zeros((1, 2, 1), bool)
-
-    def calls(epoch: int) -> list[Any]:
-        placement = Placement(epoch, ("s0", "s1"), nothing_LSE, nothing_LSE.astype(np.float32))
-        return [
-            Prepare(name, (name, 1, "h", 1, face.address, 1), face.address, placement)
-            for name in placement.servers
-        ]
-
-    planner.calls = calls(3)
-    rollout = Rollout(planner, lambda placement: None, WAIT_S, broken.append)  # type: ignore[arg-type]
-    try:
+    with rolling(server, has_time=True) as (planner, rollout):
+        planner.calls = planner.loads(3, "s0", "s1")
         rollout.observe(MembershipView(0, {}))
         assert first.wait(WAIT_S)
-        planner.calls, planner.is_patient = calls(4)[1:], False
+        planner.calls, planner.is_patient = planner.loads(4, "s0", "s1")[1:], False
         rollout.observe(MembershipView(0, {}))
         assert last.wait(WAIT_S)
-    finally:
-        rollout.close()
-        face.stop(0)
-    assert not broken
     assert told == [3, 4]

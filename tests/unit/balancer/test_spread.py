@@ -69,23 +69,3 @@ def test_the_load_of_a_lost_server_falls_on_all_others_alike(
         others_S = np.delete(shared_SS[lost], lost)
         assert others_S.min() > 0
         assert others_S.max() - others_S.min() <= max(3, 0.1 * others_S.mean())
-
-
-def test_layers_differ() -> None:
-    holds_LSE, _ = spread(4, 8, 4, 2)
-    assert len({layer.tobytes() for layer in holds_LSE}) > 1
-
-
-@pytest.mark.parametrize(
-    ("args", "named"),
-    [
-        ((0, 8, 3, 2), "num_layers"),
-        ((4, 0, 3, 2), "num_experts"),
-        ((4, 8, 0, 2), "servers"),
-        ((4, 8, 3, 0), "redundancy"),
-        ((4, 8, 3, 4), "redundancy 4 is above servers 3"),
-    ],
-)
-def test_wrong_arguments_are_named(args: tuple[int, int, int, int], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        spread(*args)

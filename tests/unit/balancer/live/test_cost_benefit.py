@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,6 @@ from balancer.live.cost_benefit import (
     Proposal,
     Settings,
     Situation,
-    _no_reason,
     lay_out,
     planning_bound,
     weigh,
@@ -289,33 +287,3 @@ def test_a_policy_that_knows_no_nodes_is_refused() -> None:
     now = Traffic(seed=1).seen(*spread(L, E, S, 1), nodes_S=np.array([0, 0, 1, 1]))
     with pytest.raises(ValueError, match="node_budget is set, and eplb knows no nodes: give fract"):
         weigh(replace(LIVE, policy="eplb", node_budget=1), now)
-
-
-@pytest.mark.parametrize(
-    ("loads", "gain", "level_gain", "payback_s", "words"),
-    [
-        (0, 0.0, 0.0, np.inf, "other shares would not change the mean PAR, and nothing would move: no gain"),
-        (3, -0.323, 0.0, np.inf, "3 loads would raise the mean PAR by 0.323, other shares would not change"),
-        (1, 0.01, -0.2, 5.0, "1 load would lower the mean PAR by 0.010, other shares would raise the"),
-        (2, 0.01, 0.005, 5.0, "other shares would lower the mean PAR by 0.005: less than 0.020 may be noise"),
-        (2, 0.5, 0.0, 900.0, "the mean PAR: the loads would pay back in 900.0 s, too late"),
-    ],
-)  # fmt: skip
-def test_reasons_are_true(
-    loads: int, gain: float, level_gain: float, payback_s: float, words: str
-) -> None:
-    reason = _no_reason(loads, gain, level_gain, 0.02, payback_s)
-    assert words in reason
-    assert not re.search(r"by -|inf|\b1 loads", reason)
-
-
-def test_no_reason_ever_has_a_negative_fall() -> None:
-    """CRAFT's plan may be worse than the current layout; then the reason says so."""
-    for seed in range(12):
-        traffic = Traffic(seed)
-        for policy in LIVE_POLICIES:
-            wanted = replace(LIVE, policy=policy)
-            first = weigh(wanted, traffic.seen(*spread(L, E, S, 1)))
-            again = weigh(wanted, traffic.seen(first.holds_LSE, first.shares_LSE))
-            for proposal in (first, again):
-                assert not re.search(r"by -|\binf\b|\b1 (loads|replicas)", proposal.reason)

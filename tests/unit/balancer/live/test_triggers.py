@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from balancer.live.triggers import Observation, Triggers, total_variation
+from balancer.live.triggers import Triggers, total_variation
 
 L, E, S = 4, 16, 4
 
@@ -23,7 +23,7 @@ def test_at_intervals() -> None:
     rng, part_LE = np.random.default_rng(0), distribution(1)
     triggers = Triggers(10, 20)
     for _ in range(3):
-        told = [triggers.stepped(Observation(load(rng, part_LE), 1.1, S)) for _ in range(10)]
+        told = [triggers.stepped(load(rng, part_LE), 1.1, S) for _ in range(10)]
         assert told[:9] == [None] * 9
         assert told[9] is not None
         assert told[9][0] == "interval"
@@ -36,7 +36,7 @@ def test_stationary_traffic_is_no_drift() -> None:
     triggers.planned(load(rng, part_LE), 1.05)
     for tokens in (30, 300, 3000):
         for _ in range(300):
-            assert triggers.stepped(Observation(load(rng, part_LE, tokens), 1.1, S)) is None
+            assert triggers.stepped(load(rng, part_LE, tokens), 1.1, S) is None
 
 
 def test_another_load_is_drift_at_once() -> None:
@@ -44,8 +44,8 @@ def test_another_load_is_drift_at_once() -> None:
     triggers = Triggers(100, 80)
     triggers.planned(load(rng, distribution(1)), 1.05)
     for _ in range(triggers.recent - 1):
-        assert triggers.stepped(Observation(load(rng, distribution(2)), 1.1, S)) is None
-    trigger, why = triggers.stepped(Observation(load(rng, distribution(2)), 1.1, S)) or ("", "")
+        assert triggers.stepped(load(rng, distribution(2)), 1.1, S) is None
+    trigger, why = triggers.stepped(load(rng, distribution(2)), 1.1, S) or ("", "")
     assert trigger == "drift"
     assert "total variation" in why
 
@@ -55,9 +55,7 @@ def test_a_rise_of_the_par_is_drift() -> None:
     rng, part_LE = np.random.default_rng(4), distribution(1)
     triggers = Triggers(100, 80)
     triggers.planned(load(rng, part_LE), 1.05)
-    told = [
-        triggers.stepped(Observation(load(rng, part_LE), 1.5, S)) for _ in range(triggers.recent)
-    ]
+    told = [triggers.stepped(load(rng, part_LE), 1.5, S) for _ in range(triggers.recent)]
     assert told[-1] is not None
     assert told[-1][0] == "drift"
     assert told[-1][1].startswith("PAR 1.50, 1.05")

@@ -181,14 +181,6 @@ def test_moves_that_do_not_pay_are_not_planned() -> None:
     assert saved_s > priced.transit * 0.05
 
 
-def test_speeds_are_followed() -> None:
-    load_LE = np.random.default_rng(3).lognormal(0, 1, (3, 64))
-    speeds_S = np.repeat([1.0, 2.0], 8)
-    planned = plan("fractional", load_LE, 16, 96, speeds_S=speeds_S)
-    load_LS = np.matvec(planned.shares_LSE, load_LE)
-    np.testing.assert_allclose(load_LS[:, 8:] / load_LS[:, :1], 2.0, rtol=0.02)
-
-
 @settings(deadline=None, max_examples=100)
 @given(situations(), st.integers(1, 4), st.integers(0, 6), st.booleans())
 def test_the_cross_node_limit_is_kept(
@@ -287,15 +279,3 @@ def test_a_steady_window_needs_one_plan() -> None:
 def test_a_wrong_window_is_named(window) -> None:
     with pytest.raises(ValueError, match="hotness_WLE"):
         FractionalBalancer(2, 5).step(window)
-
-
-@pytest.mark.parametrize(
-    ("knob", "value"),
-    [
-        *(("horizon_s", 0.0), ("horizon_s", -1.0), ("link_bytes_per_s", 0.0)),
-        *(("stall_s", float("nan")), ("expert_bytes", -1.0), ("least_gain", float("nan"))),
-    ],
-)
-def test_a_wrong_price_is_named_at_once(knob: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{knob} is"):
-        FractionalBalancer(4, 20, **{knob: value})

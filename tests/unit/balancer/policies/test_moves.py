@@ -72,29 +72,6 @@ def test_a_full_server_unloads_first_what_others_hold() -> None:
     assert [(m.kind, m.expert) for m in moves] == [("unload", 0), ("load", 1)]
 
 
-def test_an_exchange_of_full_servers_waits_on_a_third() -> None:
-    first = np.array([[[True, False], [False, True], [False, False]]])
-    then = first[:, [1, 0, 2]]
-    moves = ordered_moves(first, then, np.array([[1, 1, 1]]))
-    held_LSE = first.copy()
-    for move in moves:
-        held_LSE[0, move.server, move.expert] = move.kind == "load"
-        assert held_LSE.sum(axis=2).max() == 1
-        assert held_LSE.any(axis=1).all()
-    assert len(moves) == 6
-
-
-def test_an_exchange_borrows_the_slot_of_a_spare_replica() -> None:
-    first = np.array([[[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]], dtype=np.bool_)
-    then = first[:, [1, 0, 2, 3]]
-    held_LSE = first.copy()
-    for move in ordered_moves(first, then, np.ones((1, 4), dtype=np.int64)):
-        held_LSE[0, move.server, move.expert] = move.kind == "load"
-        assert held_LSE.sum(axis=2).max() == 1
-        assert held_LSE.any(axis=1).all()
-    assert (held_LSE == then).all()
-
-
 def test_without_any_spare_one_server_holds_one_too_many() -> None:
     first = np.array([[[True, False], [False, True]]])
     then = first[:, ::-1]
@@ -105,16 +82,3 @@ def test_without_any_spare_one_server_holds_one_too_many() -> None:
         over = max(over, int(held_LSE.sum(axis=2).max()) - 1)
     assert (held_LSE == then).all()
     assert over == 1
-
-
-def test_a_spare_replica_makes_room_for_an_exchange() -> None:
-    """Full servers exchange sole replicas: the second replica of expert 1 gives way for a while."""
-    first = np.array([[[0, 1, 1], [1, 1, 0]]], np.bool_)
-    then = np.array([[[1, 1, 0], [0, 1, 1]]], np.bool_)
-    slots = np.array([[2, 2]])
-    held = first.copy()
-    for move in ordered_moves(first, then, slots):
-        held[move.layer, move.server, move.expert] = move.kind == "load"
-        assert held.any(axis=1).all()
-        assert (held.sum(axis=2) <= slots).all()
-    assert (held == then).all()

@@ -1,0 +1,120 @@
+"""The compiled loops (native/ and fractional/), through ctypes: they release the GIL.
+
+A function's arrays state their types and shapes here, a letter for each size. A call checks them, so that
+C never reads or writes beyond an array, and adds the sizes. Outputs are filled in place. The C files say what
+the functions do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "allocate",
+    "compact_load",
+    "count_new",
+    "equal_shares",
+    "held_load",
+    "interleave",
+    "match",
+    "pack",
+    "place",
+    "plan_fractional",
+    "refine",
+    "replay",
+    "replicate",
+    "scatter",
+    "scatter_replicas",
+    "server_load",
+    "spread",
+    "swap_hottest",
+]
+
+_LIBRARY = ctypes.CDLL(str(Path(__file__).with_name("_native.abi3.so")))
+# native/export.h
+_RESULTS = {
+    # 1: MemoryError
+    2: "load_LE, servers: too many experts or servers to plan for",
+    3: "an expert, server or number of replicas is out of range",
+}
+_NUMBERS = {"bool": ctypes.c_bool, "int": ctypes.c_int64, "float": ctypes.c_double}
+_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64")}
+
+
+def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
+    """A function of the library.
+
+    It raises ValueError for an array of another type or size, or that is not contiguous.
+
+    Args:
+        name: In C.
+        arguments: Of the call and in C, separated by blanks: a type of number, or an array as `type:shape`
+            with a letter for each dimension. `?` at the end: may be None.
+        sizes: Letters of the sizes that C gets after those.
+    """
+    found = getattr(_LIBRARY, name)
+    types: list[Any] = []
+    arrays = []
+    for at, argument in enumerate(arguments.split()):
+        kind, is_array, shape = argument.partition(":")
+        types.append(ctypes.c_void_p if is_array else _NUMBERS[kind])
+        if is_array:
+            arrays.append((at, _DTYPES[kind], shape.rstrip("?"), shape.endswith("?")))
+    found.argtypes = [*types, *([ctypes.c_ssize_t] * len(sizes))]
+    found.restype = ctypes.c_int
+
+    def call(*given: Any) -> None:
+        passed, size_of = list(given), dict[str, int]()
+        for at, dtype, letters, optional in arrays:
+            array = given[at]
+            if array is None and optional:
+                continue
+            shape = array.shape
+            fits = array.dtype == dtype and array.flags.c_contiguous and len(shape) == len(letters)
+            if not fits or any(
+                [size_of.setdefault(x, n) != n for x, n in zip(letters, shape, strict=True)]
+            ):
+                raise ValueError(
+                    f"{name}, argument {at}: {array.dtype} {shape}, wanted {dtype} {letters}, "
+                    f"contiguous, with {size_of}"
+                )
+            passed[at] = array.ctypes.data
+        result = found(*passed, *[size_of[x] for x in sizes])
+        if result == 1:
+            raise MemoryError
+        if result:
+            raise ValueError(_RESULTS[result])
+
+    return call
+
+
+# L layers, E experts, S servers, P replicas, X further replicas, N plans, B batches or scenarios, K choices.
+replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
+pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
+place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
+refine = _function("refine_layers", "float64:LE int64:LE float64:S int int32:LP", "LESP")
+scatter = _function("scatter_layers", "int64:LE int32:LP bool:LSE float64:LSE?", "LSEP")
+scatter_replicas = _function(
+    "scatter_replicas", "int64:LE int64:LP int64:LP bool:LSE float64:LSE", "LSEP"
+)
+compact_load = _function("compact_load", "float64:LE int64:LE int32:LP float64:LS", "LSEP")
+server_load = _function("server_load", "float64:LE bool:LSE float64:LSE float64:LS", "LSE")
+equal_shares = _function("equal_shares", "bool:LSE float64:LSE", "LSE")
+count_new = _function("count_new", "bool:LSE bool:LSE int64:", "LSE")
+spread = _function("spread_layers", "int64:LE int64:LS bool:LSE float64:LSE", "LSE")
+swap_hottest = _function("swap_layers", "float64:LE float64:S int bool:LSE", "LSE")
+held_load = _function("held_load", "float64:LE bool:LSE int64:LS float64:LS bool:L", "LSE")
+match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
+replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
+allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
+interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
+plan_fractional = _function(
+    "plan_fractional",
+    "float64:BLE int64:LS float64:S bool:LSE? float64:LSE? int32:S? int float bool:LSE float64:LSE",
+    "BLSE",
+)

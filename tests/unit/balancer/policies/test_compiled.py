@@ -1,0 +1,104 @@
+"""The border to the compiled loops: what C could read or write out of bounds is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer.policies import compiled
+
+L, S, E, P = 2, 3, 4, 5
+
+
+def arrays() -> dict[str, Any]:
+    """Of `place`, for one plan: two replicas of the first expert."""
+    return {
+        "load": np.ones((L, E)),
+        "count": np.array([[[2, 1, 1, 1]] * L]),
+        "slots": np.full((1, L, S), 2),
+        "speed": np.ones(S),
+        "server": np.full((1, L, P), -1, dtype=np.int32),
+    }
+
+
+def test_fitting_arrays_are_filled() -> None:
+    given_arrays = arrays()
+    compiled.place(*given_arrays.values())
+    assert set(given_arrays["server"].flat) == set(range(S))
+
+
+@pytest.mark.parametrize("name", arrays())
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda a: a[..., :-1].copy(),
+        lambda a: np.concatenate([a, a[..., :1]], axis=-1),
+        lambda a: a[None],
+        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+        lambda a: a.astype(np.float32),
+    ],
+    ids=["short", "long", "deep", "gaps", "type"],
+)
+def test_an_array_of_another_size_or_type_is_refused(
+    name: str, spoil: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    given_arrays = arrays()
+    before = given_arrays["server"].copy()
+    given_arrays[name] = spoil(given_arrays[name])
+    if given_arrays["server"].shape == (1, L, P + 1):
+        compiled.place(*given_arrays.values())  # There is more room than needed.
+        return
+    with pytest.raises(ValueError, match=r"place_layers, argument|out of range"):
+        compiled.place(*given_arrays.values())
+    assert name == "server" or (given_arrays["server"] == before).all()
+
+
+@given(
+    st.integers(-2, 4) | st.integers(-(2**61), 2**61), st.integers(0, L - 1), st.integers(0, E - 1)
+)
+def test_counts_beyond_the_room_are_refused(count: int, layer: int, expert: int) -> None:
+    given_arrays = arrays()
+    given_arrays["count"][0, layer, expert] = count
+    if given_arrays["count"].min() >= 0 and given_arrays["count"].sum(axis=2).max() <= P:
+        compiled.place(*given_arrays.values())
+    else:
+        with pytest.raises(ValueError, match="out of range"):
+            compiled.place(*given_arrays.values())
+
+
+@pytest.mark.parametrize("server", [-2, S, 2**31 - 1])
+def test_servers_that_do_not_exist_are_refused(server: int) -> None:
+    count_LE = np.ones((L, E), dtype=np.int64)
+    server_LP = np.zeros((L, E), dtype=np.int32)
+    server_LP[1, 2] = server
+    shape = (L, S, E)
+    for call in (
+        lambda: compiled.scatter(count_LE, server_LP, np.zeros(shape, np.bool_), None),
+        lambda: compiled.compact_load(np.ones((L, E)), count_LE, server_LP, np.empty((L, S))),
+        lambda: compiled.refine(np.ones((L, E)), count_LE, np.ones(S), 1, server_LP),
+        lambda: compiled.match(
+            *(count_LE, server_LP, np.zeros(shape, np.bool_), np.zeros((L, S), np.int64)),
+            *(False, np.empty((L, S), np.int64)),
+        ),
+    ):
+        with pytest.raises(ValueError, match="out of range"):
+            call()
+
+
+def test_slots_that_do_not_suffice_are_refused() -> None:
+    def call(slots: int, nodes: list[int] | None = None) -> None:
+        compiled.plan_fractional(
+            *(np.ones((1, L, E)), np.full((L, S), slots), np.ones(S), None, None),
+            None if nodes is None else np.array(nodes, np.int32),
+            *(0, 0.0, np.zeros((L, S, E), np.bool_), np.zeros((L, S, E))),
+        )
+
+    call(2, [0, 0, 1])
+    for slots, nodes in ((1, None), (E + 1, None), (-1, None), (2, [0, -1, 1])):
+        with pytest.raises(ValueError, match="out of range"):
+            call(slots, nodes)
