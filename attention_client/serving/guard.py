@@ -44,6 +44,7 @@ _UNKNOWN = ApiError(
     "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
     code="invalid_api_key",
 )
+_LARGE_HEAD = ApiError(400, "The request line and headers are too large.")
 
 
 def _ask_password() -> Response:
@@ -64,6 +65,13 @@ def _as_bearer(header: bytes) -> bytes:
     except binascii.Error:
         return b""
     return b"Bearer " + password
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Size of a request's path, query and headers."""
+    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    # ASGI allows a server to leave these two out.
+    return fields + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
 
 
 class _ClientGoneError(Exception):
@@ -108,6 +116,10 @@ class RequestGuard:
             await send(message)
 
         try:
+            # uvicorn checks only heads that arrive in several parts.
+            if _head_bytes(scope) > self._limits.max_head_bytes:
+                await _LARGE_HEAD.response()(scope, receive, counted_send)
+                return
             wrong_host = self._hosts.check(scope) if self._hosts is not None else None
             if wrong_host is not None:
                 await wrong_host.response()(scope, receive, counted_send)

@@ -57,9 +57,11 @@ class Items:
 
 Range = Number | Text | Items
 
-_LINE = re.compile(r"[^\x00-\x1f\x7f]*")
+# C0 and C1 control characters (terminals obey both), line separators, and marks that reorder text.
+_CONTROLS = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+_LINE = re.compile(f"[^{_CONTROLS}]*")
 _ADDRESS = re.compile(r"((\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[A-Za-z0-9._-]+):[0-9]{1,5})?", re.ASCII)
-_PLAIN_NAME = re.compile(r"(?!\.\.?\Z)[^\x00-\x1f\x7f/\\]+")
+_PLAIN_NAME = re.compile(rf"(?!\.\.?\Z)[^{_CONTROLS}/\\]+")
 
 
 def _line(longest: int, items: int = 1) -> Text:

@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 
 def scale(
-    servers: Annotated[int, typer.Argument(help="Wanted number of expert servers.")],
+    servers: Annotated[
+        int, typer.Argument(min=0, max=2**31 - 1, help="Wanted number of expert servers.")
+    ],
     endpoint: Endpoint = DEFAULT_ENDPOINT,
     key_file: KeyToShow = None,
     tls: Tls = None,

@@ -66,7 +66,8 @@ def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = Fa
             f"{source}: has the shape {values.shape}, give (iterations, layers, experts)"
         )
     if values.dtype.kind == "f":
-        _refuse(values, ~(values == np.floor(values)), "no whole number", source)
+        whole = np.isfinite(values) & (values == np.floor(values))
+        _refuse(values, ~whole, "no whole number", source)
     if values.dtype.kind != "u":
         _refuse(values, values < 0, "negative", source)
     if not known and are_token_ids(values):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 from eaas.cluster_snapshot import ClusterSnapshot
@@ -95,6 +96,12 @@ def is_paused(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[:1] == [b"T"]
 
 
+def _has_id(pid: int, server_id: str) -> bool:
+    """Whether the launcher started this process as the server of that id."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return (b"--id", server_id.encode()) in pairwise(words)
+
+
 def _signal(server: Member, number: signal.Signals) -> None:
     # A paused server becomes DEAD and can still be resumed.
     gone = server.state.is_gone and number is not signal.SIGCONT
@@ -110,6 +117,9 @@ def _signal(server: Member, number: signal.Signals) -> None:
             stack.callback(os.close, handle)
             if not has_same_launcher(server.pid):
                 raise ClusterError(f"{process} was started by hand: end it in its own terminal")
+            # A member states its own pid: it must not name another process of the launcher.
+            if not _has_id(server.pid, server.id):
+                raise ClusterError(f"{process} is another process: nothing was sent to it")
             signal.pidfd_send_signal(handle, number)
         except OSError as error:
             raise ClusterError(f"{process}: {error.strerror}") from error

@@ -11,6 +11,9 @@ __all__ = ["Connections", "Evictable"]
 
 _LOG = logging.getLogger(__name__)
 _LOG_EVERY_S = 60.0
+# A request has this long to arrive before its connection may be evicted: in a burst, whole requests wait in
+# the kernel's buffers.
+_GRACE_S = 0.5
 
 
 class Evictable(Protocol):
@@ -32,14 +35,14 @@ class Connections:
         self._open: set[Evictable] = set()
         # Dictionaries keep the order in which connections entered the state.
         self._idle: dict[Evictable, None] = {}
-        self._unfinished: dict[Evictable, None] = {}
+        self._unfinished: dict[Evictable, float] = {}  # and when: monotonic seconds
         self._closed = Counter[str]()
         self._next_log_s = 0.0
 
     @property
     def all_busy(self) -> bool:
         """Whether the limit is reached and no connection can be evicted."""
-        return len(self._open) >= self.most and not self._idle and not self._unfinished
+        return len(self._open) >= self.most and self._candidate() is None
 
     def make_room(self) -> bool:
         """Evict a connection if the limit is reached. False: all connections are busy."""
@@ -50,14 +53,22 @@ class Connections:
 
     def evict_one(self) -> bool:
         """Evict the first candidate. False: there is none."""
-        for state, connections in (("idle", self._idle), ("incomplete", self._unfinished)):
-            if connections:
-                oldest = next(iter(connections))
-                self._closed[state] += 1
-                oldest.evict()
-                self.remove(oldest)
-                return True
-        return False
+        found = self._candidate()
+        if found is None:
+            return False
+        state, oldest = found
+        self._closed[state] += 1
+        oldest.evict()
+        self.remove(oldest)
+        return True
+
+    def _candidate(self) -> tuple[str, Evictable] | None:
+        """State and connection of the next eviction."""
+        if self._idle:
+            return "idle", next(iter(self._idle))
+        for oldest, began_s in self._unfinished.items():
+            return ("incomplete", oldest) if time.monotonic() >= began_s + _GRACE_S else None
+        return None
 
     def add(self, connection: Evictable) -> None:
         """Add a connection. It can be evicted after a call of `reads` or `idles`."""
@@ -67,7 +78,8 @@ class Connections:
         """The connection waits for the rest of a request."""
         self._idle.pop(connection, None)
         if connection in self._open:
-            self._unfinished[connection] = None
+            # Kept when the rest of a request arrives: a slow sender does not get younger.
+            self._unfinished.setdefault(connection, time.monotonic())
 
     def answers(self, connection: Evictable) -> None:
         """The connection's request is complete and is being answered."""

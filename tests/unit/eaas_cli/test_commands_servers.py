@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import eaas.control_plane.balancer_client
 from eaas.errors import ClusterError
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas_cli.commands import servers
+from eaas_cli.commands import app, servers
 
 
 def status(*states: str) -> dict[str, Any]:
@@ -124,3 +125,10 @@ def test_a_later_request_ends_the_wait(monkeypatch: pytest.MonkeyPatch, balancer
     show(monkeypatch, *[status("SERVING")] * 3)
     with pytest.raises(ClusterError, match="a later request asked for another number"):
         servers.scale(2, "http://e")
+
+
+@pytest.mark.parametrize("number", ["-1", "4294967296", "100000000000000000000"])
+def test_a_number_that_no_message_holds_is_named(number: str) -> None:
+    result = CliRunner().invoke(app, ["scale", "--", number])
+    assert result.exit_code == 2
+    assert "Invalid value for 'servers'" in result.output

@@ -138,8 +138,10 @@ def test_an_invalid_text_is_refused_by_name(
     with pytest.raises(ValueError, match=rf"^{descriptor.name}\.{name} "):
         check(with_value(descriptor, name, "x" * (wanted.longest + 1)))
     if wanted.form is not None:
-        with pytest.raises(ValueError, match=rf"^{descriptor.name}\.{name} is 'a\\x00b': it can"):
-            check(with_value(descriptor, name, "a\0b"))
+        # NUL; C1's control sequence, line and paragraph separators, and a mark that turns text round.
+        for mark in "\0\x9b\u2028\u2029\u202e":
+            with pytest.raises(ValueError, match=rf"^{descriptor.name}\.{name} is 'a.*b': it can"):
+                check(with_value(descriptor, name, f"a{mark}b"))
 
 
 HOSTILE = [

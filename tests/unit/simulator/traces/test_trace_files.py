@@ -94,6 +94,7 @@ def test_wrong_csv(tmp_path: Path, text: str, named: str) -> None:
         (np.full((1, 2, 2), np.nan), "iteration 0, layer 0, expert 0 is nan"),
         (np.array([[[1, 2], [3, -4]]]), "iteration 0, layer 1, expert 1 is -4"),
         (np.array([[[0.5]]]), "no whole number"),
+        (np.full((1, 2, 2), np.inf), "iteration 0, layer 0, expert 0 is inf"),
         (np.array([[[2**32]]]), "4 bytes"),
         (np.array([[["1"]]]), "<U1"),
     ],

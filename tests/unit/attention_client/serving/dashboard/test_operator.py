@@ -21,8 +21,8 @@ SLEEP = (sys.executable, "-c", "import time; time.sleep(100)")
 SERVER, HERE = Role.EXPERT_SERVER, socket.gethostname()
 
 
-def member(pid: int, role: Role = SERVER, host: str = HERE) -> Member:
-    return Member("s", role, pid, host, "", MemberState.SERVING)
+def member(pid: int, role: Role = SERVER, host: str = HERE, name: str = "s") -> Member:
+    return Member(name, role, pid, host, "", MemberState.SERVING)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def child(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def sibling(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process that the launcher started."""
-    with subprocess.Popen(SLEEP, pass_fds=(lifeline,)) as process:
+    with subprocess.Popen((*SLEEP, "--id", "s"), pass_fds=(lifeline,)) as process:
         yield process
         process.kill()
 
@@ -75,6 +75,8 @@ def test_other_roles_and_machines_get_no_signal(sibling: subprocess.Popen[bytes]
     for other, reason in (
         (member(sibling.pid, Role.MONITOR), "not a live expert server"),
         (member(sibling.pid, host="elsewhere"), "runs on elsewhere"),
+        # A member states its own pid.
+        (member(sibling.pid, name="rogue"), "is another process: nothing was sent to it"),
     ):
         with pytest.raises(ClusterError, match=reason):
             Operator().kill(other)
