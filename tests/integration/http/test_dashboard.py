@@ -292,6 +292,11 @@ def test_the_page_fits_and_has_contrast(scene: Scene) -> None:
             page.set_viewport_size(size)
             # Without transitions, which would show intermediate colours.
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            # The media query applies at once, the components' own class after its event.
+            page.wait_for_function(
+                "dark => document.body.classList.contains('body--dark') === dark",
+                arg=scheme == "dark",
+            )
             page.evaluate("document.querySelector('.press.danger').classList.add('asking')")
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
             contrasts = page.evaluate(CONTRASTS)
