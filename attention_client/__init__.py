@@ -1,4 +1,4 @@
-"""The attention client: a transformers model with remote experts, and its HTTP endpoint."""
+"""The attention client process: a transformers model with remote experts, and its HTTP endpoint."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ __all__ = ["Cluster", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # Both take seconds to import (torch, transformers), and the simulator needs the scheduler alone.
+    # Import lazily: both take seconds (torch, transformers), and the simulator needs only the scheduler.
     if name == "Cluster":
         from attention_client.cluster import Cluster
 

@@ -1,8 +1,8 @@
 """The cluster as one attention client sees it: membership, placement and a connection to each server.
 
 The client keeps the last views from the monitor and the balancer. Both are off the data path: if both fail,
-serving goes on with these views. A server that is seen to be gone is dropped at once, whatever the monitor
-says.
+serving continues with these views. A lost connection is dropped at once, regardless of the server's state in
+the monitor's view.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from eaas.types import Member, MemberState, ModelShape, Placement, Role
 __all__ = ["Cluster"]
 
 _log = get_logger(__name__)
-# A process may hold several models, each a member of its own.
+# A process may hold several models, and each is a separate member of the cluster.
 _numbers = itertools.count()
 
 
 class Cluster:
-    """A client's membership in a cluster, and its calls to the experts.
+    """An attention client's membership in a cluster, and its calls to the experts of each MoE layer.
 
     Args:
         monitor_address: host:port of the monitor.
@@ -54,7 +54,7 @@ class Cluster:
         config: Transport, slots, timeouts.
         metrics: Metrics of this client.
         client_id: Unique in the cluster; defaults to an id from host and process id.
-        address: host:port of this client's HTTP endpoint, for `status`.
+        address: host:port of this client's HTTP endpoint, shown by `eaas status`.
         on_stopping: Called when the operator stops the cluster.
         tls: Identity of this process; None: plain text.
         traces: Traces of requests; None: no tracing.
@@ -138,7 +138,7 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute the experts of one layer remotely.
+        """Compute the experts of one MoE layer on the expert servers, and wait for the result.
 
         Args:
             layer: MoE layer.
@@ -159,10 +159,10 @@ class Cluster:
 
     @contextlib.contextmanager
     def start_layer_call(self, *args: Any) -> Iterator[LayerCall]:
-        """Start a layer call, so that the caller can work while the servers compute.
+        """Start a layer call without waiting, so that the caller can work while the servers compute.
 
-        Args and errors as for `layer_call`; `finish` of the call returns the result. Leaving the context
-        cancels an unfinished call.
+        Args and errors are those of `layer_call`; `finish` of the call returns the result. Leaving the
+        context cancels an unfinished call.
         """
         with self._counted(*args) as call:
             try:
@@ -180,7 +180,7 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> Iterator[LayerCall]:
-        """Make a layer call and count it."""
+        """Make a layer call and update the metrics when it ends."""
         ids = ids_TK.to(torch.int64).contiguous().numpy()
         wanted_TK = np.ones(ids.shape, dtype=np.bool_)
         if wanted_T is not None:
@@ -203,13 +203,13 @@ class Cluster:
             self.metrics.layer_call_seconds.observe(time.monotonic() - started)
 
     def view(self) -> ClusterView:
-        """The newest view. Raises ClusterError while there has been no placement."""
+        """Return the newest placement and its connections. Raises ClusterError before the first placement."""
         if self._view is None:
             raise ClusterError("the balancer has not published a placement yet; wait until SERVING")
         return self._view
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep until the view is not `seen` any more, or until the timeout."""
+        """Sleep until a view other than `seen` is current, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._view is not seen, timeout_s)
 
@@ -221,7 +221,7 @@ class Cluster:
             stopping: Ends the wait early.
 
         Raises:
-            ClusterError: The timeout passed (names what is missing), or the servers serve another model.
+            ClusterError: The timeout passed (the message says why), or the servers serve another model.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -239,7 +239,7 @@ class Cluster:
                 self._changed.wait(0.2)
 
     def missing(self) -> str:
-        """Why this client cannot serve; empty if it can."""
+        """Return the reason why this client cannot serve; empty if it can."""
         if self._view is None:
             return "no placement yet"
         if uncovered := self.uncovered():
@@ -252,14 +252,14 @@ class Cluster:
         return ""
 
     def uncovered(self) -> list[tuple[int, int]]:
-        """(layer, expert) pairs without a connected replica."""
+        """Return the (layer, expert) pairs without a connected replica."""
         replicas_LE = self.replicas_LE()
         if replicas_LE is None:
             return []
         return [(int(layer), int(expert)) for layer, expert in np.argwhere(replicas_LE == 0)]
 
     def replicas_LE(self) -> npt.NDArray[np.int64] | None:
-        """Connected replicas of each expert; None without a placement."""
+        """Return the number of connected replicas of each expert, int64 (L, E); None without a placement."""
         view = self._view
         return None if view is None else view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)
 
@@ -271,7 +271,7 @@ class Cluster:
     # -- membership -----------------------------------------------------------------------------------
 
     def serving(self) -> None:
-        """Report SERVING from now on."""
+        """Change this client's state to SERVING and report it to the monitor at once."""
         self._state = MemberState.SERVING
         self.session.report_now()
 
@@ -310,7 +310,10 @@ class Cluster:
             timer.start()
 
     def _refresh(self) -> None:
-        """Replace the view."""
+        """Rebuild the view after a change of connections or placement, and wake its waiters.
+
+        Switches to a newer placement if it is ready (`PlacementSwitch`).
+        """
         with self._changed:
             switched = self._switch.advance(self._servers.live(), time.monotonic())
             placement = self._switch.current
@@ -324,13 +327,13 @@ class Cluster:
             self._changed.notify_all()
 
     def _settle(self) -> bool:
-        """Take late answers in; return whether a server still owes one."""
+        """Process late answers of overdue requests. Returns whether a server still owes one."""
         return any([connection.owes_answer() for connection in self._servers.all()])
 
     def close(self) -> None:
-        """Leave the cluster: free the slots, deregister, end the threads. Idempotent.
+        """Leave the cluster: free the slots, deregister, end this client's background threads. Idempotent.
 
-        Does nothing in a forked child: membership and slots belong to its parent.
+        Does nothing in a forked child, because membership and slots belong to its parent.
         """
         if self._closed or os.getpid() != self._pid:
             return

@@ -1,4 +1,4 @@
-"""The attention client process: model, cluster, HTTP endpoint."""
+"""Entry point of the attention client process: model, cluster membership, HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def run(
     keys: ApiKeys | None = None,
     tracing: Tracing | None = None,
 ) -> None:
-    """Serve until `stopping` is set (by a signal, or when the operator stops the cluster).
+    """Load the model and serve it over HTTP until `stopping` is set.
+
+    A signal sets it, and so does the operator who stops the cluster.
 
     Args:
         model_path: Directory of the checkpoint.
@@ -75,7 +77,7 @@ def run(
         stopping: Ends the call.
         on_serving: Called with the endpoint's URL once it answers requests.
         tls: Identity of this process; None: plain text.
-        keys: API keys that requests must show; None: none.
+        keys: API keys, one of which each request must present; None: no key is needed.
         tracing: Exports spans of requests; None: no tracing. Closed at the end.
 
     Raises:
@@ -85,7 +87,7 @@ def run(
         ClusterError: The monitor cannot be reached, or no placement covers every expert.
     """
     share_heaps()
-    # Refuse an unknown name before anything is loaded.
+    # Refuse an unknown strategy name before anything is loaded.
     strategy(config.scheduler.strategy)
     torch.set_num_threads(config.threads or max(1, usable_cores() // 2))
     checkpoint = Checkpoint.open(model_path)
@@ -148,13 +150,13 @@ def run(
         stack.callback(server.stop, _GRACE_S)
         cluster.serving()
         on_serving(url)
-        # In steps: a signal handled by another thread does not wake this one.
+        # Wait in steps, because a signal handled by another thread does not wake this one.
         while not stopping.wait(_WAIT_STEP_S):
             pass
 
 
 def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:
-    """Host names to accept; None beyond loopback, where the endpoint cannot know all of its names."""
+    """Return the Host names to accept; None (any) beyond loopback, where the endpoint's names are unknown."""
     if not only_here(config.host):
         return None
     return LoopbackHosts((config.host, *config.allowed_hosts))
@@ -176,7 +178,7 @@ def _dashboard(
         return None if found is None else list(found.values())
 
     def counters(_timeout_s: float) -> Counters:
-        # Without the metrics that would ask the monitor.
+        # Leave out the metrics that would ask the monitor.
         return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
 
     operator, token = None, None

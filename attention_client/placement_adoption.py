@@ -1,4 +1,4 @@
-"""When layer calls switch to a newer placement. Pure state machine (no I/O, no clock)."""
+"""Decide when a client's layer calls switch to a newer placement. Pure state machine (no I/O, no clock)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlacementSwitch:
         self.current: Placement | None = None
 
     def offer(self, placement: Placement, now: float) -> bool:
-        """Take a placement from the balancer. Returns whether it is newer than all before."""
+        """Hold a placement from the balancer as the next one. Returns whether it is newer than all before."""
         newest = self._next or self.current
         if newest is not None and placement.epoch <= newest.epoch:
             return False
@@ -43,10 +43,10 @@ class PlacementSwitch:
         return True
 
     def advance(self, connected: Container[str], now: float) -> bool:
-        """Switch to the newest placement if no reachable expert gets lost, or if patience ended.
+        """Switch to the newest placement if this loses no reachable expert, or if patience has ended.
 
         Args:
-            connected: Servers with a connection.
+            connected: Servers with a live connection.
             now: Monotonic seconds.
 
         Returns:
@@ -62,11 +62,11 @@ class PlacementSwitch:
         return True
 
     def due_at(self) -> float | None:
-        """When patience ends (monotonic seconds); None if no placement is held back."""
+        """Return when patience ends (monotonic seconds); None if no placement is held back."""
         return None if self._next is None else self._since + self._patience_s
 
 
 def _covered(placement: Placement, connected: Container[str]) -> npt.NDArray[np.bool_]:
-    """Experts with a connected replica: bool (L, E)."""
+    """Return whether each expert has a connected replica: bool (L, E)."""
     can_S = np.array([s in connected for s in placement.servers], dtype=np.bool_)
     return np.asarray(placement.holds_LSE[:, can_S].any(axis=1))

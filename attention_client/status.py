@@ -1,4 +1,4 @@
-"""The status document of `eaas status`, as this client sees the cluster."""
+"""The document that `eaas status` shows: the cluster as this client sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASK_S = 0.5
 
 
 def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
-    """Make the document of `eaas status --json`.
+    """Make the document of `eaas status --json`, served by this client's HTTP endpoint.
 
     Members come from the monitor or, if it does not answer, from the last view.
 
@@ -57,13 +57,13 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
 
 
 def min_replicas(cluster: Cluster) -> int:
-    """Connected replicas of the expert with the fewest."""
+    """Return how many connected replicas the expert with the fewest has; 0 without a placement."""
     replicas_LE = cluster.replicas_LE()
     return 0 if replicas_LE is None else int(replicas_LE.min())
 
 
 def _replicas_LE(cluster: Cluster, members: Iterable[Member]) -> npt.NDArray[np.int64] | None:
-    """Replicas of each expert that this client and all other members reach; None: no placement."""
+    """Return how many replicas of each expert every member reaches, int64 (L, E); None: no placement."""
     placement, own_LE = cluster.placement, cluster.replicas_LE()
     # This client's own report may be older than its connections.
     others = [m for m in members if m.id != cluster.client_id]

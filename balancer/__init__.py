@@ -1,1 +1,1 @@
-"""Where the experts are: policies, planner and the placement service (`balancer.main.run`)."""
+"""The balancer process: decides which server holds which experts (entry point: `balancer.main.run`)."""

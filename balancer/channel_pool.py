@@ -1,4 +1,4 @@
-"""Channel pool: connections to servers are reused, as connecting costs more than a call."""
+"""Channel pool of the balancer: reuses gRPC connections to servers, as connecting costs more than a call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["PooledChannel", "ServerChannels"]
 
 @dataclass(eq=False)
 class PooledChannel:
-    """A connection.
+    """A pooled gRPC connection to a server.
 
     Attributes:
-        channel: To a server.
-        calls: Running calls.
+        channel: The connection.
+        calls: Number of running calls.
     """
 
     channel: grpc.Channel
@@ -28,7 +28,7 @@ class PooledChannel:
 
 
 class ServerChannels:
-    """One connection per called server. Used by one thread at a time.
+    """One gRPC connection per called server. Used by one thread at a time.
 
     Args:
         tls: This process's identity; None: plain text.
@@ -37,11 +37,11 @@ class ServerChannels:
     def __init__(self, tls: Identity | None = None) -> None:
         self._tls = tls
         self._channels: dict[str, PooledChannel] = {}
-        # Take no new calls; closed after their last one.
+        # Connections that take no new calls and are closed after their last one.
         self._closing: set[PooledChannel] = set()
 
     def acquire(self, address: str) -> PooledChannel:
-        """A connection for one more call. `release` it when the call is over."""
+        """Return the connection to a server for one more call. `release` it when the call is over."""
         pooled = self._channels.get(address)
         if pooled is None:
             pooled = PooledChannel(channel(address, Role.EXPERT_SERVER.value, self._tls))
@@ -50,7 +50,10 @@ class ServerChannels:
         return pooled
 
     def release(self, pooled: PooledChannel, *, works: bool) -> None:
-        """End a call. If it failed, the next one connects anew, with the current certificate."""
+        """Give a connection back after a call. After a failure the next call opens a new connection.
+
+        A new connection uses the current certificate.
+        """
         pooled.calls -= 1
         if not works:
             for address in [a for a, other in self._channels.items() if other is pooled]:
@@ -60,12 +63,12 @@ class ServerChannels:
             pooled.channel.close()
 
     def keep(self, addresses: Container[str]) -> None:
-        """Close all other connections, each after its last call."""
+        """Close the connections to all other servers, each after its last call."""
         for address in [a for a in self._channels if a not in addresses]:
             self._retire(address)
 
     def close(self) -> None:
-        """End all calls."""
+        """Close all connections; running calls are cancelled."""
         for pooled in (*self._channels.values(), *self._closing):
             pooled.channel.close()
         self._channels.clear()

@@ -1,4 +1,4 @@
-"""The balancer as a process."""
+"""The balancer process: connects to the monitor, plans and serves placements, until it is stopped."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ __all__ = ["Balancer", "run"]
 
 _log = get_logger(__name__)
 
-# Each client's watch holds a worker. Threads are started on demand.
+# Most threads of the gRPC server. Each client's watch occupies one; threads start on demand.
 _WORKERS = 512
 _GRACE_S = 0.2
-# A placement of a thousand servers and a model of 58 layers of 256 experts, each twice, has 2 MB.
+# Limit of a message. A placement of 1,000 servers and 58 layers of 256 experts, each twice, has 2 MB.
 _MESSAGE_BYTES = 16 << 20
-# There is one balancer at a time: the member id is the fence.
+# All balancers share this member id, so that the monitor accepts only one at a time.
 _ID = "balancer"
 _CALL_S = 2.0
-# Longest wait for the previous balancer's record, and for the own one to be stored.
+# Longest waits: for the previous balancer's record to be read, and for the own record to be stored.
 _RECORD_S = 10.0
 _KEEP_S = 2.0
 
@@ -65,7 +65,7 @@ class Balancer:
         monitor_address: host:port of the monitor.
         on_stopping: Called when the operator stops the cluster, or after an error (`failure`).
         tls: This process's identity; None: plain text.
-        latency_target_ms: Mean time between two tokens that live knobs hold; 0: none.
+        latency_target_ms: Target of the mean time between two tokens, for live knobs; 0: none.
 
     Raises:
         PortInUseError: The port is taken.
@@ -103,7 +103,7 @@ class Balancer:
         except ValueError as error:
             raise ConfigError(f"balancer: {error}") from error
         self._on_stopping = on_stopping
-        # An unexpected error that ends this process.
+        # The unexpected error that ends this process; None: none.
         self.failure: Exception | None = None
         self._log_balancedness = config.log_balancedness
         self.metrics = BalancerMetrics(
@@ -136,7 +136,7 @@ class Balancer:
         )
         self._snapshot = BalancerSnapshot(layout, history, idempotency)
         self._write_ahead: WriteAheadState | None = None
-        # Arrived before the previous balancer's record was read.
+        # The last view that arrived before the previous balancer's record was read.
         self._early_view: MembershipView | None = None
         self._restoring = threading.Lock()
         self._restored = False
@@ -204,8 +204,9 @@ class Balancer:
             self._follow(view)
 
     def _follow(self, view: MembershipView) -> None:
-        """Pass a view on, unless it names another process as the balancer."""
-        # Checked before the view's epochs: a process that wakes up must not go on above them.
+        """Pass a cluster view to the planner, or stop if it names another process as the balancer."""
+        # Checked before the planner sees the view's epochs: a process that was suspended and replaced must
+        # not make placements above them.
         now = view.members.get(_ID)
         if (
             now is not None
@@ -217,13 +218,16 @@ class Balancer:
             self._rollout.observe(view)
 
     def _replaced(self, how: str = "") -> None:
-        """Stop: another process is the balancer now."""
+        """Fail and stop, because another process is the balancer now."""
         if self.failure is None:
             _log.error("another balancer has taken over %s", how)
             self._on_broken(ClusterError(f"another balancer has taken over {how}".rstrip()))
 
     def _restore(self) -> None:
-        """Read the previous balancer's record. Registered first, so that it no longer writes."""
+        """Restore the previous balancer's state from the monitor's store.
+
+        This process has registered before, so the previous one can no longer write.
+        """
         backoff, deadline = Backoff(), time.monotonic() + _RECORD_S
         while True:
             try:
@@ -251,7 +255,7 @@ class Balancer:
             self._write_ahead.changed()
 
     def _keep(self) -> None:
-        """Store the record before an operator is answered: a successor must know of the change."""
+        """Store the record before an operator is answered, so that a successor has the change."""
         self._changed()
         if self._write_ahead is not None and not self._write_ahead.settle(_KEEP_S):
             _log.warning("an answer was given before the monitor had stored it")
@@ -269,7 +273,7 @@ class Balancer:
         self._on_stopping()
 
     def stop(self) -> None:
-        """Leave the cluster and end."""
+        """Leave the cluster, and stop all threads and servers of this process."""
         self._rollout.close()
         if self._write_ahead is not None:
             self._write_ahead.settle(_GRACE_S)
@@ -298,7 +302,7 @@ def run(
     tls: Identity | None = None,
     latency_target_ms: float = 0.0,
 ) -> None:
-    """Run until SIGTERM, SIGINT (in the main thread) or the end of the cluster.
+    """Run the balancer until SIGTERM, SIGINT (in the main thread) or the end of the cluster.
 
     Args:
         config: The balancer's settings.

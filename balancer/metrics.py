@@ -1,4 +1,4 @@
-"""The balancer's Prometheus metrics. Most are computed at each scrape."""
+"""Prometheus metrics of the balancer. Most are computed at each scrape."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class BalancerMetrics(Collector):
-    """Of one balancer, in a registry of its own.
+    """The metrics of one balancer, in their own registry.
 
     Args:
-        load: What was seen; None before anything was.
-        settings: In force.
-        signals: Latest input of the control loop; None without one.
+        load: Returns the observed load; None before there is any.
+        settings: Returns the settings in force.
+        signals: Returns the latest input of ScalpeLB's control loop; None without one.
         clock: Monotonic seconds.
 
     Attributes:
-        registry: Where they are.
+        registry: The Prometheus registry with these metrics.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class BalancerMetrics(Collector):
         )
 
     def published(self, placement: Placement) -> None:
-        """Clients use another placement."""
+        """Record that a placement was published."""
         self._placement, self._since = placement, self._clock()
 
     def entry(self, entry: pb.HistoryEntry) -> None:
-        """A decision is new, or was carried out (see `History`)."""
+        """Count a history entry: a new decision, or one whose roll-out is over (see `History`)."""
         if entry.retire_s:
             self.phases.labels("prepare").observe(entry.prepare_s)
             self.phases.labels("retire").observe(entry.retire_s)
@@ -89,13 +89,13 @@ class BalancerMetrics(Collector):
             self.phases.labels("plan").observe(entry.plan_s)
 
     def balancedness_L(self) -> Float | None:
-        """Mean over max of the servers' loads in the window, by layer; None: nothing was seen."""
+        """Return mean / maximum of the servers' loads in the window, by layer; None: no load was observed."""
         placement, load = self._placement, self._load()
         seen = load.observed(placement.servers) if load and placement else None
         return None if seen is None else 1 / seen.par_L
 
     def collect(self) -> Iterator[Any]:
-        """The gauges as of now."""
+        """Compute the gauges for a scrape."""
         placement = self._placement
         if placement is None:
             return

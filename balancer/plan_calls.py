@@ -1,4 +1,4 @@
-"""The calls of BalancerService that decide where experts go (see `balancer.proto`)."""
+"""The gRPC calls of BalancerService that decide where experts are placed (see `balancer.proto`)."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _Code = grpc.StatusCode
 
 
 class _NotFoundError(Exception):
-    """Something that the request names does not exist."""
+    """A plan, server or replica that the request names does not exist."""
 
 
 class PlanCalls:
-    """Plans, constraints, hotness and history. Thread-safe.
+    """Operators' calls about plans, constraints, hotness and history. Thread-safe.
 
     Args:
-        rebalancer: Decides.
-        idempotency: Answers to calls that change something.
+        rebalancer: Plans and rolls out.
+        idempotency: Caches answers to calls that change something.
         step_s: Seconds between two readings of the load.
     """
 
@@ -55,7 +55,7 @@ class PlanCalls:
     # -- plans --------------------------------------------------------------------------------------
 
     def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        """Plan without changing anything."""
+        """Answer with a plan, without changing anything."""
         with _errors(context):
             now, placement = self._now()
             settings = settings_of(request, self._rebalancer.settings)
@@ -67,7 +67,7 @@ class PlanCalls:
             return answer_of(replace(planned, proposal=replace(planned.proposal, par_now_L=par_L)))
 
     def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.ApplyResponse:
-        """Roll out a plan or a placement."""
+        """Roll out an earlier plan or an operator's placement."""
         return self._changing(request, pb.ApplyResponse, context, lambda: self._apply(request))
 
     def _apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
@@ -86,7 +86,7 @@ class PlanCalls:
         return pb.ApplyResponse(epoch=placement.epoch, stages=self._rebalancer.apply(planned))
 
     def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
-        """Plan, and roll the plan out if it pays."""
+        """Plan, and roll the plan out if its moves pay back or it is forced."""
 
         def work() -> pb.RebalanceResponse:
             if request.policy:
@@ -99,7 +99,7 @@ class PlanCalls:
     # -- constraints --------------------------------------------------------------------------------
 
     def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
-        """Set the policy."""
+        """Set the placement policy and its knobs."""
 
         def work() -> pb.SetPolicyResponse:
             before = self._rebalancer.settings.policy
@@ -114,7 +114,7 @@ class PlanCalls:
         return self._changing(request, pb.SetPolicyResponse, context, work)
 
     def PinExpert(self, request: pb.PinExpertRequest, context: Any) -> pb.PinExpertResponse:
-        """Require a replica."""
+        """Pin a replica: require it in every later placement."""
 
         def work() -> pb.PinExpertResponse:
             self._pin(request.layer, request.expert, request.server_id)
@@ -123,7 +123,7 @@ class PlanCalls:
         return self._changing(request, pb.PinExpertResponse, context, work)
 
     def UnpinExpert(self, request: pb.UnpinExpertRequest, context: Any) -> pb.UnpinExpertResponse:
-        """Drop a requirement."""
+        """Drop the pin of a replica."""
 
         def work() -> pb.UnpinExpertResponse:
             pin = (request.layer, request.expert, request.server_id)
@@ -177,7 +177,7 @@ class PlanCalls:
         return self._changing(request, pb.RemoveReplicaResponse, context, work)
 
     def _pin(self, layer: int, expert: int, server: str) -> str:
-        """Pin a replica, on the least loaded server if none is named; return the server."""
+        """Pin a replica (on the least loaded server if none is named); return the server."""
         now, placement = self._now()
         _check(placement, layer, expert)
         situation = self._situation(placement)
@@ -200,7 +200,7 @@ class PlanCalls:
     # -- observations -------------------------------------------------------------------------------
 
     def GetHotness(self, request: pb.GetHotnessRequest, context: Any) -> pb.GetHotnessResponse:
-        """Return the token counts of the window."""
+        """Return the experts' token counts of the window."""
         with _errors(context):
             _, placement = self._now()
             load = self._rebalancer.load
@@ -223,7 +223,7 @@ class PlanCalls:
             )
 
     def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryResponse:
-        """Return past decisions."""
+        """Return the history of placement decisions."""
         return pb.HistoryResponse(entries=self._rebalancer.history.entries(request.limit))
 
     # -- shared -------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def _check(placement: Placement, layer: int, expert: int) -> None:
 
 
 def _least_loaded(now: Situation, layer: int, expert: int) -> str:
-    """The least loaded server without this expert. Raises NotNowError if every server has it."""
+    """Return the least loaded server without this expert. Raises NotNowError if every server has it."""
     free_S = ~now.holds_LSE[layer, :, expert]
     if not free_S.any():
         raise NotNowError(f"every server has expert {expert} of layer {layer}")
@@ -274,7 +274,7 @@ def _least_loaded(now: Situation, layer: int, expert: int) -> str:
 
 @contextmanager
 def _errors(context: Any) -> Iterator[None]:
-    """Translate errors into the contract's status codes."""
+    """Translate errors of a call into the contract's gRPC status codes."""
     try:
         yield
     except NotNowError as error:

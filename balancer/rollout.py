@@ -1,4 +1,7 @@
-"""Carries out the planner's actions. One thread owns the planner; calls to servers report back to it."""
+"""Carries out the planner's actions: calls expert servers and publishes placements.
+
+One thread owns the planner; calls to servers report their outcomes to it.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,11 @@ __all__ = ["Rollout"]
 _log = get_logger(__name__)
 
 _RETRY_S = 0.5
-# Pause between servers when no client waits for a placement, and the sum of these pauses at most.
+# Pause between servers' loads when no client waits for a placement, and the most of these pauses in sum.
 _REST_S = 0.25
 _RESTS_S = 2.0
 _JOIN_S = 3.0
-# Deadline of calls that load nothing.
+# Deadline of calls that load no experts.
 _SHORT_S = 10.0
 
 
@@ -69,10 +72,10 @@ class Rollout:
     """Brings servers in line with the planner's placements, and publishes each placement once they are.
 
     Args:
-        planner: Decides; used by this object's thread alone.
+        planner: Decides the actions; used only by this object's thread.
         publish: Called with each placement that clients should use.
         load_timeout_s: Deadline of one PreparePlacement.
-        on_broken: Called with an unexpected error, after which nothing is done any more.
+        on_broken: Called with an unexpected error; the roll-out thread then stops.
         on_phase: Called when servers begin to load a placement ("prepare"), when it is published ("retire"),
             and when servers hold nothing else ("settled"). Must not block.
         tls: This process's identity; None: plain text.
@@ -97,31 +100,31 @@ class Rollout:
         self._inbox: queue.SimpleQueue[MembershipView | _Outcome | _Question | None]
         self._inbox = queue.SimpleQueue()
         self._running: set[Any] = set()
-        # Delayed calls: start time, number of the call (for ties), call.
+        # Heap of delayed calls: start time, number of the call (for ties), call.
         self._later: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
-        # Start time of the next call that waits its turn.
+        # Earliest start of the next call that waits its turn.
         self._next_at = 0.0
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
         self._thread.start()
 
     def observe(self, view: MembershipView) -> None:
-        """Report a change of membership. Does not block."""
+        """Pass a new cluster view to the planner's thread. Does not block."""
         self._inbox.put(view)
 
     def ask(self, question: Callable[[Planner], Any]) -> Any:
         """Run a function of the planner on its thread and return the result.
 
         Raises:
-            TimeoutError: The planner does not answer (it is closing).
-            Exception: Any error of the function.
+            TimeoutError: The planner's thread does not answer, because it is busy or closing.
+            Exception: Any error that the function raises.
         """
         asked = _Question(question, concurrent.futures.Future())
         self._inbox.put(asked)
         return asked.answer.result(_JOIN_S)
 
     def close(self) -> None:
-        """Cancel running calls and end the thread. Idempotent."""
+        """Cancel running calls to servers and stop the planner's thread. Idempotent."""
         self._inbox.put(None)
         self._thread.join(_JOIN_S)
 
@@ -176,7 +179,7 @@ class Rollout:
                     self._schedule(action)
 
     def _schedule(self, call: Call) -> None:
-        """Start a call at once, or in its turn if no client waits: loading takes time from batches."""
+        """Start a call now, or spaced from others if no client waits, because loading slows batches."""
         if isinstance(call, Inspect) or not self._planner.has_time(call):
             self._start(call)
             return
@@ -241,7 +244,7 @@ class Rollout:
         self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _succeeded(self, call: Call, response: Any, now: float) -> list[Action]:
-        """Pass a server's answer on to the planner. Raises ValueError if it cannot be true."""
+        """Pass a server's answer to the planner. Raises ValueError for an impossible answer."""
         check(response)
         match call:
             case Inspect():
@@ -262,7 +265,7 @@ class Rollout:
         return self._planner.succeeded(call, now)
 
     def _idle_s(self, now: float) -> float | None:
-        """Seconds until time alone makes something due; None: never."""
+        """Return the seconds until a delayed call or the planner is due without an event; None: never."""
         times = [at for at, _, _ in self._later[:1]]
         wake_at = self._planner.wake_at(now)
         if wake_at is not None:
@@ -277,7 +280,7 @@ class Rollout:
 
 
 def _answer(question: _Question, planner: Planner) -> None:
-    """Answer a question; its errors are the asker's."""
+    """Run a question's function on the planner; pass its result or error to the thread that asked."""
     try:
         question.answer.set_result(question.ask(planner))
     except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
@@ -293,7 +296,7 @@ def _known_digests(call: Prepare, layer: int, experts: Sequence[int]) -> list[in
 def _read(
     layers: Sequence[common_pb2.Holding], shape: tuple[int, int]
 ) -> tuple[npt.NDArray[np.bool_], Digests]:
-    """Holds and stated digests of a server, (L, E) each. Raises ValueError if they are of another model."""
+    """Read a server's holds and stated digests, (L, E) each. Raises ValueError if the model differs."""
     if len(layers) != shape[0]:
         raise ValueError(f"it has {len(layers)} layers, the model has {shape[0]}")
     holds_LE, digests_LE = np.zeros(shape, np.bool_), np.zeros(shape, np.uint64)

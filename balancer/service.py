@@ -1,4 +1,4 @@
-"""BalancerService: placements for clients, scaling and draining for operators."""
+"""gRPC service of the balancer: placements for clients, scaling and draining for operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from eaas.types import Member, Placement, Role
 
 __all__ = ["ROLES", "BalancerService"]
 
-# Only operators and their programs may change something.
+# Methods that change something, which only operators and their programs may call.
 _CHANGES = ("Apply", "Rebalance", "SetPolicy", "PinExpert", "UnpinExpert", "AddReplica")
 ROLES = dict.fromkeys(
     (*_CHANGES, "RemoveReplica", "DrainServer", "Scale", "RefuseScale"), (OPERATOR,)
@@ -33,14 +33,14 @@ _DRAIN_S = 5.0
 
 
 class BalancerService(PlanCalls):
-    """Serves the last published placement. Thread-safe.
+    """Serves the last published placement and operators' calls. Thread-safe.
 
     Args:
         ask: Runs a function of the planner on the planner's thread.
-        rebalancer: Decides where experts go.
-        idempotency: Answers to calls that change something.
+        rebalancer: Decides where experts are placed.
+        idempotency: Caches answers to calls that change something.
         step_s: Seconds between two readings of the load.
-        most_servers: Most servers that a caller may ask for.
+        most_servers: Highest number of servers that a caller may ask for.
         tls: This process's identity; None: plain text.
         dead_grace_s: How long the planner waits for a dead server; part of GetPlacement's answer.
     """
@@ -63,9 +63,9 @@ class BalancerService(PlanCalls):
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()
         self._wanted_servers = 0
-        # Numbers the requests to scale: a repeated request for the same number of servers is a new one.
+        # Number of the last request to scale. A repeated request for as many servers gets a new number.
         self._scale_wish = 0
-        # Why the launcher gave up the last one.
+        # The launcher's reason for giving up the last request; empty: it did not.
         self._scale_refusal = ""
         self._scalers = 0
         self._closed = False
@@ -76,14 +76,14 @@ class BalancerService(PlanCalls):
         return int(self._placement.epoch)
 
     def publish(self, placement: Placement) -> None:
-        """Serve this placement from now on."""
+        """Serve a newly published placement, and send it to the watching clients."""
         message = placement.to_proto()
         with self._changed:
             self._placement = message
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the watchers' streams; they look for another balancer."""
+        """End the streams of watching clients and launchers, which then look for another balancer."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -93,13 +93,13 @@ class BalancerService(PlanCalls):
     def GetPlacement(
         self, request: pb.GetPlacementRequest, context: Any
     ) -> pb.GetPlacementResponse:
-        """Return the current placement; epoch 0: none yet."""
+        """Answer a client with the current placement; epoch 0: none yet."""
         return pb.GetPlacementResponse(placement=self._placement, dead_grace_s=self._dead_grace_s)
 
     def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: Any
     ) -> Iterator[pb.WatchPlacementResponse]:
-        """Stream each placement newer than the caller's, with signs of life in between."""
+        """Stream each placement newer than the caller's to a client, with keep-alives in between."""
         if not context.add_callback(self._wake):
             return
         epoch = request.known_epoch
@@ -111,7 +111,7 @@ class BalancerService(PlanCalls):
             else:
                 yield pb.WatchPlacementResponse(epoch=placement.epoch)
 
-    # -- servers come and go --------------------------------------------------------------------
+    # -- servers join and leave -----------------------------------------------------------------
 
     def DrainServer(self, request: pb.DrainServerRequest, context: Any) -> pb.DrainServerResponse:
         """Tell a server to leave, if others can take its experts (errors: `balancer.proto`)."""
@@ -134,7 +134,7 @@ class BalancerService(PlanCalls):
         return pb.DrainServerResponse()
 
     def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleResponse:
-        """Tell the launchers how many servers there should be."""
+        """Send the wanted number of servers to the launchers that watch."""
         refusal = self._why_not(request.servers, self._ask(lambda planner: planner.fewest_servers))
         if refusal:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
@@ -152,7 +152,7 @@ class BalancerService(PlanCalls):
             return pb.ScaleResponse(wish=self._scale_wish)
 
     def _why_not(self, servers: int, fewest: int) -> str:
-        """Why there cannot be this many servers; empty: there can."""
+        """Return why there cannot be this many servers; empty: there can."""
         if servers < 1:
             return "0 servers would hold no experts: give at least 1, or stop the cluster"
         if servers < fewest:
@@ -168,7 +168,7 @@ class BalancerService(PlanCalls):
         return ""
 
     def GetScale(self, request: pb.GetScaleRequest, context: Any) -> pb.GetScaleResponse:
-        """Return the limits of scaling, and the state of the last request."""
+        """Return the limits of scaling, and the state of the last request to scale."""
         fewest = self._ask(lambda planner: planner.fewest_servers)
         with self._changed:
             return pb.GetScaleResponse(
@@ -179,7 +179,7 @@ class BalancerService(PlanCalls):
             )
 
     def RefuseScale(self, request: pb.RefuseScaleRequest, context: Any) -> pb.RefuseScaleResponse:
-        """Record that a launcher gives a request up."""
+        """Record that a launcher gives up a request to scale."""
         with self._changed:
             if request.wish == self._scale_wish:
                 self._scale_refusal = request.reason or "the launcher gives no reason"
@@ -188,14 +188,14 @@ class BalancerService(PlanCalls):
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any
     ) -> Iterator[pb.WatchScaleResponse]:
-        """Stream each request to scale that the caller does not know yet."""
+        """Stream each new request to scale to a launcher."""
         if not context.add_callback(self._wake):
             return
         known = request.known_wish
         with self._changed:
             self._scalers += 1
         try:
-            # At once: the caller then knows that it is registered.
+            # Answer at once, to confirm to the caller that it is registered.
             yield pb.WatchScaleResponse(wish=known)
             while self._wait(context, lambda last: self._scale_wish != last, known):
                 with self._changed:
@@ -207,7 +207,7 @@ class BalancerService(PlanCalls):
                 self._scalers -= 1
 
     def _wait(self, context: Any, is_due: Callable[[int], bool], known: int) -> bool:
-        """Sleep until something, or a sign of life, is due; False at the stream's end."""
+        """Sleep until a message or a keep-alive is due; return False at the stream's end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: is_due(known) or self._closed or not context.is_active(), STREAM_SIGN_S

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios of two things measured in one run."""
+"""Benchmarks of this project. Each compares two things in one run and reports their ratio."""

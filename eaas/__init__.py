@@ -1,4 +1,4 @@
-"""Expert-as-a-Service: the core of all services: wire format, RPC, membership, checkpoints, settings."""
+"""Core of Expert-as-a-Service for all services: wire format, RPC, membership, checkpoints, settings."""
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""Number of cores for this process."""
+"""Number of CPU cores for this process."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use; a container or `taskset` may limit them."""
+    """Number of CPU cores that this process may use; a container or `taskset` may limit them."""
     return len(os.sched_getaffinity(0))

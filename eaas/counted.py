@@ -1,4 +1,4 @@
-"""Counts in sentences."""
+"""Counts with nouns, for messages."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ __all__ = ["counted"]
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun: "1 server", "2 servers"."""
+    """Write a number with its noun: "1 server", "2 servers"."""
     return f"{count:,} {noun if count == 1 else noun + 's'}"

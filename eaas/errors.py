@@ -102,11 +102,11 @@ class StoreError(EaasError):
 
 
 class ConnectionLostError(EaasError):
-    """The connection's server is gone. The dispatcher retries on another replica."""
+    """The connection to an expert server is lost. The dispatcher retries on another replica."""
 
 
 class SlotsBusyError(EaasError):
-    """The connection has no free slot. The dispatcher tries another replica, or waits."""
+    """The connection to an expert server has no free slot. The dispatcher tries another replica, or waits."""
 
 
 class SlotCorruptError(EaasError):
@@ -114,7 +114,7 @@ class SlotCorruptError(EaasError):
 
 
 class WrongRequestError(EaasError):
-    """INVALID_ARGUMENT: the request is wrong (hidden size, dtype). It is not retried."""
+    """An expert server answered INVALID_ARGUMENT (hidden size, dtype). The request is not retried."""
 
 
 class ExpertsUnavailableError(EaasError):

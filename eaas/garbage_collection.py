@@ -1,4 +1,4 @@
-"""Control of Python's garbage collector during heavy imports."""
+"""Switches Python's garbage collector off during heavy imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["collector_off"]
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Disable garbage collection inside the block; blocks can be nested.
+    """Disable garbage collection inside a `with` block; blocks can be nested.
 
     Imports create little garbage, and collections take a quarter of the import time of torch and
     transformers.

@@ -1,7 +1,7 @@
-"""`python -m eaas.health ADDRESS [ROLE]`: health check of a process, for containers.
+"""`python -m eaas.health ADDRESS [ROLE]`: health check of a process of the cluster, for containers.
 
-Not a command of `eaas`, because it runs every few seconds: importing the command line takes four times as
-long.
+This is not a command of `eaas`, because it runs every few seconds and importing the command line takes four
+times as long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TLS_VARIABLE = "EAAS_SECURITY__TLS_DIR"
 
 
 def why_not_serving(address: str, role: str | None = None) -> str | None:
-    """None if a process serves, else the reason.
+    """Ask a process for its health; return None if it serves, else the reason.
 
     Args:
         address: host:port of a monitor, balancer or expert server; or the URL of an endpoint's /health.
@@ -69,7 +69,7 @@ def _grpc(address: str, role: str | None) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Return exit code 0 if the process serves; else print the reason and return 1."""
+    """Check a process: return exit code 0 if it serves; else print the reason and return 1."""
     address, role = (*arguments, None)[:2]
     assert address is not None
     try:

@@ -1,4 +1,4 @@
-"""The child's side of a local launcher: reports readiness, and ends with the launcher."""
+"""The child's side of a local launcher (`eaas up`): report readiness, and end with the launcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 READY_VARIABLE = "_EAAS_READY_FD"
 LAUNCHER_VARIABLE = "_EAAS_LAUNCHER_FD"
-"""Read end of a pipe whose write end only the launcher holds, without writing."""
+"""Read end of a pipe; only the launcher holds the write end, and it never writes."""
 ENDED_VARIABLE = "_EAAS_ENDED_PIDS"
 # From <fcntl.h>; missing in the module `fcntl`.
 _F_SETSIG = 10
@@ -38,7 +38,7 @@ def bind_to_launcher() -> None:
     if fd is None:
         return
     if _bound_fd is not None:
-        # Inherited by a fork, it signals the parent.
+        # A descriptor inherited through a fork would signal the parent.
         os.close(_bound_fd)
     # The signal's receiver belongs to the open file description, so each child opens its own.
     _bound_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,18 +65,18 @@ def has_same_launcher(pid: int) -> bool:
 
 
 def ended_pids() -> list[int]:
-    """Pids of ended earlier processes of this name, latest last."""
+    """Pids of earlier processes of this name that the launcher saw end, latest last."""
     return [int(pid) for pid in os.environ.get(ENDED_VARIABLE, "").split()]
 
 
 def announce(**facts: object) -> None:
-    """Report to the launcher: `ready=address`, `kernel=description` or `error=message`.
+    """Write a line to the launcher: `ready=address`, `kernel=description` or `error=message`.
 
     Does nothing in a process started by hand.
     """
     fd = os.environ.get(READY_VARIABLE)
     if fd is None:
         return
-    # The launcher may be gone; `bind_to_launcher` handles that.
+    # The launcher may have ended; `bind_to_launcher` handles that.
     with contextlib.suppress(BrokenPipeError):
         os.write(int(fd), (json.dumps(facts) + "\n").encode())

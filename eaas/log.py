@@ -13,24 +13,24 @@ __all__ = ["configure_logging", "get_logger", "print_line"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _FLOOD_S = 60.0
-# Per statement in this time; far more than in a healthy cluster.
+# Limit per log statement in this time; far more than a healthy cluster writes.
 _LINES = 100
 _TRACEBACKS = 10
 
 
 class _Flood(logging.Filter):
-    """Limits the lines per minute of each log statement, and logs how many it dropped.
+    """Log filter that limits the lines per minute of each log statement, and logs how many it dropped.
 
-    Otherwise anybody who can connect could fill the disk.
+    Without the limit, anybody who can connect could fill the disk.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # By statement: start of its minute, lines since, and how many of them were dropped.
+        # By statement: start of its minute, lines since then, and how many of these were dropped.
         self._minutes: dict[tuple[str, int], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write a record."""
+        """Decide whether to write a log record."""
         site, now = (record.pathname, record.lineno), time.monotonic()
         began_s, lines, dropped = self._minutes.get(site, (now, 0, 0))
         if now - began_s >= _FLOOD_S:
@@ -44,12 +44,12 @@ class _Flood(logging.Filter):
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of a module."""
+    """Return the logger of a module."""
     return logging.getLogger(name)
 
 
 def configure_logging(role: str) -> None:
-    """Log to standard error, with the role in each line. Called by each role's main."""
+    """Send logs to standard error, with the role in each line. Called by each role's main."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s %(levelname)s {role} %(name)s: %(message)s")
@@ -61,7 +61,7 @@ def configure_logging(role: str) -> None:
 
 
 def print_line(line: str, file: TextIO | None = None) -> None:
-    """Print a line and flush; ignore a full disk.
+    """Print a line and flush; ignore a full disk, so that the process continues.
 
     Args:
         line: Without a line break.

@@ -10,14 +10,14 @@ __all__ = ["ID", "ID_RULE", "LONGEST_ID", "check_id"]
 
 LONGEST_ID = 255
 ID = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._][A-Za-z0-9._-]{0,254}")
-"""For `fullmatch`."""
+"""Pattern of a valid id, for `fullmatch`."""
 ID_RULE = (
     f"1 to {LONGEST_ID} letters, digits, '.', '_' or '-', not '.' or '..', and no '-' in front"
 )
 
 
 def check_id(value: str, what: str) -> None:
-    """Check an id.
+    """Check that a member id is valid.
 
     Args:
         value: The id.

@@ -1,4 +1,4 @@
-"""Limit of open files (RLIMIT_NOFILE): raised at the start, checked, and named in errors."""
+"""The limit of open files (RLIMIT_NOFILE): raise it at the start, check it, name it in errors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from eaas.errors import ConfigError
 
 __all__ = ["free_files", "prepare_open_files", "room_for_connections", "shortage_of_files"]
 
-# Enough for the start of a role and the connections of a small cluster.
+# Files needed to start a role and connect a small cluster.
 _LEAST = 128
 # Reserved for new members, checkpoints and logs.
 _RESERVED = 128
-# Enough for all accepted connections. Far higher limits slow down programs that iterate over all descriptors.
+# Enough for all accepted connections. Far higher limits slow down programs that visit all descriptors.
 _MOST = 65_536
 _REMEDY = "run `ulimit -n 4096` first, or raise LimitNOFILE (systemd) or nofile (containers)"
 
 
 def prepare_open_files(program: str, least: int = _LEAST) -> None:
-    """Raise this process's soft limit as far as its hard limit allows; children inherit it.
+    """Raise this process's soft limit of open files as far as its hard limit allows; children inherit it.
 
     Args:
         program: Name of the program, for the message.
@@ -41,7 +41,7 @@ def prepare_open_files(program: str, least: int = _LEAST) -> None:
 
 
 def free_files() -> int:
-    """Number of files that this process may still open."""
+    """Count the files that this process may still open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST
@@ -49,19 +49,19 @@ def free_files() -> int:
 
 
 def room_for_connections() -> int:
-    """Number of connections that a server may accept, leaving some files for other uses."""
+    """Number of connections that a server may accept so that some files remain for other uses."""
     free = free_files()
     return max(1, free - min(_RESERVED, free // 4))
 
 
 def shortage_of_files(error: BaseException) -> str | None:
-    """One line that names the limit, if an error comes from too many open files; else None.
+    """Explain in one line an error caused by too many open files; None for other errors.
 
     Libraries wrap the operating system's error, or keep only its text.
     """
     found: BaseException | None = error
     while found is not None:
-        # ENFILE first: its text contains that of EMFILE.
+        # ENFILE is first, because its text contains that of EMFILE.
         for code, advice in ((errno.ENFILE, _whole_machine), (errno.EMFILE, _this_process)):
             same = isinstance(found, OSError) and found.errno == code
             if same or os.strerror(code) in str(found):

@@ -1,4 +1,4 @@
-"""Waiting for the end of a process: a signal or an internal reason."""
+"""Waiting in the main thread for the end of a process: a signal, or a request from within."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ __all__ = ["Shutdown", "SignalLine"]
 
 
 class SignalLine:
-    """Context manager that turns signals into bytes of a socket.
+    """Context manager that turns signals to this process into bytes of a socket.
 
-    Python's handlers run between bytecodes: a signal just before a thread sleeps (on a lock, or in select) is
-    not handled until something else wakes the thread. The C handler writes to the wakeup descriptor at once.
+    Python's handlers run between bytecodes, so that a signal just before a thread sleeps (on a lock, or in
+    select) is not handled until something else wakes the thread. The C handler writes to the wakeup
+    descriptor at once.
 
-    For the main thread, the only one that gets signals.
+    Use it in the main thread, because no other thread receives signals.
 
     Args:
-        signals: Signals to catch. Bytes of other signals with handlers may arrive, too.
+        signals: Signals to catch. Bytes of other signals with handlers may also arrive.
     """
 
     def __init__(self, *signals: signal.Signals) -> None:
@@ -43,23 +44,23 @@ class SignalLine:
         self._writer.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Do nothing: without a handler no byte would be written."""
+        """Do nothing on a signal; a handler must exist so that the byte is written."""
 
 
 class Shutdown(SignalLine):
-    """Context manager in which SIGTERM and SIGINT end `wait`."""
+    """Context manager in which SIGTERM and SIGINT end `wait`, so that the process can stop cleanly."""
 
     def __init__(self) -> None:
         super().__init__(signal.SIGTERM, signal.SIGINT)
         self._reason = ""
 
     def request(self, reason: str) -> None:
-        """End `wait`, from any thread."""
+        """Request the end of this process, from any thread: `wait` returns."""
         self._reason = reason
         self._writer.send(b"\0")
 
     def wait(self) -> str:
-        """Wait for a signal or a request; return the signal's name or the reason."""
+        """Wait until the process has to end; return the signal's name or the reason of the request."""
         while True:
             number = self._reader.recv(1)[0]
             if number == 0:

@@ -17,7 +17,7 @@ __all__ = ["Member", "MemberState", "ModelShape", "Placement", "Role", "ServerRe
 
 
 class Role(enum.Enum):
-    """Role of a process; the value is its displayed name."""
+    """Role of a process in the cluster; the value is its displayed name."""
 
     EXPERT_SERVER = "expert-server"
     ATTENTION_CLIENT = "attention-client"
@@ -31,7 +31,7 @@ class Role(enum.Enum):
 
     @classmethod
     def from_number(cls, number: int) -> Role:
-        """The role of a protobuf enum value. Raises ValueError if unknown."""
+        """Convert a protobuf enum value to a role. Raises ValueError if it is unknown."""
         role = _ROLES.get(number)
         if role is None:
             raise ValueError(f"unknown role {number}")
@@ -39,7 +39,7 @@ class Role(enum.Enum):
 
 
 class MemberState(enum.Enum):
-    """Lifecycle state of a member. SUSPECT may be gone; DEAD and LEFT are gone."""
+    """Lifecycle state of a member. A SUSPECT member may have ended; a DEAD or LEFT one counts as ended."""
 
     JOINING = "JOINING"
     SERVING = "SERVING"
@@ -50,7 +50,7 @@ class MemberState(enum.Enum):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended or is presumed ended."""
+        """Whether the member is DEAD or LEFT: its process has ended or is presumed to have ended."""
         return self in (MemberState.DEAD, MemberState.LEFT)
 
     @property
@@ -60,7 +60,7 @@ class MemberState(enum.Enum):
 
     @classmethod
     def from_number(cls, number: int) -> MemberState:
-        """The state of a protobuf enum value. Raises ValueError if unknown."""
+        """Convert a protobuf enum value to a state. Raises ValueError if it is unknown."""
         state = _STATES.get(number)
         if state is None:
             raise ValueError(f"unknown member state {number}")
@@ -104,12 +104,12 @@ class ModelShape:
         return len(self.layer_names)
 
     def to_proto(self) -> pb.ModelShape:
-        """Convert to the protobuf message."""
+        """Convert the shape to its protobuf message."""
         return pb.ModelShape(**vars(self))
 
     @classmethod
     def from_proto(cls, message: pb.ModelShape) -> ModelShape:
-        """Convert from the protobuf message. Raises ValueError if it has more experts than any model."""
+        """Convert a protobuf message to a shape. Raises ValueError if it has more experts than any model."""
         # Balancers allocate arrays of this size for each server.
         if len(message.layer_names) * message.num_experts > _MOST_EXPERTS:
             raise ValueError(
@@ -129,7 +129,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ServerReach:
-    """Whether a client is connected to one incarnation of a server (fields: `common.proto`, ServerReach)."""
+    """Whether an attention client is connected to one incarnation of a server (see `common.proto`)."""
 
     server_id: str
     server_incarnation: int
@@ -138,12 +138,12 @@ class ServerReach:
 
     @staticmethod
     def to_proto(servers: Iterable[ServerReach]) -> pb.Reach:
-        """Convert to the protobuf message."""
+        """Convert the reach to its protobuf message."""
         return pb.Reach(servers=[pb.ServerReach(**vars(s)) for s in servers])
 
     @classmethod
     def from_proto(cls, message: pb.Reach) -> tuple[ServerReach, ...]:
-        """Convert from the protobuf message."""
+        """Convert a protobuf message to a reach."""
         return tuple(
             cls(s.server_id, s.server_incarnation, s.reason, s.lost) for s in message.servers
         )
@@ -151,7 +151,7 @@ class ServerReach:
 
 @dataclass(frozen=True)
 class Member:
-    """One incarnation of a process, as the monitor knows it (fields: `common.proto`, Member)."""
+    """One incarnation of a process, as the monitor stores and sends it (fields: `common.proto`, Member)."""
 
     id: str
     role: Role
@@ -176,11 +176,11 @@ class Member:
 
     @property
     def life(self) -> tuple[str, int, str, int, str]:
-        """Identity of the process. The incarnation alone is not unique after the monitor loses its state."""
+        """Identity of this incarnation. Its number alone is not unique after the monitor loses its state."""
         return (self.id, self.incarnation, self.host, self.pid, self.address)
 
     def to_proto(self) -> pb.Member:
-        """Convert to the protobuf message."""
+        """Convert the member to its protobuf message."""
         converted = {
             "role": self.role.number,
             "state": self.state.number,
@@ -191,7 +191,7 @@ class Member:
 
     @classmethod
     def from_proto(cls, message: pb.Member) -> Member:
-        """Convert from the protobuf message. Raises ValueError for an unknown role or state."""
+        """Convert a protobuf message to a member. Raises ValueError for an unknown role or state."""
         return cls(
             **{name: getattr(message, name) for name in _AS_SENT},
             role=Role.from_number(message.role),
@@ -199,7 +199,7 @@ class Member:
             model=_shape_of(message.model.SerializeToString())
             if message.HasField("model")
             else None,
-            # Unset means average speed.
+            # An unset speed means average speed.
             speed=message.speed or 1.0,
             transports=tuple(message.transports),
             reach=ServerReach.from_proto(message.reach) if message.HasField("reach") else None,
@@ -221,17 +221,17 @@ def _message_of(shape: ModelShape) -> pb.ModelShape:
     return shape.to_proto()
 
 
-# Ten thousand servers with a model of 61 layers of 256 experts.
+# Limit: ten thousand servers with a model of 61 layers of 256 experts.
 _MOST_CELLS = 1 << 28
-# Per model; far more than any model has.
+# Limit per model; far more than any model has.
 _MOST_EXPERTS = 1 << 20
-# Allows for rounding: float32 shares sum to 1 approximately.
+# Tolerance for rounding, because float32 shares sum to 1 only approximately.
 _MOST_SHARE = 1.001
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Which server holds which replicas, and the share of each expert's tokens that it takes.
+    """Placement of experts: which server holds which replicas, and each replica's share of the tokens.
 
     Attributes:
         epoch: Version; 0 means no placement yet.
@@ -254,7 +254,7 @@ class Placement:
             raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
 
     def holdings_of(self, server_id: str) -> list[pb.Holding]:
-        """A server's part of the protobuf message, by layer (all empty for a server without a placement)."""
+        """Return a server's part of the protobuf message, by layer (all empty if it has no replicas)."""
         num_layers = self.holds_LSE.shape[0]
         if server_id not in self.servers:
             return [pb.Holding() for _ in range(num_layers)]
@@ -267,7 +267,7 @@ class Placement:
         return layers
 
     def to_proto(self) -> pb.Placement:
-        """Convert to the protobuf message."""
+        """Convert the placement to its protobuf message."""
         num_layers, _, num_experts = self.holds_LSE.shape
         servers = [
             pb.ServerPlacement(server_id=server_id, layers=self.holdings_of(server_id))
@@ -279,8 +279,8 @@ class Placement:
 
     @classmethod
     def from_proto(cls, message: pb.Placement) -> Placement:
-        """Convert from the protobuf message. Raises ValueError if it is inconsistent."""
-        # Check before allocating: a small message could ask for all memory.
+        """Convert a protobuf message to a placement. Raises ValueError if it is inconsistent."""
+        # Checked before allocating, because a small message could ask for all memory.
         cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
         if cells > _MOST_CELLS:
             raise ValueError(
@@ -304,7 +304,7 @@ class Placement:
                     raise ValueError(f"{server.server_id}: wrong experts in layer {layer}")
                 holds_LSE[layer, s, experts_R] = True
                 shares_LSE[layer, s, experts_R] = holding.shares
-        # False for NaN, too.
+        # Also False for NaN.
         if not ((shares_LSE >= 0) & (shares_LSE <= _MOST_SHARE)).all():
             raise ValueError("a share of the placement is not between 0 and 1")
         return cls(

@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 
 def candidates() -> tuple[Path, ...]:
-    """Possible directories, best first."""
+    """List the directories in which the files may be, best first."""
     variables = (os.environ.get(name, "") for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"))
     return _candidates(os.geteuid(), *variables)
 
@@ -50,14 +50,14 @@ def _candidates(user: int, runtime: str, state: str, home: str) -> tuple[Path, .
 
 
 def place() -> Path | None:
-    """The directory for new files; None if none is usable."""
+    """Return the directory for new files; None if none is usable."""
     with contextlib.suppress(ConfigError), _writable() as (path, _):
         return path
     return None
 
 
 def read(name: str) -> Iterator[dict[str, Any]]:
-    """Read the documents of a name, best directory first; ignore files that others could have written."""
+    """Read the JSON documents of a name, best directory first; skip files that others could have written."""
     for fd in _directories():
         document = _read(fd, name)
         if document is not None:
@@ -65,7 +65,7 @@ def read(name: str) -> Iterator[dict[str, Any]]:
 
 
 def read_all() -> dict[str, dict[str, Any]]:
-    """All documents by name."""
+    """Read all JSON documents of this user, by name."""
     found: dict[str, dict[str, Any]] = {}
     for fd in _directories():
         found = dict(_list(fd)) | found
@@ -73,28 +73,28 @@ def read_all() -> dict[str, dict[str, Any]]:
 
 
 def write(name: str, document: dict[str, Any]) -> None:
-    """Write or replace a document atomically.
+    """Write or replace a JSON document atomically.
 
     Raises:
         ConfigError: No directory of `candidates` is usable.
     """
     with _writable() as (_, fd):
         _write(fd, name, document)
-        # An older one in another directory must not hide it.
+        # An older document in another directory must not hide this one.
         for other in _directories():
             if not os.path.sameopenfile(fd, other):
                 _remove(other, name)
 
 
 def remove(name: str) -> None:
-    """Remove the documents of a name, if there are any."""
+    """Remove the JSON documents of a name, if there are any."""
     for fd in _directories():
         _remove(fd, name)
 
 
 @contextlib.contextmanager
 def change() -> Iterator[None]:
-    """Lock the files against the user's other processes, which wait for at most 2 s.
+    """Lock the user's files inside a `with` block; the user's other processes wait for at most 2 s.
 
     Raises:
         ConfigError: No directory of `candidates` is usable.
@@ -109,7 +109,7 @@ def change() -> Iterator[None]:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(_LOCK_POLL_S)
-        # The lock ends with the descriptor.
+        # Closing the descriptor releases the lock.
         yield
 
 
@@ -117,7 +117,7 @@ def change() -> Iterator[None]:
 
 
 def _open(path: Path) -> int | None:
-    """Open a directory; None if it is missing or not private to this user."""
+    """Open a directory of the user's files; None if it is missing or not private to this user."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -175,7 +175,7 @@ def _list(fd: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read(directory: int, name: str) -> dict[str, Any] | None:
     try:
-        # O_NONBLOCK: a pipe of that name may have no writer.
+        # O_NONBLOCK, because a pipe of that name may have no writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(name + _SUFFIX, flags, dir_fd=directory)
     except OSError:

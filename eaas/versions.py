@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Versions(NamedTuple):
-    """Range of major versions of a contract that a process supports, inclusive."""
+    """Inclusive range of major versions of a contract (RPC or slots) that a process supports."""
 
     oldest: int
     newest: int
@@ -37,13 +37,13 @@ class Versions(NamedTuple):
 
 
 CONTROL_PLANE = Versions(1, 1)
-"""Versions of registration, heartbeats and watches. Within a version messages only gain fields."""
+"""Supported versions of registration, heartbeats and watches. Within a version messages only gain fields."""
 SLOTS = Versions(VERSION, VERSION)
-"""Versions of the slots' bytes."""
+"""Supported versions of the slots' bytes."""
 
 
 class Refusal(NamedTuple):
-    """Ends a call with FAILED_PRECONDITION.
+    """Refusal of a call in an unsupported version: ends the call with FAILED_PRECONDITION.
 
     Attributes:
         details: Message.
@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Refusal | None:
-    """The refusal of a call in an unsupported version; None for a supported one.
+    """Make the refusal of a call in an unsupported version; None for a supported version.
 
     Args:
         spoken: Versions that this process supports.
@@ -74,7 +74,7 @@ def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Ref
 
 
 def negotiate(spoken: Versions, call: Callable[[int], _T]) -> _T:
-    """Make a call in the newest version that both sides support.
+    """Make a call to another process in the newest version that both sides support.
 
     Args:
         spoken: Versions that this process supports.
@@ -94,7 +94,7 @@ def negotiate(spoken: Versions, call: Callable[[int], _T]) -> _T:
 
 
 def _versions_in(error: grpc.RpcError) -> Versions | None:
-    """Versions that the other side supports, if it refused the call's version."""
+    """Read the versions that the other side supports from its refusal; None for other errors."""
     if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return None
     text = next((str(value) for key, value in error.trailing_metadata() or () if key == _KEY), "")

@@ -1,4 +1,4 @@
-"""A local authority and a certificate for each role, for trying TLS (`eaas certs`).
+"""A local certificate authority and a certificate for each role, to try TLS (`eaas certs`).
 
 A production site has its own authority (cert-manager, Vault, step-ca): it only has to issue the same names
 (docs/security.md).
@@ -27,19 +27,19 @@ from eaas.types import Role
 __all__ = ["CA_KEY_FILE", "ROLES", "issue_again", "refuse_expired", "write_certificates"]
 
 CA_KEY_FILE = "ca.key"
-"""The authority's private key: no process of a cluster needs it."""
+"""File of the authority's private key. Only `eaas certs` reads it."""
 
 ROLES = (*(role.value for role in Role), OPERATOR)
-"""Roles that have a certificate."""
+"""Roles of a cluster that get a certificate."""
 
 _SERVERS = (Role.MONITOR.value, Role.BALANCER.value, Role.EXPERT_SERVER.value)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-# Certificates are valid earlier by this much: clocks differ.
+# Certificates become valid this long before now, because clocks differ.
 _EARLIER = timedelta(minutes=5)
 
 
 def write_certificates(directory: Path, *, days: float, names: Sequence[str] = ()) -> None:
-    """Write a new authority, and a certificate and a key for each role. Key files have mode 0600.
+    """Write a new certificate authority, and a certificate and a key for each role. Key files have mode 0600.
 
     Args:
         directory: Created if missing. No file is overwritten.
@@ -80,7 +80,7 @@ def write_certificates(directory: Path, *, days: float, names: Sequence[str] = (
 
 
 def refuse_expired(directory: Path) -> None:
-    """Check the expiry dates of a directory's certificates before processes start.
+    """Check the expiry dates of a directory's certificates before the launcher starts processes.
 
     Raises ConfigError: a certificate has expired or cannot be read.
     """
@@ -99,9 +99,9 @@ def refuse_expired(directory: Path) -> None:
 
 
 def issue_again(directory: Path, *, days: float, names: Sequence[str] = ()) -> None:
-    """Write new certificates and keys of every role, by the existing authority.
+    """Renew the certificate and the key of every role, signed by the existing authority.
 
-    Running processes load them by themselves. Arguments and errors: `write_certificates`.
+    Running processes reload them automatically. Arguments and errors: `write_certificates`.
     """
     try:
         authority = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
@@ -200,7 +200,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Replace a file in one step: readers see the old one or the new one."""
+    """Replace a certificate or key file in one step, so that readers see the old one or the new one."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(fd, "wb") as file:

@@ -16,7 +16,7 @@ _PIPED_WIDTH = 160
 
 
 def table_console() -> Console:
-    """A console that is wide in a pipe, which has no width: a cut-off address would be useless."""
+    """Make a console for tables. It is wide in a pipe, so that no address is cut off."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -30,7 +30,7 @@ def print_table(
     left: Sequence[str] = (),
     title: str | None = None,
 ) -> None:
-    """Print a table. Columns are right-aligned, except the first one and those in `left`."""
+    """Print a table on standard output. All columns but the first and those in `left` are right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
@@ -44,7 +44,7 @@ def print_table(
 
 @contextmanager
 def progress(text: str, steps: int) -> Iterator[Callable[[], None]]:
-    """Show a bar with a number of equal steps; call the result after each step."""
+    """Show a progress bar with `steps` equal steps; the caller calls the result after each step."""
     with progress_bar() as bar:
         task = bar.add_task(text, total=steps)
         yield lambda: bar.advance(task)
@@ -52,7 +52,7 @@ def progress(text: str, steps: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show a bar, if standard error is a terminal."""
+    """Make a progress bar on standard error; it is hidden unless that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

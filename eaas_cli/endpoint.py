@@ -1,4 +1,4 @@
-"""Calls to a cluster's HTTP endpoint, and their errors."""
+"""The commands' calls to a cluster's HTTP endpoint, and the errors of these calls."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
 ]
 
 ANSWER_S = 5.0
-"""Deadline of a call, seconds."""
+"""Deadline of a call to the endpoint, seconds."""
 
 
 def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
-    """Fetch the status document of a cluster.
+    """Fetch the status document of a cluster from its HTTP endpoint.
 
     Args:
-        endpoint: Its URL.
+        endpoint: URL of the endpoint.
         key_file: File with the API key; None: the key of the environment, if any.
 
     Raises:
@@ -50,13 +50,13 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
 
 
 def live_members(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
-    """Members of a role in a status document that have not ended."""
+    """Select the members of a role that have not ended from a status document."""
     members = document["members"]
     return [m for m in members if m["role"] == role and m["state"] not in ("DEAD", "LEFT")]
 
 
 def check(response: httpx.Response) -> None:
-    """Raise ClusterError with the endpoint's reason if it refused."""
+    """Raise ClusterError, with the endpoint's reason, if the endpoint refused the request."""
     if response.is_error:
         raise ClusterError(
             f"the endpoint refused ({response.status_code}): {reason(response.json())}"
@@ -64,19 +64,19 @@ def check(response: httpx.Response) -> None:
 
 
 def reason(document: dict[str, Any]) -> str:
-    """The message of an error document."""
+    """Extract the message from the endpoint's error document."""
     error = document.get("error", document)
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 def base_url(endpoint: str) -> str:
-    """An endpoint's URL without `/v1`."""
+    """Strip `/v1` from an endpoint's URL."""
     return endpoint.rstrip("/").removesuffix("/v1")
 
 
 def unreachable_error(endpoint: str, error: Exception) -> str:
-    """Error text for an endpoint that does not answer."""
-    # The first line: httpx adds a second one with a link.
+    """Build the error text for an endpoint that does not answer."""
+    # Only the first line, because httpx adds a second one with a link.
     why = str(error).partition("\n")[0] or type(error).__name__
     up = latest_up()
     running = (

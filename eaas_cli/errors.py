@@ -1,4 +1,4 @@
-"""Errors of the program: a user's mistake prints one line on standard error and exits with code 2."""
+"""Error output of the program: a user's mistake prints one line on standard error and exits with code 2."""
 
 from __future__ import annotations
 

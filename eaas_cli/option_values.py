@@ -1,4 +1,4 @@
-"""Checked option values: an error names the option and the values that it takes."""
+"""Parsers for option values. An error names the option and the values that it takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _T = TypeVar("_T")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Split at commas; keep each word once."""
+    """Split an option's text at commas; keep each word once."""
     return once([word.strip() for word in text.split(",")])
 
 
 def numbers(option: str, text: str, least: int = 1) -> list[int]:
-    """Split whole numbers at commas. Raises ConfigError."""
+    """Parse whole numbers of at least `least`, separated by commas; keep each once. Raises ConfigError."""
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
@@ -32,7 +32,7 @@ def numbers(option: str, text: str, least: int = 1) -> list[int]:
 
 
 def positive_numbers(option: str, text: str) -> list[float]:
-    """Split numbers above 0 at commas. Raises ConfigError."""
+    """Parse numbers above 0, separated by commas. Raises ConfigError."""
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:
@@ -43,7 +43,7 @@ def positive_numbers(option: str, text: str) -> list[float]:
 
 
 def known(option: str, names: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
-    """Keep each name once. Raises ConfigError for a name that is not a choice."""
+    """Check an option's names against the choices; keep each once. Raises ConfigError for any other name."""
     for name in names:
         if name not in choices:
             raise ConfigError(f"{option} {name}: give one of {', '.join(choices)}")

@@ -1,4 +1,4 @@
-"""The expert server: a share of a model's experts behind slots."""
+"""The expert server process: computes a share of a model's experts for requests in its slots."""
 
 from expert_server.main import ExpertServer
 

@@ -1,4 +1,4 @@
-"""How an expert server leaves: other servers take its experts over first, if any can."""
+"""How an expert server leaves the cluster: first, other servers take over its experts, if any can."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _LAST_REQUESTS_S = 1.0
 
 
 def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
-    """Whether waiting helps: there are clients, a balancer, and another server that stays.
+    """Whether other servers can take over a leaving server's experts, so that it should wait.
 
-    While the monitor is silent, no process learns that this server leaves.
+    This needs clients, a balancer, and another server that stays. While the monitor is silent, no process
+    learns that this server leaves.
     """
     others = (m for m in view.live(Role.EXPERT_SERVER) if m.id != server_id)
     return bool(
@@ -34,13 +35,13 @@ def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
 
 
 class Leaving:
-    """One drain, started at most once.
+    """One expert server's drain, started at most once: hand over the experts, answer, end.
 
     Args:
-        server_id: This server.
-        view: The members.
-        held: Replicas held.
-        in_flight: Requests admitted and not answered.
+        server_id: Id of this server.
+        view: Returns the cluster's members.
+        held: Returns the number of replicas held.
+        in_flight: Returns the number of requests admitted and not answered.
         begin: Announces DRAINING.
         end: Ends the server.
         timeout_s: Longest wait for other servers.
@@ -66,7 +67,7 @@ class Leaving:
         self._begun = threading.Lock()
 
     def start(self) -> None:
-        """Start leaving; returns at once. Idempotent."""
+        """Start leaving in a background thread; returns at once. Idempotent."""
         if self._begun.acquire(blocking=False):
             threading.Thread(target=self._leave, name="leaving", daemon=True).start()
 
@@ -74,7 +75,7 @@ class Leaving:
         self._begin()
         _log.info("leaving: %d experts to hand over", self._held())
         relieved = self._wait(self._is_relieved, self._timeout_s)
-        # No client has a reason to send more now, unless no other server can take over.
+        # Clients send no more requests now, unless no other server can take over.
         self._wait(lambda: not self._in_flight(), _LAST_REQUESTS_S)
         _log.info("left with %d experts%s", self._held(), "" if relieved else ": timed out")
         self._end()

@@ -62,7 +62,7 @@ _SWITCH_S = 1e-4
 
 
 class ExpertServer:
-    """One expert server: arena, loop, gRPC service, membership.
+    """The expert server process: arena, serving loop, gRPC service and cluster membership.
 
     The loop runs in the thread that calls `run`; all other threads sleep until they have work.
 
@@ -94,7 +94,7 @@ class ExpertServer:
         tls: Identity | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        # A server that is started by hand leaves half of the cores to other processes.
+        # Without a setting, leave half of the cores to other processes.
         threads = config.threads or max(1, usable_cores() // 2)
         torch.set_num_threads(threads)
         sys.setswitchinterval(_SWITCH_S)
@@ -220,7 +220,7 @@ class ExpertServer:
         self._joined.set()
 
     def run(self) -> None:
-        """Serve until `stop`; then leave the cluster.
+        """Run the serving loop until `stop`, then leave the cluster.
 
         Raises:
             ExpertMismatchError: The checkpoint differs from the one that the cluster's other servers hold,
@@ -233,7 +233,7 @@ class ExpertServer:
             self._watchdog.close()
             self._server.set_serving(False)
             self._session.close(deregister=True)
-            # Clients see at once that their slots are gone. The streams must end before the arena does.
+            # Clients see at once that their slots are revoked. The streams must end before the arena does.
             self._table.revoke_all()
             self._service.close()
             self._server.stop(_GRACE_S)
@@ -249,7 +249,7 @@ class ExpertServer:
         self._loop.stop()
 
     def drain(self) -> None:
-        """Wait until other servers hold the experts, then make `run` return. Returns at once; idempotent."""
+        """Start to hand the experts over to other servers, then end `run`. Returns at once; idempotent."""
         self._joined.wait()
         self._leaving.start()
 
@@ -291,7 +291,8 @@ class ExpertServer:
             first = self._state is MemberState.JOINING
             if first:
                 self._state = MemberState.SERVING
-        # Later changes go with the next heartbeat: the balancer knows them, and a report wakes all members.
+        # Later changes wait for the next heartbeat, because the balancer already has them and a report
+        # wakes all members.
         if first:
             self._joined.wait()
             self._session.report_now()
@@ -302,7 +303,10 @@ class ExpertServer:
         self._loop.epoch = epoch
 
     def _on_mismatch(self, error: ExpertMismatchError) -> None:
-        """Keep serving the experts that match, since other servers may lack them; if none is served, stop."""
+        """Handle experts that differ from other servers': keep serving the others; if none is served, stop.
+
+        Other servers may lack the experts that match.
+        """
         with self._state_lock:
             serves = self._state is not MemberState.JOINING
         if serves:
@@ -312,7 +316,7 @@ class ExpertServer:
             self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
-        """Free the slots of clients that are gone (DEAD, LEFT, or replaced by a new incarnation)."""
+        """Free the slots of clients that are DEAD, have LEFT, or were replaced by a new incarnation."""
         former, self._members = self._members, view.members
         for client_id in self._table.clients():
             member = view.members.get(client_id)
@@ -322,7 +326,7 @@ class ExpertServer:
                 _log.info("%s is gone: its slots are free", client_id)
 
     def _living_clients(self) -> dict[str, int] | None:
-        """Incarnations of the live clients, by id; None if the monitor is silent."""
+        """Incarnations of the live clients, by id; None if the monitor is silent or the join is not done."""
         if not self._joined.is_set():
             return None
         view = self._session.view
@@ -331,26 +335,26 @@ class ExpertServer:
         return {m.id: m.incarnation for m in view.live(Role.ATTENTION_CLIENT)}
 
     def _on_new_incarnation(self, incarnation: int) -> None:
-        """The lease lapsed while this process slept: fence the old incarnation's slots."""
+        """Revoke all slots, because the lease lapsed while this process was suspended."""
         _log.warning("lease lapsed; continuing as incarnation %d", incarnation)
         self._table.revoke_all()
 
     def _on_replaced(self) -> None:
-        """Another process runs under this id: fence, and wait until the id is free again."""
+        """Revoke all slots, because another process runs under this id; the session waits for the id."""
         self._table.revoke_all()
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype to compute with, for weights of this dtype.
+    """Dtype that the kernel computes with, for weights of this dtype.
 
-    float16 becomes float32, which holds all of its values: few CPUs multiply float16 fast, and bfloat16
-    would drop three of its eleven bits. That takes twice the memory, unless the weights are quantised.
+    float16 becomes float32, which holds all of its values. Few CPUs multiply float16 fast, and bfloat16 would
+    drop three of its eleven bits. float32 takes twice the memory, unless the weights are quantised.
     """
     return torch.float32 if dtype is torch.float16 else dtype
 
 
 def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:
-    """One line about the kernel, with the error that quantisation causes.
+    """Describe the kernel in one line for the start message, with the error that quantisation causes.
 
     The error is the larger of two experts' (the first layer's first, the last layer's first), so every
     server of a cluster reports the same one.

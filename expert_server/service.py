@@ -1,4 +1,4 @@
-"""The expert server's gRPC face: slots for clients, placements from the balancer."""
+"""The expert server's gRPC service: slots for clients, placements from the balancer, weights for peers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _UNKNOWN_S = 5.0
 
 
 def transports() -> tuple[str, ...]:
-    """Transports by which clients can reach this server's slots."""
+    """Names of the transports by which clients can reach this server's slots."""
     return ("shm", "grpc") if why_not() else ("shm", "grpc", "nixl")
 
 
 class ExpertService:
-    """See `expert.proto`. Served by `add_expert_service`.
+    """The expert server's gRPC methods (`expert.proto`), registered by `add_expert_service`.
 
     Args:
         arena: The server's arena.
@@ -52,7 +52,7 @@ class ExpertService:
         placements: Handles the balancer's placements.
         sharer: Sends the checkpoint to other servers.
         hotness: Reports expert loads to the balancer.
-        on_drain: Called when the server is told to leave; must not block.
+        on_drain: Called for each Drain call, to start leaving; must not block.
         living_clients: Incarnations of the live clients, by id; None while the monitor is silent.
     """
 
@@ -82,7 +82,7 @@ class ExpertService:
     def Connect(
         self, request: pb.ConnectRequest, context: grpc.ServicerContext
     ) -> pb.ConnectResponse:
-        """Grant slots."""
+        """Grant a client a run of slots in this server's arena; abort the call if none is free."""
         self._check(request, context)
         self._nixl.supersede(request.client_id, request.client_incarnation)
         wanted = request.client_id, request.client_incarnation, request.slots
@@ -146,7 +146,7 @@ class ExpertService:
     def Disconnect(
         self, request: pb.DisconnectRequest, context: grpc.ServicerContext
     ) -> pb.DisconnectResponse:
-        """Free a connection's slots."""
+        """Free the slots of a client's connection."""
         self._nixl.leave(request.connection_id)
         self._table.revoke(request.connection_id)
         return pb.DisconnectResponse()
@@ -154,22 +154,22 @@ class ExpertService:
     def Join(
         self, request_iterator: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
-        """Serve the nixl transport."""
+        """Serve the stream of a client that uses the nixl transport."""
         return self._nixl.join(request_iterator, context)
 
     def close(self) -> None:
-        """End the connections, before the arena is closed."""
+        """End the clients' nixl connections and the checkpoint readers, before the arena is closed."""
         self._nixl.close()
         self.sharer.close()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
-        """Start leaving the cluster."""
+        """Start to hand this server's experts over to other servers and to leave the cluster."""
         self._on_drain()
         return pb.DrainResponse()
 
 
 def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
-    """Register the service; Exchange and ReadShard skip protobuf's copies."""
+    """Register the service's methods on a gRPC server; Exchange and ReadShard skip protobuf's copies."""
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(owner, name),

@@ -1,4 +1,4 @@
-"""The monitor: membership, leases and the watch service."""
+"""The monitor process: membership, leases and the watch service."""
 
 from monitor.main import run
 

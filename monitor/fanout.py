@@ -1,8 +1,8 @@
-"""Broadcast to watchers: messages serialized once, and wake-ups.
+"""Broadcast of membership events to watchers: wakes their streams, and serializes each message once.
 
-A watcher is a coroutine that sleeps here. It wakes on an event, or after the longest silence that its member
-tolerates. All watchers share the same message bytes: serializing an event for each of ten thousand would cost
-too much.
+A watcher is the coroutine that serves a member's Watch stream. It sleeps here until an event, or for the
+longest silence that its member tolerates. All watchers share the same message bytes, because serializing an
+event for each of ten thousand would cost too much.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from monitor.refusal import Refused
 __all__ = ["Fanout", "message_of"]
 
 
-# Messages kept; a watcher further behind has them serialized anew.
+# Limit of cached messages. A watcher further behind gets them serialized anew.
 _KEPT = 256
-# Concurrent snapshot sends: gRPC copies each, and a snapshot of ten thousand members has megabytes.
+# Limit of concurrent snapshot sends, because gRPC copies each and a large snapshot has megabytes.
 _SNAPSHOTS = 16
 # Timeout of one send.
 _SNAPSHOT_S = 10.0
-# Extra delay of a sign of life, so that many fall due together.
+# Extra delay of a sign of life, so that many are sent in one wake-up.
 _WAKE_DELAY_S = 0.05
 
 
 class Fanout:
-    """Sleeping watchers, and the messages of the last events. Only `notify` is thread-safe.
+    """Wakes sleeping watchers, and caches the messages of the last events. Only `notify` is thread-safe.
 
     Args:
         loop: Runs the watchers.
@@ -43,9 +43,9 @@ class Fanout:
     def __init__(self, loop: asyncio.AbstractEventLoop, sign_s: float) -> None:
         self._loop = loop
         self._sign_s = sign_s
-        # In order of falling asleep, with the end of the longest sleep.
+        # Sleepers in the order in which they fell asleep, with the time at which each must wake.
         self._sleepers: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
-        # Sleepers that only an event wakes.
+        # Sleepers that wake only on an event.
         self._event_only: set[asyncio.Future[bool]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._notified = False
@@ -53,13 +53,13 @@ class Fanout:
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS)
 
     def notify(self) -> None:
-        """Wake all watchers soon. Safe from any thread."""
+        """Wake all watchers soon, because there is a new event. Safe from any thread."""
         if not self._notified:
             self._notified = True
             self._loop.call_soon_threadsafe(self._wake)
 
     async def sleep(self, *, until_event: bool = False) -> bool:
-        """Sleep until an event (True), or for the longest silence (False).
+        """Let the calling watcher sleep until an event (True), or for the longest silence (False).
 
         Args:
             until_event: Sleep until an event, however long.
@@ -78,7 +78,7 @@ class Fanout:
             self._event_only.discard(sleeper)
 
     def _wake(self) -> None:
-        # First: the watchers woken now may miss later events.
+        # Cleared first, because the watchers woken now may miss later events.
         self._notified = False
         sleepers = (*self._sleepers, *self._event_only)
         self._sleepers.clear()
@@ -103,7 +103,7 @@ class Fanout:
                 sleeper.set_result(False)
 
     def message(self, event: MemberEvent, knows_left: bool = True) -> bytes:
-        """An event's serialized message; `knows_left`: see `WatchRequest`."""
+        """Return the serialized message of an event, for watchers; `knows_left`: see `WatchRequest`."""
         key = event.revision, knows_left
         made = self._made.get(key)
         if made is None:
@@ -120,14 +120,14 @@ class Fanout:
         return made
 
     async def send_snapshot(self, message: bytes, context: Any) -> None:
-        """Send a snapshot to a watcher, within the limit on concurrent sends.
+        """Send a snapshot of the members to a watcher, within the limit on concurrent sends.
 
         Raises:
             Refused: The watcher does not read it in time.
         """
         async with self._snapshots:
             try:
-                # `wait_for` would lose a cancellation that arrives as the message goes out.
+                # `wait_for` would lose a cancellation that arrives while the message is sent.
                 async with asyncio.timeout(_SNAPSHOT_S):
                     await context.write(message)
             except TimeoutError as error:
@@ -136,7 +136,7 @@ class Fanout:
 
 
 def message_of(member: Member, knows_left: bool) -> common_pb2.Member:
-    """A member's message; LEFT becomes DEAD for watchers of earlier releases."""
+    """Convert a member to its protobuf message; LEFT becomes DEAD for watchers of earlier releases."""
     message = member.to_proto()
     if member.state is MemberState.LEFT and not knows_left:
         message.state = common_pb2.MEMBER_STATE_DEAD

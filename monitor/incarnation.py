@@ -1,4 +1,4 @@
-"""The registry's entry for a member, and the events that watchers receive."""
+"""The registry's entry for one incarnation of a member, and the events that watchers receive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemberEntry", "MemberEvent"]
 
 @dataclass(frozen=True)
 class MemberEvent:
-    """A member changed.
+    """A change of a member, as sent to watchers and stored.
 
     Attributes:
         revision: Rises by 1 with every event of a registry.
@@ -31,14 +31,14 @@ class MemberEvent:
 
 @dataclass(slots=True)
 class MemberEntry:
-    """One incarnation of a member.
+    """The registry's entry for one incarnation of a member.
 
     Attributes:
-        member: As watchers see it, without the counters that change with every request: an event per
-            heartbeat, sent to every watcher, would be quadratic traffic. Snapshots have them.
+        member: As watchers see it, without the counters that change with every request, because an event per
+            heartbeat, sent to every watcher, would be quadratic traffic. Snapshots have the counters.
         reported: The state that the member reports; member.state is SUSPECT while there is a suspicion.
-        arrivals: Its heartbeats; whether they are late.
-        progress: Its work; whether it is stuck.
+        arrivals: Its heartbeat arrivals, and whether they are late.
+        progress: The progress of its work, and whether it is stuck.
         accusation: Why its clients suspect it; None if they do not.
         busy_s: Its busy time, as last reported.
         forget_at: When its tombstone is forgotten, in monotonic seconds; inf while it is live.
@@ -54,12 +54,12 @@ class MemberEntry:
 
     @property
     def state(self) -> MemberState:
-        """The state that the member should have."""
+        """State that the member should have: SUSPECT while there is a suspicion, else the reported state."""
         suspected = self.arrivals.late or self.progress.stuck or self.accusation
         return MemberState.SUSPECT if suspected else self.reported
 
     def full(self, silence_s: float) -> Member:
-        """The member with its counters and its silence."""
+        """The member with its current counters and its silence, for snapshots."""
         return replace(
             self.member,
             progress=self.progress.count,

@@ -1,4 +1,4 @@
-"""The monitor's gRPC endpoint, whether it leads or stands by."""
+"""The monitor's gRPC endpoint: serves calls while this monitor leads, else names the leader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CALLS = ("Register", "Deregister", "ReportOutcome", "KeepRecord", "GetRecord")
 
 
 class LeaderProxy:
-    """Forwards calls to the service while this monitor leads; otherwise names the leader."""
+    """Forwards calls to the service while this monitor leads; otherwise refuses them and names the leader."""
 
     def __init__(self) -> None:
         self.service: MonitorService | None = None
@@ -31,19 +31,20 @@ class LeaderProxy:
         self._leader: str | None = None
 
     def lead(self, service: MonitorService) -> None:
-        """Forward calls to `service` from now on."""
+        """Forward calls to `service` from now on, because this monitor leads."""
         self.service = service
 
     def follow(self, leader: str | None) -> None:
-        """Refuse calls from now on, naming the leader's address if it is known."""
+        """Refuse calls from now on, with the address of the leading monitor if it is known."""
         former, self.service, self._leader = self.service, None, leader
         if former is not None:
             former.end()
 
     def add_to(self, server: Any) -> None:
-        """Add the contract's methods to a gRPC server.
+        """Add MonitorService's methods to a gRPC server.
 
-        Not the generated function: streams send bytes serialized once for many members.
+        It replaces the generated function, because streams send bytes that are serialized once for many
+        members.
         """
         handlers = {
             name: _UNARY(

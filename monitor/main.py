@@ -1,4 +1,4 @@
-"""The monitor process."""
+"""The monitor process: starts the store, the election, the gRPC server and the failure detector."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["Monitor", "run"]
 
 _log = get_logger(__name__)
 
-# A member has two calls open (heartbeat, watch).
+# Each member has two open calls (heartbeat, watch).
 _MAX_CALLS = 40_000
-# A client's report on ten thousand servers fits; a record has 512 KiB.
+# Limit of a request. A client's report on ten thousand servers fits, and so does a record of 512 KiB.
 _MESSAGE_BYTES = 4 << 20
-# Streams per connection: of a member, or of a program that simulates many.
+# Streams per connection, enough for a program that simulates many members.
 _STREAMS = 4096
 _LINGER_S = 1.0
 _GRACE_S = 0.2
 
 
 class Monitor:
-    """A monitor that serves from its creation until `stop`; with ZooKeeper it may stand by.
+    """A monitor that serves from its creation until `stop`. With ZooKeeper it may stand by.
 
     Args:
         config: The monitor's settings.
@@ -49,7 +49,7 @@ class Monitor:
         secret: Token that calls must carry; None: none.
 
     Raises:
-        PortInUseError: The port is taken.
+        PortInUseError: Another process uses the port.
         ConfigError: The host is not one of this machine, the lease is too short for heartbeat_s, or kazoo is
             not installed.
         StoreError: The stored state cannot be read, or another monitor uses it.
@@ -98,7 +98,7 @@ class Monitor:
             except EaasError:
                 self._server.stop(0)
                 raise
-        # In the loop that hears the heartbeats, so that whatever blocks the loop counts as a pause of the
+        # Run in the loop that receives the heartbeats, so that blocking the loop counts as a pause of the
         # monitor.
         self._ticker = asyncio.run_coroutine_threadsafe(self._tick(), self._server.loop)
 
@@ -165,7 +165,7 @@ class Monitor:
             self._store.close()
 
     def stop(self) -> None:
-        """Announce the stop to the members if configured, then end."""
+        """Announce the stop to the members if configured, then end this monitor."""
         if self._config.stop_members_on_exit and (service := self._leader_proxy.service):
             service.announce_stop(_LINGER_S)
         self._ticker.cancel()
@@ -182,7 +182,7 @@ def run(
     tls: Identity | None = None,
     secret: str | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT (in the main thread).
+    """Run the monitor until SIGTERM or SIGINT (in the main thread).
 
     Args:
         config: The monitor's settings.
@@ -192,9 +192,9 @@ def run(
 
     Raises:
         EaasError: See `Monitor`.
-        StoreError: The store or one of the monitor's threads failed; names the cause.
+        StoreError: The store or one of the monitor's threads failed; the message names the cause.
     """
-    # Each member is a connection, and the usual limit is a thousand.
+    # Each member is one connection, and the usual limit of open files is a thousand.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     failures: list[str] = []

@@ -1,8 +1,8 @@
-"""Records that members leave for their successors of the same id. Pure: no I/O, no clock.
+"""Records that members store for their successors of the same id. Pure: no I/O, no clock.
 
-One record per member, replaced as a whole. Only the registered incarnation writes. Versions rise within an
-incarnation, and a later incarnation outranks every version of an earlier one. So a late write of a former
-incarnation, or of a call that was overtaken, changes nothing.
+Each member has one record, which is replaced as a whole. Only the registered incarnation writes it. Versions
+rise within an incarnation, and a later incarnation outranks every version of an earlier one. A late write of
+a former incarnation, or of a call that was overtaken, therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["MOST_BYTES", "Records", "StaleRecordError"]
 _log = get_logger(__name__)
 
 MOST_BYTES = 512 << 10
-"""Limit of a record: ZooKeeper takes messages below 1 MiB."""
+"""Limit of a record, because ZooKeeper takes only messages below 1 MiB."""
 
 
 class StaleRecordError(Exception):
-    """A newer record exists."""
+    """A newer record of the member exists; the write is dropped."""
 
 
 class Records:
-    """The records, and which of them are not stored yet.
+    """Members' records for their successors, and which of them are not stored yet.
 
     Args:
         stored: Serialized records from the store, by member.
@@ -46,15 +46,15 @@ class Records:
                 self._records[name] = record
         self._pending: dict[str, pb.KeepRecordRequest] = {}
         self.kept = 0
-        """Number of records kept so far."""
+        """Number of records that `keep` has accepted so far."""
 
     @property
     def pending(self) -> bool:
-        """Whether there are records to store."""
+        """Whether there are records that are not written to the store yet."""
         return bool(self._pending)
 
     def keep(self, record: pb.KeepRecordRequest) -> int:
-        """Replace a member's record.
+        """Replace a member's record; the next write puts it into the store.
 
         Returns:
             `kept` after this record: the record survives once that many are stored.
@@ -74,10 +74,10 @@ class Records:
         return self.kept
 
     def get(self, member_id: str) -> pb.KeepRecordRequest | None:
-        """A member's record, or None."""
+        """Return a member's record, or None."""
         return self._records.get(member_id)
 
     def take(self) -> tuple[tuple[str, bytes], ...]:
-        """Return the pending records; from now on they are no longer pending."""
+        """Return the records to write to the store, and mark them as no longer pending."""
         pending, self._pending = self._pending, {}
         return tuple((name, record.SerializeToString()) for name, record in pending.items())

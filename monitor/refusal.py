@@ -1,4 +1,4 @@
-"""How calls are refused.
+"""Refusals of calls to the monitor, and their gRPC statuses.
 
 Any other exception is a bug of the monitor: it ends the call with UNKNOWN, and its traceback is logged.
 """
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 LONGEST_TEXT = 255
-"""Limit of a reason, in characters."""
+"""Limit of the text of a reason, in characters."""
 
-# Limits for stores and watchers: ZooKeeper drops a client that writes a megabyte.
+# Limits that protect stores and watchers, because ZooKeeper drops a client that writes a megabyte.
 _MOST_MEMBER_BYTES = 64 << 10
 _MOST_REACH_BYTES = 512 << 10
 
 
 class Refused(Exception):
-    """The call ends with this status (`monitor.proto` lists their meanings).
+    """The monitor refuses a call with this status (`monitor.proto` lists the meanings).
 
     Args:
         code: Status code.
@@ -53,12 +53,12 @@ class Refused(Exception):
 
 
 def require_small(member: common_pb2.Member) -> None:
-    """Refuse a member too large for stores and snapshots."""
+    """Refuse a call with a member too large for stores and snapshots."""
     _require_size("member", member, _MOST_MEMBER_BYTES)
 
 
 def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] | None:
-    """The reach in a heartbeat, or None. Refuses one that is too large."""
+    """Return the reach in a heartbeat, or None. Refuses the call if the reach is too large."""
     if not request.HasField("reach"):
         return None
     _require_size("reach", request.reach, _MOST_REACH_BYTES)
@@ -72,13 +72,13 @@ def _require_size(what: str, message: Any, most_bytes: int) -> None:
 
 
 def require_valid(request: Any) -> None:
-    """Refuse a malformed message, or one with values out of range."""
+    """Refuse a call whose message is malformed or has values out of range."""
     if (refused := refusal(request)) is not None:
         raise Refused(*refused)
 
 
 def require_role(certified: str | None, *roles: Role) -> None:
-    """Refuse a caller with a certificate (`eaas.net.authorisation.role_of`) for none of these roles."""
+    """Refuse a caller whose certificate has none of these roles (see `eaas.net.authorisation.role_of`)."""
     if certified is not None and certified not in {role.value for role in roles}:
         wanted = " or ".join(role.value for role in roles)
         who = certified or "a certificate without a role"
@@ -87,7 +87,7 @@ def require_role(certified: str | None, *roles: Role) -> None:
 
 @contextmanager
 def bad_arguments() -> Iterator[None]:
-    """Turn a ValueError raised inside into INVALID_ARGUMENT."""
+    """Context manager that turns a ValueError raised inside into a refusal with INVALID_ARGUMENT."""
     try:
         yield
     except ValueError as error:
@@ -96,7 +96,7 @@ def bad_arguments() -> Iterator[None]:
 
 @asynccontextmanager
 async def refusals(context: Any) -> AsyncIterator[None]:
-    """End the call with the status of an exception raised inside."""
+    """Context manager that ends the call with the status of a refusal raised inside."""
     trailing: tuple[tuple[str, str], ...] = ()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Membership registry: a pure state machine (no I/O, no clock).
+"""Membership registry of the monitor: a pure state machine (no I/O, no clock).
 
 Every method takes `now` (monotonic seconds) and returns the events it caused, so the same code runs live and
 in simulation.
@@ -13,13 +13,13 @@ in simulation.
 
 Reasons for suspicion, all in `monitor.failure_detection`: a member's heartbeat is late (`detector`), an
 expert server makes no progress (`progress`), or its clients report failures (`failure_reports`). When no
-reason is left, the member has the state it reports. A member is DEAD when its lease ends or its parent saw it
-end, and LEFT when it deregisters.
+reason is left, the member returns to the state that it reports. A member is DEAD when its lease ends or its
+parent saw its process end, and LEFT when it deregisters.
 
 Terms:
   incarnation: the time from a registration to DEAD or LEFT; named by (id, number).
-  lease: the silence that ends an incarnation. Only `tick` ends one, so heartbeats that queued up while the
-    monitor was paused are heard first.
+  lease: the silence that ends an incarnation. Only `tick` ends a lease, so heartbeats that queued up while
+    the monitor was paused are heard first.
   tombstone: a DEAD or LEFT member, kept for a time so that people see it. Its incarnation is never given
     again.
 """
@@ -42,8 +42,8 @@ from monitor.store.kept import Kept
 __all__ = ["IdTakenError", "Registry", "UnknownIncarnationError"]
 
 _MAX_TOMBSTONES = 64
-# Seconds until a tombstone is forgotten. The cluster misses nothing after a LEFT, and nothing for long after
-# an attention client's death. Operators look for a dead server, but not for ever.
+# Seconds until a tombstone is forgotten. A LEFT member is soon uninteresting, as is a dead attention client.
+# Operators look longer for a dead server, but not for ever.
 _FORGET_LEFT_S = 60.0
 _FORGET_DEAD_CLIENT_S = 600.0
 _FORGET_DEAD_S = 86_400.0
@@ -53,23 +53,23 @@ _MAX_HISTORY = 1024
 class IdTakenError(Exception):
     """The id belongs to another live process.
 
-    Choose another id, or wait until that process is gone.
+    Choose another id, or wait until that process has ended.
     """
 
 
 class UnknownIncarnationError(Exception):
-    """No live member has this id and incarnation. Register again."""
+    """No live member has this id and incarnation. The member should register again."""
 
 
 class Registry:
-    """The members and the last events (see the module).
+    """The cluster's members and the last events; each method takes the time and returns new events.
 
     Args:
         lease_s: Seconds of silence that end an incarnation.
         heartbeat_s: The members' heartbeat interval.
         now: Monotonic seconds. It never falls from call to call.
-        kept: What a former monitor stored. Its members have time to find this monitor, and a lease from then
-            on.
+        kept: State that a former monitor stored. Its members have time to find this monitor, and a lease from
+            then on.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Registry:
         self._reports = FailureReports(lease_s)
         self._history: deque[MemberEvent] = deque(maxlen=_MAX_HISTORY)
         self._revision = 0
-        # The highest incarnation of all forgotten tombstones.
+        # Highest incarnation of all forgotten tombstones, so that none is given again.
         self._forgotten_incarnation = 0
         if kept is not None:
             self._restore(kept, now)
@@ -114,23 +114,23 @@ class Registry:
         return self._forgotten_incarnation
 
     def knows(self, member_id: str) -> bool:
-        """Whether there is a member with this id, tombstones included."""
+        """Whether the registry lists a member with this id, tombstones included."""
         return member_id in self._live or member_id in self._tombstones
 
     @property
     def revision(self) -> int:
-        """Revision of the last event."""
+        """Revision of the last membership event."""
         return self._revision
 
     def members(self, now: float) -> tuple[Member, ...]:
-        """All members, tombstones included, with loads and `silence_s` filled in."""
+        """All members, tombstones included, with current loads and `silence_s`."""
         entries = (*self._live.values(), *self._tombstones.values())
         return tuple(entry.full(now - entry.arrivals.heard_at) for entry in entries)
 
     def since(self, revision: int) -> Sequence[MemberEvent] | None:
-        """The events after `revision`, in order.
+        """Return the membership events after `revision`, in order.
 
-        None if some are no longer kept: take a snapshot instead.
+        Returns None if some are no longer kept; send a snapshot instead.
         """
         missed = self._revision - revision
         if not 0 <= missed <= len(self._history):
@@ -144,13 +144,13 @@ class Registry:
         now: float,
         ended_pids: Collection[int] = (),
     ) -> tuple[int, list[MemberEvent]]:
-        """Begin an incarnation, or continue one that is still known. Returns its number and the events.
+        """Register a member: begin an incarnation, or continue a live one. Returns its number and the events.
 
         Args:
             member: As the process describes itself; `incarnation` is ignored.
             previous_incarnation: The former incarnation of a process that lives on, else 0.
             now: Monotonic seconds.
-            ended_pids: Processes of this id on this host that their parent saw end.
+            ended_pids: Pids of earlier processes of this id on this host that their parent saw end.
 
         Raises:
             ValueError: The member has no id, or reports a state that only the monitor sets.
@@ -168,7 +168,7 @@ class Registry:
             entry = before
             entry.reported = member.state
             if member.reach is not None:
-                # Heartbeats report the reach.
+                # The reach comes with heartbeats.
                 member = replace(member, reach=entry.member.reach or ())
             self._detector.heard(member.id, now)
         else:
@@ -191,9 +191,9 @@ class Registry:
     def _end_former(
         self, member: Member, previous: int, ended_pids: Collection[int], now: float
     ) -> list[MemberEvent]:
-        """End the incarnation whose process the parent of `member` saw end, if it is known."""
+        """End the former incarnation of a registering member if the parent process saw it end."""
         known = self._live.get(member.id)
-        # A process that was registered before speaks for itself: the lease is its own.
+        # With a `previous` incarnation, the process itself held it and has not ended.
         if known is None or previous:
             return []
         if known.member.pid not in ended_pids or known.member.host != member.host:
@@ -211,7 +211,7 @@ class Registry:
                     "which is alive: give this process another id"
                 )
             return max(previous, known.member.incarnation) + 1, "replaces its former incarnation"
-        # Members claim these numbers, and new ones count on from them: they must never run out.
+        # Members claim these numbers, and new numbers continue from them, so they must never run out.
         if previous > TRUSTED_EPOCH:
             previous = 0
         if tombstone := self._tombstones.get(member.id):
@@ -235,7 +235,7 @@ class Registry:
         busy_s: float = 0.0,
         reach: tuple[ServerReach, ...] | None = None,
     ) -> list[MemberEvent]:
-        """Renew the lease and record what the member reports (fields: `Member`, `monitor.proto`).
+        """Renew a member's lease and record its reported state (fields: `Member`, `monitor.proto`).
 
         Raises:
             ValueError: The reported state is one that only the monitor sets, or a member other than an
@@ -278,7 +278,7 @@ class Registry:
         about: Iterable[tuple[str, int, RequestTotals]],
         now: float,
     ) -> list[MemberEvent]:
-        """Record an attention client's reports about servers: (id, incarnation, totals) each.
+        """Record an attention client's failure reports about servers: (id, incarnation, totals) each.
 
         Reports about unknown servers or incarnations are dropped.
 
@@ -305,11 +305,11 @@ class Registry:
         return events
 
     def require(self, member_id: str, incarnation: int) -> Member:
-        """The member, if it is live with this incarnation. Raises UnknownIncarnationError."""
+        """Return the member if it is live with this incarnation. Raises UnknownIncarnationError otherwise."""
         return self._entry(member_id, incarnation).member
 
     def living(self, member_id: str) -> Member | None:
-        """The member, if it is live."""
+        """Return the member if it is live, else None."""
         entry = self._live.get(member_id)
         return None if entry is None else entry.member
 
@@ -322,7 +322,7 @@ class Registry:
         return entry
 
     def _apply_accusation(self, entry: MemberEntry, now: float) -> list[MemberEvent]:
-        """Update a server's state from its clients' reports."""
+        """Update a server's state (SUSPECT or not) from its clients' failure reports."""
         entry.accusation = self._reports.accusation(entry.member.id, now)
         if entry.member.state is entry.state:
             return []
@@ -332,7 +332,7 @@ class Registry:
     def deregister(
         self, member_id: str, incarnation: int, reason: str, now: float
     ) -> list[MemberEvent]:
-        """Make a member LEFT. An unknown incarnation is ignored."""
+        """Make a member LEFT, because it ends in an orderly way. An unknown incarnation is ignored."""
         entry = self._live.get(member_id)
         if entry is None or entry.member.incarnation != incarnation:
             return []
@@ -340,11 +340,11 @@ class Registry:
 
     @property
     def hold_reason(self) -> str | None:
-        """Why the last tick declared no member dead though leases may have ended, as text."""
+        """Why the last tick declared no member dead although leases may have ended, as text, or None."""
         return self._detector.hold_reason
 
     def due_at(self) -> float:
-        """When the next lease ends without a heartbeat; inf if there are no members."""
+        """Time at which the next lease ends without a heartbeat; inf if there are no members."""
         return self._detector.due_at()
 
     def tick(self, now: float) -> list[MemberEvent]:
@@ -376,7 +376,7 @@ class Registry:
     def _end(
         self, entry: MemberEntry, state: MemberState, reason: str, now: float
     ) -> list[MemberEvent]:
-        """End an incarnation as DEAD or LEFT. Forgets the oldest tombstone if there are too many."""
+        """End a member's incarnation as DEAD or LEFT. Forgets the oldest tombstone if there are too many."""
         member_id = entry.member.id
         entry.member = replace(entry.member, state=state)
         entry.progress.in_flight = 0
@@ -412,7 +412,7 @@ def _require_own_state(member_id: str, state: MemberState) -> None:
 
 
 def _forget_s(member: Member) -> float:
-    """How long a tombstone is kept, in seconds."""
+    """Time for which a tombstone is kept, in seconds."""
     if member.state is MemberState.LEFT:
         return _FORGET_LEFT_S
     if member.role is Role.ATTENTION_CLIENT:

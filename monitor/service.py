@@ -1,4 +1,4 @@
-"""The monitor's gRPC service while it leads."""
+"""The monitor's gRPC service while it leads: answers members' calls from the registry."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ from monitor.store_writer import StoreWriter
 __all__ = ["MonitorService"]
 
 _log = get_logger(__name__)
-# Minimum time between two ticks, however many leases end.
+# Minimum time between two ticks, regardless of how many leases end.
 _MIN_TICK_S = 0.005
-# Share of the lease that a member may be silent. The rest is for noticing, storing and announcing its death.
+# Share of the lease for which a member may be silent. The rest is for noticing, storing and announcing it.
 _SILENCE_SHARE = 0.97
 # A snapshot is shared for this long, since many watchers may come at once.
 _SNAPSHOT_AGE_S = 0.05
 _NO_SNAPSHOT = (-math.inf, -1, b"")
 _STOPPING = pb.WatchResponse(stopping=True).SerializeToString()
-# Below the deadline of a registration.
+# Must be below the deadline of a registration.
 _STORE_S = 1.5
 
 
 class MonitorService:
-    """Serves the contract's MonitorService, from its creation until `end`.
+    """Serves the calls of the contract's MonitorService, from its creation until `end`.
 
     The contract's methods are coroutines of one loop, thousands at a time; none of them blocks. They raise
-    what `monitor.refusal.refusals` turns into statuses. The owner's methods are for other threads, except
-    `tick`, which runs in the loop. A lock, held for short times only, guards their shared state.
+    exceptions that `monitor.refusal.refusals` turns into statuses. The owner's methods are for other threads,
+    except `tick`, which runs in the loop. A lock, held for short times only, guards their shared state.
 
-    Nothing is announced that a crash of this process would undo: registrations and deregistrations are
-    answered, and events sent to watchers, once they are stored. Heartbeats wait for nothing.
+    The service announces no change that a crash of this process would undo. It answers registrations and
+    deregistrations, and sends events to watchers, only once they are stored. Heartbeats wait for nothing.
 
     Args:
         lease_s: Seconds of silence after which all members know of a death.
         heartbeat_s: The members' heartbeat interval.
         loop: Runs the contract's methods.
-        store: Keeps the membership; None: nothing is kept.
+        store: Keeps the membership; None keeps it in memory only.
         on_lost: Called once, from a separate thread, when the store fails.
     """
 
@@ -84,7 +84,7 @@ class MonitorService:
         self._registry = Registry(_SILENCE_SHARE * lease_s, heartbeat_s, time.monotonic(), kept)
         self._hold_reason: str | None = None
         lock = threading.RLock()
-        # Held while the registry is used, never over an `await`; notified when watchers leave.
+        # Held while the registry is used, but never during an `await`. Notified when watchers leave.
         self._changed = threading.Condition(lock)
         self._fanout = Fanout(loop, STREAM_SIGN_S)
         self._store = store
@@ -109,7 +109,7 @@ class MonitorService:
     # -- the owner's side ----------------------------------------------------------------------
 
     def register_self(self, member: Member) -> None:
-        """Register this monitor as a member; `tick` is its heartbeat."""
+        """Register this monitor as a member of the cluster; `tick` is its heartbeat."""
         with self._changed:
             incarnation, events = self._registry.register(member, 0, time.monotonic())
             self._own = replace(member, incarnation=incarnation)
@@ -117,7 +117,7 @@ class MonitorService:
             self._publish(events)
 
     def tick(self) -> float:
-        """Advance the registry's time. Returns the seconds until the next call.
+        """Run the failure detector: advance the registry's time. Returns the seconds until the next call.
 
         Call it in the loop, so that a gap between two ticks is a time in which no heartbeat was heard.
         """
@@ -135,7 +135,7 @@ class MonitorService:
             return min(self._lease_s / 8, max(_MIN_TICK_S, self._registry.due_at() - now))
 
     def end(self) -> None:
-        """Stop answering; running streams end. Pending changes are still stored."""
+        """Stop answering calls and end running streams, because the lead ended. Stores pending changes."""
         with self._changed:
             self._over = True
         self._fanout.notify()
@@ -149,9 +149,9 @@ class MonitorService:
         self._on_lost(reason)
 
     def announce_stop(self, linger_s: float) -> None:
-        """Announce to all watchers that the cluster stops.
+        """Announce to all members (watchers) that the operator stops the cluster.
 
-        Waits up to `linger_s` until they have left.
+        It waits up to `linger_s` until they have left.
         """
         with self._changed:
             self._stopping = True
@@ -172,7 +172,7 @@ class MonitorService:
             )
         if not events:
             return
-        # `announce_stop` waits until all have left.
+        # `announce_stop` waits until all members have left.
         self._changed.notify_all()
         if self._writer is not None:
             self._writer.wake()
@@ -181,21 +181,21 @@ class MonitorService:
 
     @property
     def _stored(self) -> int:
-        """Last revision that survives this process, and may be announced."""
+        """Last revision that survives a crash of this process, and may be announced."""
         return self._registry.revision if self._writer is None else self._writer.stored
 
     def _require_lead(self) -> None:
-        """Refuse calls once another monitor may lead; a process that was suspended learns of it here."""
+        """Refuse a call once another monitor may lead; a process that was suspended learns of it here."""
         if self._over or (self._store is not None and time.monotonic() >= self._store.leads_until):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "this monitor no longer leads")
 
     def _require_own(self, certified: str | None, member_id: str) -> None:
-        """Refuse a caller whose certificate is for another role than the member's. The lock is held."""
+        """Refuse a caller whose certificate has another role than the member's. The lock is held."""
         if certified is not None and (member := self._registry.living(member_id)) is not None:
             require_role(certified, member.role)
 
     async def _wait_stored(self, revision: int, records: int = 0) -> None:
-        """Wait until this revision, and this many records, are stored."""
+        """Wait until the store has this revision, and this many records."""
         writer = self._writer
         try:
             async with asyncio.timeout(_STORE_S):
@@ -213,7 +213,7 @@ class MonitorService:
     # -- the contract --------------------------------------------------------------------------
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
-        """Begin or continue an incarnation (errors: `monitor.proto`)."""
+        """Serve a registration: begin or continue an incarnation (errors: `monitor.proto`)."""
         refusal = versions.refusal(
             versions.CONTROL_PLANE,
             request.protocol_version,
@@ -250,14 +250,14 @@ class MonitorService:
         )
 
     async def Heartbeat(self, _requests: Any, context: Any) -> None:
-        """Renew leases. The end of a stream means nothing: the lease decides."""
+        """Serve a stream of a member's heartbeats, which renew its lease; the stream's end has no effect."""
         certified = role_of(context)
         while (request := await context.read()) is not grpc.aio.EOF:
             require_valid(request)
             await context.write(self._on_heartbeat(request, certified))
 
     def _on_heartbeat(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
-        """Process a heartbeat; returns the serialized reply."""
+        """Process one heartbeat of a member; returns the serialized reply."""
         self._require_lead()
         if request.id == self._own_id:
             raise Refused(
@@ -289,11 +289,11 @@ class MonitorService:
         return self._heartbeat_reply[1]
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> None:
-        """Send a snapshot (or the missed events), then each event, and a sign of life in between."""
+        """Serve a watcher: send a snapshot (or the missed events), each new event, and signs of life."""
         with self._changed:
             self._watchers += 1
         try:
-            # Revisions are 0 or more: for -1 the registry asks for a snapshot.
+            # Revisions are 0 or more, so -1 makes the registry ask for a snapshot.
             seen = request.from_revision if request.life == self._life else -1
             await self._send_all(seen, request, context)
         finally:
@@ -304,7 +304,7 @@ class MonitorService:
     async def Deregister(
         self, request: pb.DeregisterRequest, context: Any
     ) -> pb.DeregisterResponse:
-        """End an incarnation as LEFT."""
+        """Serve a deregistration: end the member's incarnation as LEFT."""
         if request.id == self._own_id:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the monitor cannot be deregistered")
         self._require_lead()
@@ -322,7 +322,7 @@ class MonitorService:
     async def ReportOutcome(
         self, request: pb.ReportOutcomeRequest, context: Any
     ) -> pb.ReportOutcomeResponse:
-        """Record the outcomes of a client's requests (errors: `monitor.proto`)."""
+        """Record an attention client's totals of request outcomes per server (errors: `monitor.proto`)."""
         require_role(role_of(context), Role.ATTENTION_CLIENT)
         self._require_lead()
         with self._changed:
@@ -339,7 +339,7 @@ class MonitorService:
     async def KeepRecord(
         self, request: pb.KeepRecordRequest, context: Any
     ) -> pb.KeepRecordResponse:
-        """Keep a balancer's record (errors: `monitor.proto`)."""
+        """Store a balancer's record for its successor (errors: `monitor.proto`)."""
         require_role(role_of(context), Role.BALANCER)
         self._require_lead()
         with self._changed:
@@ -359,7 +359,7 @@ class MonitorService:
         return pb.KeepRecordResponse()
 
     async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordResponse:
-        """Return a member's record."""
+        """Return the record of a member's predecessor."""
         require_role(role_of(context), Role.BALANCER)
         self._require_lead()
         with self._changed:
@@ -373,7 +373,7 @@ class MonitorService:
     # -- watchers ------------------------------------------------------------------------------
 
     async def _send_all(self, seen: int, request: pb.WatchRequest, context: Any) -> None:
-        """Send events after `seen` to a watcher, until the cluster stops."""
+        """Send the events after `seen` to a watcher, until the cluster stops."""
         heartbeats_tell, knows_left = request.heartbeats_tell, request.knows_left
         unstored: tuple[int, bytes] | None = None
         sent = not heartbeats_tell
@@ -400,12 +400,12 @@ class MonitorService:
                 messages.append(_STOPPING)
             if not messages:
                 if seen < 0:
-                    # The first snapshot is not stored yet, and no sign of life may precede it.
+                    # The first snapshot is not stored yet, and signs of life must not precede it.
                     await self._fanout.sleep()
                     continue
                 if sent and await self._fanout.sleep(until_event=heartbeats_tell):
                     continue
-                # The lead may have ended during the sleep.
+                # Another monitor may have taken the lead during the sleep.
                 self._require_lead()
                 messages = [pb.WatchResponse(still_at_revision=seen).SerializeToString()]
             for message in messages:
@@ -415,7 +415,7 @@ class MonitorService:
                 return
 
     def _take_snapshot(self, knows_left: bool) -> tuple[int, bytes]:
-        """The revision, and a snapshot of all members with their present loads. The lock is held."""
+        """Return the revision, and a snapshot of all members with their current loads. The lock is held."""
         now, revision = time.monotonic(), self._registry.revision
         made_at, known, message = self._snapshots.get(knows_left, _NO_SNAPSHOT)
         if known != revision or now - made_at > _SNAPSHOT_AGE_S:

@@ -1,4 +1,4 @@
-"""Writes the registry's changes to the store, in the background."""
+"""Writes the registry's changes to the store, on a background thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from monitor.store import Change, Store, StoreLostError
 __all__ = ["Collector", "StoreWriter"]
 
 _log = get_logger(__name__)
-# Longer than any write takes on a healthy disk; closing does not wait for a broken one.
+# Timeout of closing, longer than any write takes on a healthy disk.
 _CLOSE_S = 5.0
 
 
 class Collector:
-    """Collects a registry's changes since the last write. Pure.
+    """Collects a registry's changes since the last write to the store. Pure.
 
     Args:
-        registry: Just restored, so that all it holds is stored.
+        registry: Just restored, so that its whole content is stored.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -31,16 +31,16 @@ class Collector:
         self.revision = registry.revision
         members = registry.members(0.0)
         self._stored = {m.id for m in members}
-        # The tombstones among them.
+        # Ids of the tombstones among these members.
         self._gone = {m.id for m in members if m.state.is_gone}
 
     def collect(self) -> Change:
-        """All changes since the last call: the last event of each member."""
+        """Return all changes since the last call, with the last event of each member."""
         registry = self._registry
         events = registry.since(self.revision)
         candidates = self._gone
         if events is None:
-            # The registry no longer has all events.
+            # The registry no longer keeps all events.
             events = [
                 MemberEvent(registry.revision, member, "as it was found")
                 for member in registry.members(0.0)
@@ -50,7 +50,7 @@ class Collector:
         last = {event.member.id: event for event in events}
         for event in tuple(last.values()):
             if not registry.knows(event.member.id):
-                # The member was forgotten since.
+                # The registry has forgotten the member since that event.
                 removed.add(event.member.id)
                 del last[event.member.id]
         gone = {e.member.id for e in last.values() if e.member.state.is_gone}
@@ -66,13 +66,13 @@ class Collector:
 
 
 class StoreWriter:
-    """Writes changes from a background thread. Changes during a write go into the next one together.
+    """Writes the registry's changes to the store from a background thread, several in one write.
 
     Args:
         registry: Guarded by `lock`.
         store: No other writer uses it.
         lock: Held while the registry is used.
-        on_stored: Called with the lock held when `stored` rose.
+        on_stored: Called with the lock held when `stored` has risen.
         on_lost: Called once, without the lock, when the store fails.
         records: Members' records, also guarded by `lock`.
     """
@@ -88,7 +88,7 @@ class StoreWriter:
     ) -> None:
         self._records = records
         self.stored_records = 0
-        """Number of records (`Records.kept`) that survive this process."""
+        """Number of records (`Records.kept`) in the store, which survive this process."""
         self._registry = registry
         self._store = store
         self._collector = Collector(registry)
@@ -97,16 +97,16 @@ class StoreWriter:
         self._on_lost = on_lost
         self._over = False
         self.stored = registry.revision
-        """Last revision that survives this process."""
+        """Last revision in the store, which survives this process."""
         self._thread = threading.Thread(target=self._run, name="monitor-store", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Write the new changes. The lock is held."""
+        """Wake the thread to write new changes to the store. The lock is held."""
         self._due.notify()
 
     def close(self) -> None:
-        """Write the pending changes, then end. The lock is not held. Blocks for a few seconds at most."""
+        """Write the pending changes, then end the thread; blocks some seconds. The lock is not held."""
         with self._due:
             self._over = True
             self._due.notify()

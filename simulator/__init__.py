@@ -1,4 +1,4 @@
-"""The simulator: the live system's pure parts on traces, in simulated time.
+"""The simulator: runs the live system's pure parts on traces, in simulated time.
 
 placement    a policy over a routing trace: PAR, transit, planning time, the competition's score
 autoscaling  the autoscaler over a traffic trace, compared with groups of fixed sizes

@@ -1,1 +1,1 @@
-"""Connections to expert servers: slots, messages, deadlines, transports."""
+"""An attention client's connections to expert servers: slots, messages, deadlines, transports."""

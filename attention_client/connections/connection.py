@@ -1,7 +1,7 @@
-"""A connection between one client and one server, with some slots.
+"""The client's end of a connection to one expert server: requests and answers travel through its slots.
 
-The code is the same for every transport: a link provides an arena and is kicked after each write. A
-connection is lost once, for good: the server's next process gets a new connection.
+The code is the same for every transport: a link provides an arena and is kicked after each write. A lost
+connection never recovers; the server's next process gets a new connection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from eaas.wire.views import SlotViews
 __all__ = ["Connection", "Link"]
 
 _TAKEN_BACK = "the server took its slots back"
-# Longest wait for a write into a slot before the slots are given back regardless.
+# Longest wait for writes in progress before the slots are given back regardless.
 _WRITING_S = 1.0
 # Pause before damaged bytes are read again.
 _SETTLE_S = 0.0002
@@ -52,7 +52,10 @@ _OK = Status.OK
 
 
 class Link(Protocol):
-    """A transport's end of a connection. The arena's generation words are those of the grant."""
+    """A connection's transport: an arena with the granted slots, and a way to signal the server.
+
+    The arena's generation words are those of the grant.
+    """
 
     arena: Arena
     first_slot: int
@@ -64,7 +67,10 @@ class Link(Protocol):
         """Signal the server that this slot was written."""
 
     def close(self) -> None:
-        """Give the slots back and end the link's threads. Called once; the connection closes the arena."""
+        """Give the slots back to the server and end the link's threads.
+
+        Called once; the connection closes the arena.
+        """
 
 
 class _Abandoned(NamedTuple):
@@ -72,8 +78,8 @@ class _Abandoned(NamedTuple):
 
     Attributes:
         ticket: The request's ticket.
-        overdue: Whether the server exceeded its time.
-        unanswered: Whether its work counts as in flight.
+        overdue: Whether the server exceeded the request's budget.
+        unanswered: Whether the request's work still counts as in flight.
     """
 
     ticket: Ticket
@@ -82,16 +88,16 @@ class _Abandoned(NamedTuple):
 
 
 class Connection:
-    """The client's end of a connection. Thread-safe.
+    """The client's end of a connection to one expert server. Thread-safe.
 
     A slot is in one state at a time: free, with a ticket (being written, waited for, or being read),
-    abandoned, in quarantine, or gone with the connection. A ticket ends with `abandon`, with an error or
+    abandoned, in quarantine, or lost with the connection. A ticket ends with `abandon`, with an error or
     refusal from `poll`, or with `release` after `poll` returned a result.
 
     Args:
         server_id: Server at the other end.
         incarnation: Incarnation of that server.
-        link: From a transport.
+        link: The transport's link to the server.
         hidden_size: H of the model.
         spin_us: Microseconds to poll before sleeping.
         checksum: Seal requests and verify the seals of answers.
@@ -143,7 +149,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Slots that are not free."""
+        """Number of slots that are not free."""
         return self._link.slots - len(self._free)
 
     @property
@@ -152,14 +158,14 @@ class Connection:
         return self._work
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
-        """Tokens that fit into one slot."""
+        """Return how many tokens fit into one slot."""
         arena = self._link.arena
         return max_tokens(
             arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
         )
 
     def owes_answer(self) -> bool:
-        """Whether an overdue request is still unanswered: the server may be stuck or dead."""
+        """Whether an overdue request is still unanswered (the server may be stuck or dead)."""
         if not self._abandoned:
             return False
         with self._lock:
@@ -170,7 +176,7 @@ class Connection:
         return owes
 
     def lose(self, reason: str) -> None:
-        """Declare the connection lost and wake all waiters. Idempotent."""
+        """Declare the connection lost and wake all threads in `wait`. Idempotent."""
         with self._lock:
             if self.lost_reason is not None:
                 return
@@ -179,22 +185,22 @@ class Connection:
         self._on_lost(self)
 
     def wake(self) -> None:
-        """Make every `wait` return."""
+        """Wake every thread that sleeps in `wait`."""
         with self._lock:
             if not self._unlinked:
                 self._flags.interrupt(self._link.reply_bell)
 
     def close(self) -> None:
-        """Lose the connection and give its slots back. Idempotent.
+        """Declare the connection lost and give its slots back to the server. Idempotent.
 
-        Open tickets get ConnectionLostError; the arena closes with the last of them.
+        Open tickets get ConnectionLostError; the arena closes when the last of them ends.
         """
         self.lose("closed")
         with self._lock:
             if self._closing:
                 return
             self._closing = True
-        # The server may grant the slots to others at once, so wait for writes in progress.
+        # Wait for writes in progress, because the server may grant the slots to others at once.
         deadline = time.monotonic() + _WRITING_S
         while self._writers and time.monotonic() < deadline:
             time.sleep(_SETTLE_S)
@@ -209,7 +215,7 @@ class Connection:
     def submit(
         self, inputs: LayerInput, epoch: int, part: Part, budget_s: float, trace: bytes = b""
     ) -> Ticket:
-        """Write a request into a free slot and hand it to the server.
+        """Write one part of a layer call into a free slot and hand it to the server.
 
         Args:
             inputs: Inputs of the layer call.
@@ -220,7 +226,7 @@ class Connection:
 
         Raises:
             SlotsBusyError: Every slot is in use.
-            ConnectionLostError: The server is gone.
+            ConnectionLostError: The connection is lost, or the server took the slot back.
             WrongRequestError: The hidden size is not the model's.
         """
         rows, top_k = part.ids_RK.shape
@@ -251,7 +257,7 @@ class Connection:
     def _write(
         self, ticket: Ticket, inputs: LayerInput, part: Part, header: RequestHeader, trace: bytes
     ) -> None:
-        """Fill a slot and hand it over. A failure ends the ticket."""
+        """Fill a ticket's slot with its request and hand it to the server. A failure ends the ticket."""
         arena, slot = self._link.arena, ticket.slot
         # After a long pause of this process the slot may belong to another client.
         if arena.generation(slot) != self._link.generation:
@@ -263,7 +269,7 @@ class Connection:
                 hidden_view[...] = inputs.x_TH
                 scores_view[...] = inputs.scores_TK
             else:
-                # "clip": with "raise", NumPy copies through a buffer.
+                # Use "clip", because with "raise" NumPy copies through a buffer.
                 np.take(inputs.x_TH, part.rows_R, axis=0, out=hidden_view, mode="clip")
                 np.take(inputs.scores_TK, part.rows_R, axis=0, out=scores_view, mode="clip")
             ids_view[...] = part.ids_RK
@@ -273,7 +279,7 @@ class Connection:
                 header.pack_into(arena.buffer, offset)
                 if trace:
                     write_trace(arena.buffer, offset, trace)
-        except BaseException:  # From a signal handler, usually: nothing was handed over yet.
+        except BaseException:  # Usually from a signal handler. Nothing was handed over yet.
             self._end(ticket, free=True)
             raise
         if not arena.client_write_done(slot):
@@ -281,11 +287,11 @@ class Connection:
         self._link.kick(slot)
 
     def seq(self) -> int:
-        """The reply doorbell's count. Read it before polling, then pass it to `wait`."""
+        """Return the reply doorbell's count. Read it before polling, then pass it to `wait`."""
         return self._flags.seq(self._link.reply_bell)
 
     def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
-        """Sleep until the ticket is answered, the doorbell counts past `seen_seq`, or the timeout."""
+        """Sleep until the ticket is answered, the reply doorbell counts past `seen_seq`, or the timeout."""
         self._flags.wait(
             ticket.slot,
             1,
@@ -297,13 +303,13 @@ class Connection:
         )
 
     def poll(self, ticket: Ticket) -> Answer | None:
-        """Poll for the answer. A result stays in its slot until `release`; anything else ends the ticket.
+        """Poll for a request's answer. A result stays in its slot until `release`; others end the ticket.
 
         Returns:
             The answer; None while there is none.
 
         Raises:
-            ConnectionLostError: The server is gone, or took the slot back.
+            ConnectionLostError: The connection is lost, or the server took the slot back.
             SlotCorruptError: The answer belongs to another request, or bytes of the request or answer were
                 damaged (with checksums; that slot is not used again).
         """
@@ -320,7 +326,7 @@ class Connection:
             header = self._read_header(ticket, offset)
         except SlotCorruptError as error:
             if not self._header_flags:
-                # Probably an answer to another request: the slot itself is fine.
+                # Probably an answer to another request, so the slot itself is undamaged.
                 self.release(ticket)
                 self._metrics.late_answers.inc()
                 raise
@@ -335,7 +341,11 @@ class Connection:
         return Answer(header, None)
 
     def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
-        """Read the header. Raises SlotCorruptError if it is not for this ticket or bytes are damaged."""
+        """Read and check the answer's header.
+
+        Raises:
+            SlotCorruptError: It answers another request, or bytes are damaged.
+        """
         arena = self._link.arena
         header = ResultHeader.unpack_from(arena.buffer, offset)
         validate_result(
@@ -351,7 +361,10 @@ class Connection:
         return header
 
     def _read_again(self, ticket: Ticket, offset: int, error: SlotCorruptError) -> ResultHeader:
-        """Read again, since bytes may arrive after their flag; then quarantine the slot."""
+        """Read a damaged answer once more, because bytes may arrive after their flag.
+
+        If it is still damaged, quarantines the slot and raises the first error.
+        """
         time.sleep(_SETTLE_S)
         try:
             return self._read_header(ticket, offset)
@@ -360,10 +373,10 @@ class Connection:
             raise error from None
 
     def release(self, ticket: Ticket) -> bool:
-        """Free the slot after reading its answer.
+        """Free a ticket's slot after reading its answer.
 
         Returns:
-            Whether the slot still belonged to this connection; if not, what was read may be invalid.
+            Whether the slot still belonged to this connection; if not, the data read may be invalid.
         """
         arena, slot = self._link.arena, ticket.slot
         own = arena.generation(slot) == self._link.generation and arena.client_free(slot)
@@ -373,11 +386,13 @@ class Connection:
         return own
 
     def abandon(self, ticket: Ticket, *, overdue: bool) -> None:
-        """Stop waiting. The slot comes back when the server answers; the answer is dropped. Idempotent.
+        """Stop waiting for a request. Its slot is freed once the server answers; the answer is dropped.
+
+        Idempotent.
 
         Args:
             ticket: Any ticket of this connection.
-            overdue: Whether the server exceeded its time; then it `owes_answer`.
+            overdue: Whether the server exceeded the request's budget; if so, `owes_answer` until it answers.
         """
         with self._lock:
             unanswered = self._tickets.pop(ticket, None)
@@ -389,7 +404,7 @@ class Connection:
     # -- slots ----------------------------------------------------------------------------------------
 
     def _take_slot(self, request_id: int, rows: int, work: float) -> Ticket:
-        """Make a ticket with a free slot; counts as a writer until the caller decrements `_writers`."""
+        """Take a free slot for a request; counts as a writer until the caller decrements `_writers`."""
         own = True
         with self._lock:
             if self.lost_reason is not None:
@@ -408,13 +423,13 @@ class Connection:
         raise SlotsBusyError(f"{self.server_id}: all {self._link.slots} slots in flight")
 
     def _taken_back(self, ticket: Ticket) -> ConnectionLostError:
-        """End a ticket whose slot belongs to another connection now."""
+        """End a ticket that has lost its slot, declare the connection lost, and return the error to raise."""
         self.lose(_TAKEN_BACK)
         self._end(ticket, free=False)
         return ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
 
     def _quarantine(self, ticket: Ticket) -> None:
-        """Never use a damaged slot again; lose the connection if no slot is left."""
+        """End a ticket and never use its damaged slot again; lose the connection if no slot is left."""
         self._end(ticket, free=False)
         with self._lock:
             self._quarantined.add(ticket.slot)
@@ -424,7 +439,7 @@ class Connection:
             self.lose("every slot is in quarantine")
 
     def _answered(self, ticket: Ticket) -> None:
-        """Count a ticket's work as answered; the lock is not held."""
+        """Subtract an answered ticket's work from the work in flight; the lock is not held."""
         with self._lock:
             if self._tickets.get(ticket):
                 self._tickets[ticket] = False
@@ -445,7 +460,7 @@ class Connection:
             self._link.arena.close()
 
     def _reclaim_late(self) -> bool:
-        """Free the slots of abandoned requests that are answered by now.
+        """Free the slots of abandoned requests that the server has answered by now.
 
         The lock is held, and the arena is open. Returns whether the slots still belong to this connection.
         """
@@ -462,7 +477,7 @@ class Connection:
                     self._work -= abandoned.ticket.work
                 self._free.append(slot)
                 self._metrics.late_answers.inc()
-                # A late error is no answer: the timeout was counted already.
+                # Do not count a late error as an answer, because the timeout was counted already.
                 if answer.status == Status.OK and answer.request_id == abandoned.ticket.request_id:
                     self._metrics.outcomes.count(self, Outcome.ANSWERED)
         return True

@@ -1,4 +1,4 @@
-"""Service times of a server, the budgets derived from them, and the budget of hedges."""
+"""How long to wait for an expert server's answer, from measured service times; and the budget of hedges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["HedgeBudget", "ServiceTimes"]
 
 
 class ServiceTimes:
-    """Measured seconds per call of one server, by size class (bit length of the number of tokens).
+    """Measured seconds per request of one expert server, by size class (bit length of the number of tokens).
 
     One fixed value would be too long for one token or too short for a prefill.
     """
@@ -28,14 +28,14 @@ class ServiceTimes:
         self._tail: float | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from one answer (exponential average; slower answers count more, for safety)."""
+        """Record one answer's time (exponential average; slower answers count more, for safety)."""
         size = rows.bit_length()
         before = self._seconds.get(size, seconds)
         self._answers[size] += 1
         # Plain average at first, so that the warm-up is soon forgotten.
         weight = 0.5 if seconds > before else max(0.1, 1.0 / self._answers[size])
         usual = before + weight * (seconds - before)
-        # Other threads may read: a new size makes a new dict. Losing a concurrent update does no harm.
+        # Other threads may read, so a new size makes a new dict. Losing a concurrent update does no harm.
         if size in self._seconds:
             self._seconds[size] = usual
         else:
@@ -43,7 +43,7 @@ class ServiceTimes:
         self._remember(seconds / before if before > 0 else 1.0)
 
     def observe_bound(self, rows: int, seconds: float) -> None:
-        """Learn from an upper bound: the answer was found late."""
+        """Record an upper bound of an answer's time, because the answer was found late."""
         known = self._seconds.get(rows.bit_length())
         if known is None or seconds < known:
             self.observe(rows, seconds)
@@ -57,7 +57,7 @@ class ServiceTimes:
             self._tail = ordered[int(self._TAIL * (len(ordered) - 1))]
 
     def budget(self, rows: int, least_s: float, most_s: float) -> float:
-        """Seconds to wait for a call of `rows` tokens before another replica is asked instead.
+        """Return the seconds to wait for a request of `rows` tokens before asking another replica instead.
 
         A server without measurements gets time to warm up; an unknown size is scaled from the nearest one.
         """
@@ -68,7 +68,7 @@ class ServiceTimes:
         return min(max(least_s, patience_s), most_s)
 
     def tail_s(self, rows: int) -> float | None:
-        """95th percentile of the seconds of calls of `rows` tokens; None while unknown."""
+        """Return the 95th percentile of the seconds of requests of `rows` tokens; None while unknown."""
         expected, tail = self._expected_s(rows), self._tail
         return None if expected is None or tail is None else expected * tail
 
@@ -85,10 +85,10 @@ class ServiceTimes:
 
 
 class HedgeBudget:
-    """Token bucket of hedges. Thread-safe.
+    """Token bucket that limits a client's hedges to a share of its requests. Thread-safe.
 
     Each request adds `share` tokens and each hedge takes one. The bucket starts empty, so hedges never exceed
-    that share of the requests. At most ten are saved up.
+    that share of the requests. At most ten tokens are saved up.
 
     Args:
         share: Hedges per request, 0 to 1.
@@ -102,12 +102,12 @@ class HedgeBudget:
         self._lock = threading.Lock()
 
     def earn(self) -> None:
-        """Count a sent request."""
+        """Add the tokens that one sent request earns."""
         with self._lock:
             self._tokens = min(self._tokens + self._share, self._BURST)
 
     def spend(self, requests: int) -> bool:
-        """Take this many hedges if available."""
+        """Take the tokens for this many hedge requests. Returns False, taking none, if there are too few."""
         with self._lock:
             if self._tokens < requests:
                 return False
@@ -115,6 +115,6 @@ class HedgeBudget:
             return True
 
     def give_back(self, requests: int) -> None:
-        """Return hedges that were not sent."""
+        """Put back the tokens of hedge requests that were not sent."""
         with self._lock:
             self._tokens = min(self._tokens + requests, self._BURST)

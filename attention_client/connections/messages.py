@@ -1,4 +1,4 @@
-"""Messages of a connection: a request's input, its ticket, its answer.
+"""Data types of a request to an expert server: its input, its ticket and its answer.
 
 Letters: T tokens, R tokens of a part, H hidden size, K experts per token (top-k).
 """
@@ -27,7 +27,7 @@ WIRE_DTYPES = {
 
 @dataclass(eq=False, slots=True)
 class LayerInput:
-    """Inputs of a layer call, the same for all servers; made by `of`.
+    """Inputs of one MoE layer call, shared by its requests to all servers; made by `of`.
 
     Attributes:
         layer: MoE layer.
@@ -43,7 +43,11 @@ class LayerInput:
 
     @classmethod
     def of(cls, layer: int, x_TH: torch.Tensor, scores_TK: npt.NDArray[np.float32]) -> LayerInput:
-        """Make from hidden states on the CPU. Raises WrongRequestError for a dtype that the wire lacks."""
+        """Make a call's inputs from hidden states on the CPU.
+
+        Raises:
+            WrongRequestError: The wire format lacks the dtype.
+        """
         try:
             dtype = WIRE_DTYPES[x_TH.dtype]
         except KeyError:
@@ -56,7 +60,7 @@ class LayerInput:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request in flight: its slot, and the id of its answer."""
+    """Handle of a request in flight: its slot, its id (the answer repeats it), its tokens and its work."""
 
     slot: int
     request_id: int
@@ -66,10 +70,10 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Answer:
-    """An answer in its slot.
+    """An expert server's answer to a request, in its slot.
 
     Attributes:
-        header: Status, detail, the server's own time.
+        header: Status, detail and the server's own service time.
         part_RH: float32 (R, H), a view of the slot: valid if `release` returns True afterwards. None if the
             status is not OK; then the slot is free already.
     """

@@ -1,4 +1,4 @@
-"""Open a connection to an expert server: a call grants slots, then the transport opens them."""
+"""Open a connection to an expert server: an RPC grants slots, then the transport opens the data path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eaas.wire.arena import SPIN_US
 __all__ = ["CONNECT_S", "open_connection"]
 
 CONNECT_S = 5.0
-"""Deadline of the call that grants slots."""
+"""Deadline of the RPC that grants slots."""
 
 
 def open_connection(
@@ -37,19 +37,19 @@ def open_connection(
     on_lost: Callable[[Connection], None],
     tls: Identity | None,
 ) -> Connection:
-    """Try to connect to a server once.
+    """Try once to connect to an expert server.
 
     Args:
         member: The server.
         incarnation: Incarnation of the client.
-        list_it: Called with the connection before it can be lost. Otherwise a connection could be lost first
-            and then stay listed for ever.
-        open_link: Of the transport.
+        list_it: Called with the connection before it can be lost. Otherwise it could be lost first and then
+            stay listed for ever.
+        open_link: Opens the transport's link.
         client_id: Id of the client.
         shape: Model of the client.
         config: Transport, slots.
         metrics: Metrics of the client.
-        on_lost: Called once if the connection is lost.
+        on_lost: Called once, with the connection, if it is lost.
         tls: Identity of the client; None: plain text.
 
     Returns:

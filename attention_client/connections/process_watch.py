@@ -1,4 +1,4 @@
-"""Get notified by the kernel when another process of this host ends."""
+"""Get notified by the kernel when an expert server's process on this host ends (for transport `shm`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Watcher:
         return end
 
     def _forget(self, fd: int) -> Callable[[], None]:
-        """Drop a watch and return its callback; the lock is held."""
+        """Remove a watch, close its pidfd and return its callback; the lock is held."""
         self._epoll.unregister(fd)
         os.close(fd)
         return self._callbacks.pop(fd)
@@ -43,10 +43,10 @@ class _Watcher:
         while True:
             self._epoll.poll()
             with self._lock:
-                # Poll again under the lock: a descriptor may belong to another watch by now.
+                # Poll again under the lock, because a descriptor may belong to another watch by now.
                 ended = [self._forget(fd) for fd, _ in self._epoll.poll(0)]
             for on_exit in ended:
-                # In its own thread: a callback that blocks or raises must not end the other watches.
+                # Use a thread each, because a callback that blocks or raises must not end the other watches.
                 threading.Thread(target=on_exit, name="process-ended", daemon=True).start()
 
 
@@ -58,7 +58,7 @@ def watch_process(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
     """Call `on_exit` once, in its own thread, when process `pid` ends.
 
     Args:
-        pid: A process of this host and pid namespace.
+        pid: A process on this host and in this pid namespace.
         on_exit: A function object that no other watch uses.
 
     Returns:

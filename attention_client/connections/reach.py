@@ -1,4 +1,4 @@
-"""Reachability of expert servers from this client, and reasons for failures. Pure state (no I/O)."""
+"""Reachability of expert servers from this client, for its report to the monitor. Pure state (no I/O)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eaas.types import Member, ServerReach
 
 __all__ = ["ReachBook"]
 
-# Most characters of a reason that the monitor accepts.
+# Longest reason that the monitor accepts, in characters.
 _MOST_REASON = 255
 
 
@@ -28,14 +28,18 @@ class _Refusal:
 
 
 class ReachBook:
-    """Why this client is not connected to the servers it has tried. Thread-safe."""
+    """Records why this client is not connected to servers that it has tried to reach. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._refusals: dict[str, _Refusal] = {}
 
     def report(self, connections: Iterable[_Connected]) -> tuple[ServerReach, ...]:
-        """The report to the monitor, sorted by server id; at most one connection per server."""
+        """Make the report to the monitor from the failures and these connections, sorted by server id.
+
+        Args:
+            connections: At most one per server.
+        """
         with self._lock:
             found = {server: refusal.reach for server, refusal in self._refusals.items()}
         for one in connections:
@@ -44,25 +48,25 @@ class ReachBook:
         return tuple(found[server] for server in sorted(found))
 
     def refusals(self) -> dict[str, str]:
-        """Why servers are not connected, by server id."""
+        """Return the reasons why servers are not connected, by server id."""
         with self._lock:
             return {server: refusal.reach.reason for server, refusal in self._refusals.items()}
 
     def connected(self, server_id: str) -> None:
-        """Record a connection."""
+        """Record that a server is connected now: drops its reason."""
         with self._lock:
             self._refusals.pop(server_id, None)
 
     def failed(self, member: Member, why: str, *, lost: bool = False) -> bool:
-        """Record a failed attempt to connect.
+        """Record a failed attempt to connect, or the loss of a connection.
 
         Args:
             member: The server process.
             why: Reason, for people.
-            lost: Whether an open connection broke.
+            lost: Whether an open connection was lost.
 
         Returns:
-            Whether this is news.
+            Whether the report to the monitor changed.
         """
         printable = "".join(c if c.isprintable() else " " for c in why)
         reason = " ".join(printable.split())[:_MOST_REASON] or "no reason was given"
@@ -77,6 +81,6 @@ class ReachBook:
             return True
 
     def keep(self, lives: Collection[tuple[object, ...]]) -> None:
-        """Forget all server processes but these (`Member.life`)."""
+        """Forget all server processes except these (given by `Member.life`)."""
         with self._lock:
             self._refusals = {s: r for s, r in self._refusals.items() if r.life in lives}

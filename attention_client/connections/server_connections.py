@@ -1,4 +1,4 @@
-"""Connections of one client to all expert servers: made, replaced and remade by threads of their own."""
+"""A client's connections to all expert servers, opened, replaced and reopened by background threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ServerConnections"]
 _log = get_logger(__name__)
 _RECONNECT_S = 0.25
 _RECONNECT_MOST_S = 2.0
-# Includes JOINING: a server gets experts only once its clients are connected to it.
+# JOINING is included, because a server gets experts only once its clients are connected to it.
 _USABLE = (MemberState.JOINING, MemberState.SERVING, MemberState.SUSPECT, MemberState.DRAINING)
 
 
@@ -81,40 +81,44 @@ class ServerConnections:
         # Former connections that are being closed.
         self._closing: dict[str, threading.Event] = {}
         self._reach = ReachBook()
-        # Kept across restarts of a server: a new process is as fast as the old one.
+        # Kept across restarts of a server, because a new process is as fast as the old one.
         self._service_times: dict[str, ServiceTimes] = {}
         self._session: MemberSession | None = None
         self._started = threading.Event()
         self._closed = threading.Event()
 
     def start(self, session: MemberSession) -> None:
-        """Open connections from now on, as the member of this session."""
+        """Start opening connections, as the member of this monitor session."""
         self._session = session
         self._started.set()
 
     def all(self) -> tuple[Connection, ...]:
-        """The present connections."""
+        """Return all current connections."""
         with self._changed:
             return tuple(self._connections.values())
 
     def of(self, servers: Sequence[str]) -> tuple[Connection | None, ...]:
-        """The connections to these servers; the lock is held."""
+        """Return the connections to these servers, None where not connected; the lock is held."""
         return tuple(self._connections.get(server) for server in servers)
 
     def live(self) -> set[str]:
-        """Servers with a live connection; the lock is held."""
+        """Return the servers with a live connection; the lock is held."""
         return {s for s, c in self._connections.items() if c.lost_reason is None}
 
     def reach(self) -> tuple[ServerReach, ...]:
-        """What the monitor learns about the connections, by server id."""
+        """Make the report to the monitor: which servers are connected, and why not, sorted by server id."""
         return self._reach.report(self.all())
 
     def refusals(self) -> dict[str, str]:
-        """Why servers are not connected, by server id."""
+        """Return the reasons why servers are not connected, by server id."""
         return self._reach.refusals()
 
     def follow(self, members: MembershipView) -> None:
-        """Connect to new servers, and drop connections to former processes and to silent dead servers."""
+        """Apply a new membership view from the monitor.
+
+        Connects to new servers, and drops connections to former processes and to dead servers that owe an
+        answer.
+        """
         self._members = members
         servers = [m for m in members.members.values() if m.role is Role.EXPERT_SERVER]
         self._reach.keep({m.life for m in servers if m.state in _USABLE})
@@ -123,7 +127,7 @@ class ServerConnections:
                 connection = self._connections.get(member.id)
                 stale = connection is not None and self._lives[member.id] != member.life
             # A server that answers this client stays connected, even if the monitor cannot reach it. A server
-            # that left takes its slots back itself.
+            # that left takes back its slots on its own.
             silent = member.state.is_gone and connection and connection.owes_answer()
             if connection is not None and (stale or silent):
                 connection.lose(f"the monitor says {member.state.value}")
@@ -133,7 +137,7 @@ class ServerConnections:
                 self._connect_soon(member)
 
     def lost(self, connection: Connection) -> None:
-        """Drop a lost connection and connect to the server again."""
+        """Handle the loss of a connection: drop it, wake the layer calls, and reconnect to the server."""
         _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)
         with self._changed:
             if self._connections.get(connection.server_id) is connection:
@@ -145,7 +149,7 @@ class ServerConnections:
             closed = self._closing.setdefault(connection.server_id, threading.Event())
             self._on_change()
         self._report_now()
-        # A layer call that waits on another server has to send its lost pairs again now.
+        # Wake layer calls that wait on other servers, so that they resend their lost pairs now.
         for other in others:
             other.wake()
         threading.Thread(
@@ -153,11 +157,11 @@ class ServerConnections:
         ).start()
 
     def stop(self) -> None:
-        """Open no more connections."""
+        """Stop opening connections to expert servers; existing ones stay open."""
         self._closed.set()
 
     def close(self) -> None:
-        """Close all connections; call `stop` first."""
+        """Close all connections to expert servers; call `stop` first."""
         for connection in self.all():
             connection.close()
 
@@ -206,7 +210,7 @@ class ServerConnections:
             with self._changed:
                 if self._connecting.get(member.id) == member.life:
                     del self._connecting[member.id]
-            # A new view or a loss may have found this thread still connecting and started no other.
+            # A new view or a loss may have started no other thread, because this one was still connecting.
             if self._still_wanted(member):
                 self._connect_soon(member)
 
@@ -231,7 +235,7 @@ class ServerConnections:
     def _add(self, member: Member, connection: Connection) -> None:
         with self._changed:
             if not self._still_wanted(member):
-                # A connection to the server's next process may be there already.
+                # A connection to the server's next process may exist already.
                 return
             if self._lives.get(member.id, member.life) != member.life:
                 # The new process may have a lower incarnation, and the old totals would hide its own.
@@ -244,7 +248,7 @@ class ServerConnections:
         self._report_now()
 
     def _after_loss(self, connection: Connection, closed: threading.Event) -> None:
-        """Close a lost connection, then connect again if the same process still lives."""
+        """Close a lost connection, then reconnect if the server is still usable; runs in its own thread."""
         try:
             connection.close()
         finally:

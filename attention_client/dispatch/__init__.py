@@ -1,4 +1,4 @@
-"""Dispatch and combine: assign a layer call's pairs to servers, and sum their answers."""
+"""Dispatch and combine: assign a layer call's (token, expert) pairs to servers, and sum their answers."""
 
 from attention_client.dispatch.policy import DispatchPolicy, Load, dispatch_policy
 

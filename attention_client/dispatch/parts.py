@@ -1,7 +1,7 @@
 """The parts of a layer call, one per server, and the sum of their results: pure functions over arrays.
 
 Glossary: a *pair* is one (token, expert) of a layer call; a *chunk* is a group of pairs of one expert that go
-to one replica, which reads the expert's weights once; a *part* is the work of one server.
+to one replica, so that it reads the expert's weights once; a *part* is the work of one server.
 Shape suffixes: T tokens, K experts per token, R tokens of a part, H hidden size.
 """
 
@@ -28,9 +28,9 @@ class Part:
 
     Attributes:
         server: Index of the server in the placement.
-        rows_R: int64, tokens, ascending.
+        rows_R: int64, ascending indices of tokens in the call.
         ids_RK: int32, experts of these tokens; -1 if the pair belongs to another server.
-        work: Cost: 1 per chunk for reading the weights, plus 1 per `CHUNK_PAIRS` pairs.
+        work: Cost in units of work: 1 per chunk for reading the weights, plus 1 per `CHUNK_PAIRS` pairs.
     """
 
     server: int
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def pairs_RK(self) -> npt.NDArray[np.bool_]:
-        """Pairs of this part: bool (R, K)."""
+        """Mask of the pairs that belong to this part: bool (R, K)."""
         return self.ids_RK >= 0
 
 
@@ -48,7 +48,7 @@ Results = Sequence[tuple[Part, npt.NDArray[np.float32]]]
 
 
 def combine(shape_TH: tuple[int, int], results: Results) -> torch.Tensor:
-    """Sum the results (R, H) of all parts, in an order independent of their arrival.
+    """Sum the servers' results (R, H) of all parts of a layer call, in an order independent of their arrival.
 
     Returns:
         float32 (T, H); 0 for a token without a part.
@@ -65,7 +65,7 @@ def combine(shape_TH: tuple[int, int], results: Results) -> torch.Tensor:
 
 
 def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArray[np.bool_] | None:
-    """Pairs outside these parts; None if there are none."""
+    """Remove the pairs of these parts from a mask of pairs (T, K). Returns None if no pair is left."""
     left_TK = pairs_TK.copy()
     for part in parts:
         left_TK[part.rows_R] &= ~part.pairs_RK
@@ -73,14 +73,14 @@ def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArr
 
 
 def pairs_of(part: Part, shape_TK: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """The pairs of a part as a mask over the call: bool (T, K)."""
+    """Return the pairs of a part as a mask over the whole call: bool (T, K)."""
     pairs_TK = np.zeros(shape_TK, dtype=np.bool_)
     pairs_TK[part.rows_R] = part.pairs_RK
     return pairs_TK
 
 
 def _ordered(results: Results) -> Results:
-    """Sort by server and first token; after a failover by experts too, since two parts may share both."""
+    """Sort results by server and first token, and by experts if two parts share both (after a failover)."""
     firsts = {(part.server, part.rows_R.item(0)) for part, _ in results}
     if len(firsts) < len(results):
         results = sorted(results, key=lambda result: result[0].ids_RK.tobytes())

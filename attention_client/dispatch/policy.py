@@ -1,4 +1,4 @@
-"""The dispatch policy: choose a replica for each pair, by the placement's shares and the servers' load.
+"""Dispatch policy of a layer call: choose a replica for each pair by placement shares and server load.
 
 Shape suffixes: T tokens, K experts per token, S servers, E logical experts, P rows of all parts.
 """
@@ -28,7 +28,7 @@ _LAYER_STEP = 0.6180339887498949
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """Load of the servers, as this client knows it.
+    """Load of the expert servers, as measured by this client.
 
     Attributes:
         rate_S: float64, seconds per unit of work (`Part.work`).
@@ -40,14 +40,14 @@ class Load:
 
 
 class DispatchPolicy:
-    """In proportion to the placement's shares, evenly over the chunks of a call and over calls. Thread-safe.
+    """Chooses replicas in proportion to the placement's shares, evenly over chunks and calls. Thread-safe.
 
     Step 1: group the wanted pairs of each expert into even chunks of at most `CHUNK_PAIRS`.
     Step 2: choose a server for each chunk by the shares; if splitting, by the shares that would finish this
     call soonest if chunks were divisible (`eaas.minmax`), which single moves cannot always reach.
     Step 3, if levelling: move chunks of the server that would finish last to another replica, the most
-    helpful move first, while the call finishes earlier. So the shares hold if servers are as fast and as idle
-    as the placement assumed.
+    helpful move first, while the call finishes earlier. If servers are as fast and as idle as the placement
+    assumed, the shares are kept.
     Step 4: make the parts. A token goes to a server once, with all its experts there.
 
     Args:
@@ -58,8 +58,8 @@ class DispatchPolicy:
     def __init__(self, *, levels: bool, splits: bool = False) -> None:
         self._levels = levels
         self._splits = splits
-        # Per layer: layers call in turns, and every second or fourth number of an even sequence is not
-        # evenly spread.
+        # Count per layer, because layers call in turns, and every second or fourth number of an even sequence
+        # is not evenly spread.
         self._calls: dict[int, itertools.count[int]] = {}
 
     def plan(
@@ -71,18 +71,21 @@ class DispatchPolicy:
         max_tokens: Sequence[int],
         layer: int = 0,
     ) -> tuple[list[Part], bool]:
-        """Make the parts of the wanted pairs. One C call: small NumPy calls take longer than the work.
+        """Choose a server for each wanted pair and group the pairs into parts.
+
+        Uses one C call, because many small NumPy calls take longer than the work.
 
         Args:
-            ids_TK, wanted_TK: Contiguous.
+            ids_TK: Logical experts of each token; contiguous.
+            wanted_TK: Pairs to send; contiguous.
             shares_SE: The placement's shares of that layer, contiguous; 0 for servers not to ask.
             load: Load of the servers.
             max_tokens: Tokens that fit into one slot of each server; larger parts are cut.
             layer: Layer of the call.
 
         Returns:
-            The parts by ascending server and token, and whether they hold every wanted pair: an expert
-            without a share is left out.
+            The parts by ascending server and token, and whether they hold every wanted pair; pairs of an
+            expert without a share are left out.
 
         Raises:
             IndexError: A wanted expert is outside E.
@@ -90,7 +93,7 @@ class DispatchPolicy:
         servers, experts = shares_SE.shape
         tokens, top_k = ids_TK.shape
         call = next(self._calls.setdefault(layer, itertools.count()))
-        # Where the first chunk looks up the shares; evenly spread over the layer's calls.
+        # Position at which the first chunk looks up the shares; evenly spread over the layer's calls.
         draw = (call * _CALL_STEP + layer * _LAYER_STEP) % 1.0
         # A token is in at most min(K, S) parts.
         most = tokens * min(servers, top_k)
@@ -119,7 +122,7 @@ class DispatchPolicy:
 
 
 def dispatch_policy(name: str) -> DispatchPolicy:
-    """Make a policy by name. Raises ConfigError, which lists the names."""
+    """Make a dispatch policy by name. Raises ConfigError, which lists the names, for an unknown one."""
     if name not in ("least_loaded", "split", "weights"):
         raise ConfigError(
             f"dispatch policy {name!r} is unknown; choose least_loaded, split or weights"

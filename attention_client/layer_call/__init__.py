@@ -1,1 +1,1 @@
-"""The life of one layer call: dispatch, send, wait, hedge, fail over, combine."""
+"""One MoE layer call in the attention client: dispatch, send, wait, hedge, fail over, combine."""

@@ -1,4 +1,4 @@
-"""The outcome of a request: poll it, judge it, learn from its time."""
+"""Handle the outcome of one request to an expert server: poll for it, classify it, learn from its time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ __all__ = ["Failed", "learn", "poll"]
 
 
 class Failed(enum.Enum):
-    """A request ended without a result."""
+    """Marks a request to an expert server that ended without a result."""
 
     FAILED = enum.auto()
 
 
 _FAILED = Failed.FAILED
-# The server does not hold the expert, or is overloaded: it is not faulty.
+# Refusals that do not count as failures: the server lacks the expert or is overloaded, but is not faulty.
 _BLAMELESS = (Status.STALE_PLACEMENT, Status.EXPIRED)
 
 
 def poll(
     attempt: Attempt, layer: int, shared: Dispatcher, server_health: ServerHealth
 ) -> Result | Failed | None:
-    """Poll a request of a layer.
+    """Check once whether the expert server has answered a request of a layer call.
+
+    A failure is counted, and the rest of the call avoids that server.
 
     Returns:
-        Its result or failure; None while it is in flight.
+        The request's result or failure; None while it is in flight.
 
     Raises:
         WrongRequestError: The server refused the request itself.
@@ -41,7 +43,7 @@ def poll(
     try:
         answer = connection.poll(attempt.ticket)
     except ConnectionLostError as error:
-        # No blame: a lost server gets no more requests, and its next process starts clean.
+        # Do not blame the server: it gets no more requests, and its next process starts with a clean record.
         server_health.give_up(connection, str(error), "lost", blame=False)
         return _FAILED
     except SlotCorruptError as error:
@@ -74,12 +76,12 @@ def poll(
 
 
 def learn(attempt: Attempt, shared: Dispatcher, *, exactly: bool) -> None:
-    """Learn the server's usual time from an answer; eject a server that is far too slow.
+    """Update the server's service times from an answer, and eject the server if it is far too slow.
 
     Args:
-        attempt: Just answered.
-        shared: Learns.
-        exactly: The answer came just now. If not, it may have been there for a while.
+        attempt: The answered request.
+        shared: State to update.
+        exactly: Whether the answer came just now; otherwise the measured time is only an upper bound.
     """
     now = shared.clock()
     servers = shared.replicas.view().placement.servers
@@ -92,6 +94,6 @@ def learn(attempt: Attempt, shared: Dispatcher, *, exactly: bool) -> None:
         connection.service.observe_bound(rows, took_s)
     name = connection.server_id
     if speeds.is_outlier(name, servers) and ejections.slow(name, servers, now):
-        # After the ejection it is judged anew.
+        # Judge the server by new measurements once the ejection ends.
         speeds.forget(name)
         shared.metrics.ejections.labels("slow").inc()

@@ -1,4 +1,4 @@
-"""Requests of a layer call in flight, and their hedges.
+"""Requests of a layer call that are in flight to expert servers, and their hedges.
 
 A request that takes unusually long is *hedged*: the same part is sent to other replicas, and the first answer
 wins. A hedge may need several requests if the part's experts have their replicas on several servers; it wins
@@ -27,16 +27,16 @@ _NO_ROWS = np.empty((0, 0), dtype=np.float32)
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """One part of a layer call, sent to a server. Times are monotonic seconds.
+    """One request in flight: a part of a layer call sent to an expert server. Times are monotonic seconds.
 
     Attributes:
-        part: The part.
+        part: Tokens and experts asked for.
         connection: Connection to the server.
-        ticket: Ticket of the connection.
+        ticket: The connection's handle of the request.
         sent_at: When it was sent.
-        hedge_at: When to ask a replica in addition; infinity: never.
-        expires_at: When to ask a replica instead.
-        hedge: Its hedge, if it has one.
+        hedge_at: When to also send the part to other replicas; infinity: never.
+        expires_at: When to give this request up and send the part to another replica.
+        hedge: The hedge that it is part of, if any.
         trace: Its span, if it is traced.
     """
 
@@ -50,7 +50,7 @@ class Attempt:
     trace: ChildSpan | None = None
 
     def end_trace(self, outcome: str) -> None:
-        """End the span, if there is one."""
+        """End the request's trace span with this outcome, if it is traced."""
         if self.trace is not None:
             self.trace.attributes["eaas.outcome"] = outcome
             self.trace.end()
@@ -58,12 +58,12 @@ class Attempt:
 
 @dataclass(eq=False, slots=True)
 class Result:
-    """An answered part, in its slot until it is copied out or released.
+    """An expert server's answer to one part, in its slot until it is copied out or released.
 
     Attributes:
-        part: The part.
+        part: The part that was asked for.
         part_RH: float32 (R, H); empty after the release.
-        attempt: Owner of the slot; None once the slot is free.
+        attempt: The request whose slot holds the result; None once the slot is free.
         server_id: Server that computed it.
     """
 

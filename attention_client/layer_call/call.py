@@ -1,8 +1,8 @@
 """One remote call of a MoE layer's experts: dispatch, wait, hedge, fail over, combine.
 
-A call ends before its deadline with the right tensor or with one typed error. Pairs without an answer, and
-only these, are sent to another replica; a late answer is dropped by its request id. Parts are summed in fp32
-in a fixed order (server, first token), whatever order they came in.
+A call ends before its deadline with the right tensor or with one typed error. Only pairs without an answer
+are sent to another replica; a late answer is recognised by its request id and dropped. Parts are summed in
+fp32 in a fixed order (server, first token), regardless of their arrival order.
 
 Modules: `shared` (state that all calls share), `server_health` (which servers to ask), `sending` (pairs to
 requests), `answers` (requests to results), `hedging` (duplicate requests).
@@ -30,20 +30,21 @@ from eaas.errors import EaasError, ExpertsUnavailableError
 
 __all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
 
-# Pause before servers that were busy, or failed in this call, are asked again. A busy server frees slots
-# within microseconds; a new placement or membership ends the pause at once.
+# Pause before asking again a server that was busy or failed in this call. A busy server frees slots within
+# microseconds; a new placement or membership ends the pause at once.
 _RETRY_S = 0.005
 # Interval between polls of a hedged request.
 _HEDGE_POLL_S = 0.0005
 
 
 class LayerCall:
-    """One call of one layer: either `run`, or `start` and later `finish`, once.
+    """One call of one MoE layer, used once: either `run`, or `start` and later `finish`.
 
-    The caller is free between `start` and `finish`. A started call holds slots until `finish` or `cancel`.
+    The caller can do other work between `start` and `finish`. A started call holds slots until `finish` or
+    `cancel`.
 
     Args:
-        dispatcher: Shared by all calls.
+        dispatcher: State shared by all calls.
         inputs: Layer, hidden states, scores.
         ids_TK: int64, logical experts.
         wanted_TK: Pairs to compute; others give 0.
@@ -68,20 +69,20 @@ class LayerCall:
         self._missing_TK: npt.NDArray[np.bool_] | None = None
         self._attempts: list[Attempt] = []
         self._results: list[Result] = []
-        # The arrival time is known only for the attempt that was waited on.
+        # Only this attempt's arrival time is measured exactly.
         self._waited_on: Attempt | None = None
         self._times_exact = True
 
     def run(self) -> torch.Tensor:
-        """Compute the layer. Returns and raises as `finish`."""
+        """Compute the layer's experts: send, wait, combine. Returns and raises as `finish`."""
         self._begin()
         return self.finish()
 
     def start(self) -> None:
-        """Send requests without waiting. The deadline counts from here.
+        """Send the call's first requests without waiting for answers. The deadline counts from here.
 
-        Takes at most one slot of each server, so that another started call finds slots for its retries.
-        `finish` sends the rest.
+        Uses at most one slot of each server, so that another started call finds slots for its retries.
+        `finish` sends the remaining requests.
 
         Raises:
             WrongRequestError: The hidden states are not of the model's size.
@@ -96,7 +97,7 @@ class LayerCall:
             raise
 
     def finish(self) -> torch.Tensor:
-        """Wait for the answers, hedge, fail over, combine.
+        """Wait for the servers' answers, hedge late requests, resend failed ones, and sum the results.
 
         Returns:
             float32 (T, H): the weighted sum over the wanted pairs.
@@ -113,12 +114,12 @@ class LayerCall:
                 self._gather()
                 results = self._results
                 out_TH = combine(self._inputs.x_TH.shape, [(r.part, r.part_RH) for r in results])
-                # A list, not a generator: every slot has to be released.
+                # Use a list, not a generator, because every slot has to be released.
                 if all([result.release() for result in results]):
                     self._count_nonfinite(out_TH)
                     self._shared.attribution.saw(results)
                     return out_TH
-                # A slot went to another client during the read. Rare: start over.
+                # A slot was granted to another client during the read. This is rare: start over.
                 self._results, self._missing_TK = [], self._wanted_TK
         except EaasError as error:
             if self._sender.trace is not None:
@@ -128,7 +129,7 @@ class LayerCall:
             self.cancel()
 
     def _count_nonfinite(self, out_TH: torch.Tensor) -> None:
-        # One sum checks all rows. If only the sum overflowed, no row is counted.
+        # Check all rows with one sum. If only the sum overflowed, no row is counted.
         if not math.isfinite(out_TH.sum().item()):
             rows = int((~out_TH.isfinite().all(dim=1)).sum())
             self._shared.metrics.nonfinite_rows.inc(rows)
@@ -151,7 +152,7 @@ class LayerCall:
             self._sender.trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
 
     def _gather(self) -> None:
-        """Send and wait until there is a result for every wanted pair."""
+        """Send requests and wait until every wanted pair has a result."""
         while self._missing_TK is not None or self._attempts:
             if self._missing_TK is not None:
                 self._free_slots()
@@ -162,7 +163,7 @@ class LayerCall:
     # -- dispatch -------------------------------------------------------------------------------------
 
     def _free_slots(self) -> None:
-        """Copy results out of their slots: missing pairs need slots, too."""
+        """Copy the results so far out of their slots, because resending missing pairs needs free slots."""
         for result in tuple(self._results):
             if not result.copy_out():
                 self._results.remove(result)
@@ -172,6 +173,9 @@ class LayerCall:
         """Send missing pairs to the best available servers.
 
         Pauses if nothing could be sent and nothing is in flight.
+
+        Raises:
+            ExpertsUnavailableError: The deadline has passed.
         """
         now = self._shared.clock()
         if now >= self._sender.deadline:
@@ -184,7 +188,7 @@ class LayerCall:
             self._send(view, healthy)
         if self._attempts or self._missing_TK is None:
             return
-        # No other server is left: ask those that failed once or owe an answer.
+        # No other server is left, so ask those that failed in this call or owe an answer.
         if any(c in self._server_health.avoided for c in view.connections):
             self._pause(view)
             if (
@@ -197,7 +201,7 @@ class LayerCall:
             self._pause(view)
 
     def _send(self, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False) -> None:
-        """Send missing pairs to those of these servers that hold them and have free slots."""
+        """Send missing pairs to the allowed servers that hold their experts and have free slots."""
         assert self._missing_TK is not None
         parts, complete = self._sender.plan(view, servers, self._missing_TK)
         if one_each:
@@ -218,12 +222,12 @@ class LayerCall:
             self._missing_TK = without(self._missing_TK, sent)
 
     def _miss(self, part: Part) -> None:
-        """Mark a part to be sent again."""
+        """Add a part's pairs to the missing ones, so that they are sent again."""
         part_TK = pairs_of(part, self._wanted_TK.shape)
         self._missing_TK = part_TK if self._missing_TK is None else self._missing_TK | part_TK
 
     def _preferred(self, view: ClusterView) -> list[bool]:
-        """Servers that are healthy and not ejected."""
+        """Whether each server is healthy and not ejected."""
         health = self._server_health
         return _both(health.healthy(view), health.kept(view, self._shared.clock()))
 
@@ -242,7 +246,7 @@ class LayerCall:
     # -- collect --------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Wait until at least one attempt ends; update results and missing pairs."""
+        """Wait until at least one request in flight ends; update results and missing pairs."""
         while True:
             first = self._attempts[0]
             seen = first.connection.seq()
@@ -256,18 +260,18 @@ class LayerCall:
             for attempt in self._attempts:
                 until = min(until, attempt.expires_at, attempt.hedge_at)
                 if attempt.hedge is not None:
-                    # Any side may answer first, but the wait below watches only one.
+                    # Either side of a hedge may answer first, but the wait below watches only one request.
                     until = min(until, now + _HEDGE_POLL_S)
             self._waited_on, self._times_exact = first, False
             first.connection.wait(first.ticket, seen, until - now)
 
     def _settle(self) -> bool:
-        """Poll all attempts and handle those that ended. Returns whether one did."""
+        """Poll all requests in flight and handle those that ended. Returns whether any did."""
         answered = []
         ended = again = False
         for attempt in tuple(self._attempts):
             if attempt not in self._attempts:
-                continue  # The end of its hedge ended it, too.
+                continue  # It was called off when its hedge ended.
             found = poll(attempt, self._inputs.layer, self._shared, self._server_health)
             if found is None:
                 continue
@@ -282,7 +286,7 @@ class LayerCall:
             else:
                 again = True
                 self._miss(attempt.part)
-        # If another attempt failed, these times are not representative.
+        # If another request failed, these times are not representative.
         for attempt in () if again else answered:
             exact = self._times_exact or attempt is self._waited_on
             learn(attempt, self._shared, exactly=exact)
@@ -295,7 +299,7 @@ class LayerCall:
             self._apply(hedging.settle_answered(attempt.hedge, attempt, result))
 
     def _call_off(self, attempts: Iterable[Attempt], results: Iterable[Result]) -> None:
-        """Stop waiting for these attempts and free the slots of these results."""
+        """Stop waiting for these requests and free the slots of these results."""
         for attempt in tuple(attempts):
             attempt.connection.abandon(attempt.ticket, overdue=False)
             self._attempts.remove(attempt)
@@ -306,7 +310,7 @@ class LayerCall:
     # -- hedging --------------------------------------------------------------------------------------
 
     def _hedge(self, attempt: Attempt) -> None:
-        """Send the same part to other replicas, if they hold all of it and the budget allows it."""
+        """Send a late request's part to other replicas if they hold all of it and the hedge budget allows."""
         attempt.hedge_at = math.inf
         shared = self._shared
         view = shared.replicas.view()
@@ -327,7 +331,7 @@ class LayerCall:
         hedging.begin(attempt, rivals)
 
     def _apply(self, settled: hedging.Settled) -> None:
-        """Carry out the instructions after one side of a hedge ended."""
+        """Carry out the instructions from `hedging` after one side of a hedge ended."""
         self._results += settled.results
         self._call_off(settled.call_off, settled.release)
         if settled.beaten is not None:

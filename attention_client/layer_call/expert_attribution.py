@@ -1,4 +1,4 @@
-"""Expert attribution: which servers computed which token, recorded only on request."""
+"""Expert attribution: record which expert servers computed each token, only on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ExpertAttribution", "SeenServers"]
 
 
 class SeenServers:
-    """The (token, expert) pairs that each server computed in one forward pass, over all layers."""
+    """Record of the (token, expert) pairs that each server computed in one forward pass, over all layers."""
 
     def __init__(self) -> None:
         # (server, tokens in ascending order, pairs of each)
         self._parts: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
 
     def saw(self, results: Sequence[Result]) -> None:
-        """Record the results of a layer call."""
+        """Record which server computed each result of a layer call."""
         part = micro_batch_tokens()
         first = part.start if part is not None else 0
         for result in results:
@@ -30,7 +30,7 @@ class SeenServers:
             self._parts.append((result.server_id, result.part.rows_R + first, pairs_R))
 
     def of(self, token: int) -> Mapping[str, int]:
-        """Pairs of one token, by server."""
+        """Return how many pairs of one token each server computed, by server id."""
         found: dict[str, int] = {}
         for server, tokens_R, pairs_R in self._parts:
             at = int(np.searchsorted(tokens_R, token))
@@ -39,7 +39,7 @@ class SeenServers:
         return found
 
     def take_last(self) -> Mapping[str, int]:
-        """Pairs of the last token of a one-sequence batch, by server; clears the record."""
+        """Return the pairs of a one-sequence batch's last token by server id, and clear the record."""
         last = max((int(tokens_R[-1]) for _, tokens_R, _ in self._parts), default=0)
         found = self.of(last)
         self._parts.clear()
@@ -47,14 +47,14 @@ class SeenServers:
 
 
 class ExpertAttribution:
-    """Records the layer calls of one client. Used by the thread that runs the model."""
+    """Switch of the recording for one client's layer calls. Used by the thread that runs the model."""
 
     def __init__(self) -> None:
         self._seen: SeenServers | None = None
 
     @contextlib.contextmanager
     def watching(self, asked: bool) -> Iterator[SeenServers | None]:
-        """Record passes inside the block if `asked`; otherwise yield None."""
+        """Record the layer calls made inside the block if `asked`; otherwise yield None."""
         self._seen = SeenServers() if asked else None
         try:
             yield self._seen
@@ -62,6 +62,6 @@ class ExpertAttribution:
             self._seen = None
 
     def saw(self, results: Sequence[Result]) -> None:
-        """Record the results of a layer call."""
+        """Record the results of a layer call if recording is on."""
         if self._seen is not None:
             self._seen.saw(results)

@@ -1,4 +1,4 @@
-"""Instructions after one side of a hedge ends: events in, instructions out, no I/O."""
+"""Hedging of late requests in a layer call: pure state machine (events in, instructions out, no I/O)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Settled", "begin", "settle_answered", "settle_failed"]
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """Instructions after one side of a hedge has ended.
+    """Instructions for the layer call after one side of a hedge has ended.
 
     Attributes:
         results: Use these.
         call_off: Stop waiting for these requests.
         release: Free these results.
         beaten: The late request, if the rivals won; it counts as overdue.
-        outcome: How the hedge ended: "won", "lost" or "failed"; None while it goes on.
+        outcome: How the hedge ended: "won", "lost" or "failed"; None while it is open.
     """
 
     results: list[Result] = field(default_factory=list)
@@ -30,14 +30,14 @@ class Settled:
 
 
 def begin(primary: Attempt, rivals: list[Attempt]) -> None:
-    """Link a late request to its rivals. Rivals are not hedged again."""
+    """Start a hedge: link a late request to its rivals. Rivals are not hedged again."""
     primary.hedge = Hedge(primary, rivals)
     for rival in rivals:
         rival.hedge, rival.hedge_at = primary.hedge, math.inf
 
 
 def settle_answered(hedge: Hedge, attempt: Attempt, result: Result) -> Settled:
-    """Handle an answer to the late request or to a rival."""
+    """Decide what to do when the late request or a rival is answered."""
     if attempt is hedge.primary:
         return Settled([result], hedge.rivals, hedge.answered, outcome="lost")
     hedge.rivals.remove(attempt)
@@ -48,7 +48,7 @@ def settle_answered(hedge: Hedge, attempt: Attempt, result: Result) -> Settled:
 
 
 def settle_failed(hedge: Hedge, attempt: Attempt) -> Settled:
-    """Handle the failure of one side. Nothing is sent again: the other side is still in flight."""
+    """Decide what to do when one side fails. Nothing is sent again, because the other side is in flight."""
     if attempt is hedge.primary:
         for rival in hedge.rivals:
             rival.hedge = None

@@ -1,4 +1,4 @@
-"""Send missing pairs: choose servers, make parts, submit requests."""
+"""Send a layer call's missing pairs to expert servers: choose servers, make parts, submit requests."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LEAST_HEDGE_S = 0.002
 
 
 class Sender:
-    """Plans and sends the requests of one call.
+    """Plans and sends the requests of one layer call.
 
     Args:
-        shared: Shared by all calls.
+        shared: State shared by all calls.
         server_health: Health of the servers in this call.
         inputs: Layer, hidden states, scores.
         ids_TK: int64, contiguous, logical experts.
@@ -58,15 +58,15 @@ class Sender:
     def plan(
         self, view: ClusterView, servers: Sequence[bool], wanted_TK: npt.NDArray[np.bool_]
     ) -> tuple[list[Part], bool]:
-        """Choose a server for each wanted pair.
+        """Choose a server for each wanted pair by the dispatch policy.
 
         Args:
             view: View of the cluster.
             servers: Whether each server may be asked.
-            wanted_TK: Contiguous.
+            wanted_TK: Pairs to send; contiguous.
 
         Returns:
-            The parts, and whether they hold every wanted pair.
+            The parts to send, and whether they hold every wanted pair.
         """
         shared, inputs, connections = self._shared, self._inputs, view.connections
         placement = view.placement
@@ -84,7 +84,7 @@ class Sender:
         )
 
     def send(self, view: ClusterView, part: Part) -> Attempt | None:
-        """Send a part to its server; None if the server is busy or lost."""
+        """Send a part to its server. Returns None if the server is busy or lost."""
         connection = view.connections[part.server]
         assert connection is not None
         shared = self._shared
@@ -94,7 +94,7 @@ class Sender:
         budget_s = service.budget(rows, shared.attempt_timeout_s, left_s)
         timeouts = self._server_health.timeouts.get(connection)
         if timeouts:
-            # Double the budget: the only replica may have become slower than ever before.
+            # Double the budget per timeout, because the only replica may have become slower than ever before.
             budget_s = min(budget_s * 2.0**timeouts, left_s)
         trace = None
         if self.trace is not None and shared.traces is not None:

@@ -1,4 +1,4 @@
-"""Server health in one layer call: which servers to ask, avoid and blame."""
+"""Server health within one layer call: which expert servers to ask, avoid and blame."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["ServerHealth"]
 
 
 class ServerHealth:
-    """Failures of the servers in one call.
+    """Tracks the servers' failures in one layer call.
 
     Args:
-        shared: Shared by all calls.
+        shared: State shared by all calls.
 
     Attributes:
         avoided: Connections that failed in this call, with the reason; asked again only as a last resort.
@@ -27,7 +27,7 @@ class ServerHealth:
         self._blamed: set[Connection] = set()
 
     def healthy(self, view: ClusterView) -> list[bool]:
-        """Whether each server is connected, did not fail in this call and owes no late answer."""
+        """Return whether each server is connected, did not fail in this call and owes no late answer."""
         avoided = self.avoided
         return [
             c is not None and c.lost_reason is None and c not in avoided and not c.owes_answer()
@@ -35,12 +35,12 @@ class ServerHealth:
         ]
 
     def kept(self, view: ClusterView, now: float) -> list[bool]:
-        """Whether each server is not ejected."""
+        """Return whether each server is kept in dispatch, that is, not ejected."""
         out = self._shared.ejections.out
         return [not out(server, now) for server in view.placement.servers]
 
     def give_up(self, connection: Connection, reason: str, kind: str, *, blame: bool) -> None:
-        """Count a failed request and avoid the server for the rest of the call."""
+        """Count a failed request and avoid its server for the rest of the call."""
         if blame:
             self.blame(connection)
         self.avoided[connection] = reason
@@ -48,7 +48,7 @@ class ServerHealth:
         self._shared.metrics.failovers.labels(kind).inc()
 
     def blame(self, connection: Connection) -> None:
-        """Count one failure of a server; several in one call count once."""
+        """Count a failure towards the server's ejection; several in one call count once."""
         if connection in self._blamed:
             return
         self._blamed.add(connection)

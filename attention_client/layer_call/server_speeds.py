@@ -1,7 +1,7 @@
 """Measured server speeds, for load-aware dispatch and for the ejection of outliers.
 
-Each answer states how long the server had the request. So neither the network nor a client that polls late
-counts.
+Each answer states how long the server had the request, so delays of the network or of a client that polls
+late are not counted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from attention_client.dispatch import Load
 
 __all__ = ["Ejections", "Speeds"]
 
-# Half-life of a measurement, so that a server that is asked rarely gets another chance.
+# Half-life of a measurement, so that a rarely asked server gets another chance.
 _HALF_LIFE_S = 10.0
-# Answers in a median: a server's first answers, and some later ones, take unusually long.
+# Answers in a median, because a server's first answers, and some later ones, take unusually long.
 _WINDOW = 7
 _LEAST_KNOWN = 3
-# A server is ejected for this multiple of the usual time, and only after this many answers.
+# A server that takes this multiple of the usual time is ejected, but only after this many answers.
 _SLOW_FACTOR = 5.0
 _SLOW_ANSWERS = 5
 # How long computed rates are reused.
@@ -48,31 +48,31 @@ _NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
 
 
 class Speeds:
-    """Measured seconds per unit of work (`dispatch.parts.Part`), by server."""
+    """Measured seconds per unit of work (`dispatch.parts.Part`) of each expert server."""
 
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
         self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
 
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
-        """Learn from one answer."""
+        """Record one answer: `seconds` that the server took for `work`."""
         known = self._rates.get(server)
         before = known or _NO_RATE
         per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
         recent = (*before.seconds[1 - _WINDOW :], seconds)
         rate = _Rate(per_work, recent, _median(per_work), _median(recent), now, before.answers + 1)
-        # Other threads may read: a new name makes a new dict. Losing a concurrent update does no harm.
+        # Other threads may read, so a new name makes a new dict. Losing a concurrent update does no harm.
         if known is None:
             self._rates = {**self._rates, server: rate}
         else:
             self._rates[server] = rate
 
     def forget(self, server: str) -> None:
-        """Forget a server's measurements."""
+        """Drop a server's measured times, so that new answers alone decide about it."""
         self._rates = {name: rate for name, rate in self._rates.items() if name != server}
 
     def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
-        """The servers' load, for dispatch.
+        """Return the servers' measured rates and backlogs, for the dispatch policy.
 
         Args:
             servers: Servers of the placement, in its order.
@@ -102,7 +102,7 @@ class Speeds:
         return rate_S
 
     def usual(self, servers: Sequence[str]) -> float:
-        """Median seconds per unit of work of the measured servers among these; 1 if none is measured."""
+        """Return the median seconds per unit of work of the measured servers; 1 if none is measured."""
         rates = self._rates
         known = [rates[s].usual_per_work for s in servers if s in rates]
         return _median(known) if known else 1.0
@@ -110,8 +110,8 @@ class Speeds:
     def is_outlier(self, server: str, servers: Sequence[str]) -> bool:
         """Whether a server takes more than `_SLOW_FACTOR` times the usual time of these servers.
 
-        Both per unit of work and per answer: each answer has a fixed cost, so a server with little work needs
-        long per unit. The excess must also matter to a layer call.
+        This must hold both per unit of work and per answer: each answer has a fixed cost, so a server with
+        little work takes long per unit. The excess must also be long enough to matter to a layer call.
         """
         rates = self._rates
         known = rates.get(server)
@@ -154,20 +154,20 @@ class Ejections:
         self._lock = threading.Lock()
 
     def failed(self, server: str, servers: Sequence[str], now: float) -> bool:
-        """Count a request that timed out, was refused or damaged. Returns whether that ejected the server."""
+        """Count a request that timed out, was refused or came back damaged. Returns whether this ejects."""
         with self._lock:
             record = self._records.setdefault(server, _Record())
             record.failures += 1
             return record.failures >= self.FAILURES and self._eject(server, servers, now)
 
     def answered(self, server: str) -> None:
-        """Count a request that was answered in time."""
+        """Record a request answered in time: resets the server's count of consecutive failures."""
         record = self._records.get(server)
         if record is not None:
             record.failures = 0
 
     def slow(self, server: str, servers: Sequence[str], now: float) -> bool:
-        """Eject a server that is a speed outlier. Returns whether that ejected it."""
+        """Eject a speed outlier, unless too many servers are ejected. Returns whether it was ejected."""
         with self._lock:
             self._records.setdefault(server, _Record())
             return self._eject(server, servers, now)

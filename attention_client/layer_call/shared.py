@@ -1,4 +1,4 @@
-"""State that the layer calls of one client share: the cluster view, and what was learned about servers."""
+"""State shared by all layer calls of one client: cluster view, dispatch policy and measured server speeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ClusterView", "Dispatcher", "Replicas"]
 
 @dataclass(frozen=True, eq=False)
 class ClusterView:
-    """Placement and connections, replaced as a whole when anything changes.
+    """Placement and connections as one immutable snapshot, replaced when either changes.
 
     Attributes:
         placement: Epoch, servers, shares.
@@ -44,7 +44,7 @@ class ClusterView:
         return np.array(usable, dtype=np.bool_)
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:
-        """Tokens that fit into a slot of each server; 1 without a connection."""
+        """Return how many tokens fit into a slot of each server; 1 without a connection."""
         known = self._max_tokens.get((top_k, dtype))
         if known is None:
             known = [c.max_tokens(top_k, dtype) if c is not None else 1 for c in self.connections]
@@ -53,21 +53,21 @@ class ClusterView:
 
 
 class Replicas(Protocol):
-    """Source of cluster views."""
+    """Source of cluster views for layer calls (`Cluster` in a client)."""
 
     def view(self) -> ClusterView:
-        """The newest view."""
+        """Return the newest cluster view."""
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep until the view is not `seen` any more, or until the timeout."""
+        """Sleep until a view other than `seen` is current, or until the timeout."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dispatcher:
-    """State that the calls of one client share. Thread-safe.
+    """State shared by all layer calls of one client. Thread-safe.
 
     Attributes:
-        replicas: Source of views.
+        replicas: Source of cluster views.
         policy: Chooses among replicas.
         timeout_s: Deadline of a call over all attempts.
         attempt_timeout_s: Least time of one attempt.

@@ -1,4 +1,4 @@
-"""Two forward passes on one thread, in turns.
+"""Run two forward passes of micro-batches on one thread in turns (double-batch overlap).
 
 A pass yields its turn where it would wait for its experts, deep in the model's own code. That needs
 greenlets, which switch in a microsecond. Threads would hand over the GIL at each switch, and each would have
@@ -18,7 +18,7 @@ __all__ = ["Task", "in_turns", "micro_batch_tokens", "pause"]
 
 
 class Task(NamedTuple):
-    """A forward pass of a micro-batch.
+    """The forward pass of one micro-batch, to be run in turns with another.
 
     Attributes:
         run: Runs the pass and returns its result.
@@ -38,7 +38,7 @@ class _Turn(greenlet.greenlet):  # type: ignore[misc]
 
 
 def in_turns(tasks: Sequence[Task]) -> list[Any]:
-    """Run tasks in round-robin order, each until its next `pause`. The order is deterministic.
+    """Run forward passes in round-robin order, each until its next `pause`. The order is deterministic.
 
     Returns:
         The results, in the order of the tasks.
@@ -63,13 +63,13 @@ def in_turns(tasks: Sequence[Task]) -> list[Any]:
 
 
 def pause() -> None:
-    """Yield the turn. Does nothing outside `in_turns`."""
+    """Yield this micro-batch's turn to the other one. Does nothing outside `in_turns`."""
     turn = greenlet.getcurrent()
     if isinstance(turn, _Turn):
         turn.parent.switch()
 
 
 def micro_batch_tokens() -> slice | None:
-    """The running micro-batch's tokens in the whole batch; None outside `in_turns`."""
+    """Return the running micro-batch's tokens in the whole batch; None outside `in_turns`."""
     turn = greenlet.getcurrent()
     return turn.tokens if isinstance(turn, _Turn) else None

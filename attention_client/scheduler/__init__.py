@@ -1,4 +1,4 @@
-"""Choose which waiting requests run together: strategies, and the queue used live and in simulation."""
+"""Choose which waiting requests run together (CAPS): strategies, and a queue for live use and simulation."""
 
 from attention_client.scheduler.queue import RequestQueue
 from attention_client.scheduler.strategies import SelectionStrategy, strategy, strategy_names

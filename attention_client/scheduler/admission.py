@@ -1,15 +1,15 @@
-"""Admission into a continuous batch. Pure state machine (no I/O, no clock).
+"""Admission of waiting requests into a continuous batch. Pure state machine (no I/O, no clock).
 
 Requests of a continuous batch end one by one, and each frees one place. A strategy that must take the oldest
 request would have no choice. So the strategy chooses a *group* of a full batch's size, given the load of the
-running requests. Members go in as places become free, oldest first; then the next group is chosen.
+running requests. Members are admitted as places become free, oldest first; then the next group is chosen.
 
     arrive -> waiting (RequestQueue) -> chosen (a group) -> running -> left
                                           ^                   |
                                           +--- put_back ------+   the cache was full
 
-No request waits for ever: the oldest is in every group. If the head of a group does not fit into the cache,
-at most a batch's size of requests may overtake it.
+No request waits for ever, because the oldest is in every group. If the head of a group does not fit into the
+cache, at most a batch's size of requests may overtake it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Admission"]
 
 @dataclass
 class _Group:
-    """A choice with members whose true load is not known yet."""
+    """A chosen group, and its members whose true load is not known yet."""
 
     choice: Choice
     unseen: set[str]
@@ -35,10 +35,10 @@ class _Group:
 
 
 class Admission:
-    """Decides which waiting requests go into the batch next.
+    """Decides which waiting requests enter the running batch next.
 
     Args:
-        queue: New and empty; its strategy chooses.
+        queue: New, empty queue; its strategy chooses.
         batch_size: Most requests that run together.
         cost: The queue's cost model; computes the true cost of a group.
     """
@@ -54,32 +54,32 @@ class Admission:
         self._groups: dict[str, _Group] = {}
 
     def __len__(self) -> int:
-        """Waiting requests."""
+        """Return how many requests wait, chosen or not."""
         return len(self._tickets) + len(self._chosen)
 
     def price(self, cost: CostModel) -> None:
-        """Use another cost model from now on: the placement has changed."""
+        """Replace the cost model that predicts batch times, after a change of placement."""
         self._cost = cost
         self._queue.price(cost)
 
     def arrive(self, request: str, load_E: Loads) -> None:
-        """Add a waiting request: its unique name, and its predicted tokens on each expert."""
+        """Add a waiting request by its unique name, with its predicted tokens on each expert."""
         ticket = self._queue.add(load_E)
         self._tickets[request] = ticket
         self._names[ticket] = request
 
     def put_back(self, request: str) -> None:
-        """Let a request that ran wait again, ahead of all others."""
+        """Move a running request back to waiting, ahead of all others, because the cache was full."""
         self._chosen = {request: 0} | self._chosen
 
     def leave(self, request: str) -> None:
-        """Remove a request that ended or was cancelled. No effect on an unknown one."""
+        """Remove a request that ended or was cancelled. Does nothing for an unknown request."""
         ticket = self._tickets.pop(request, None)
         if ticket is not None:
             del self._names[ticket]
             self._queue.remove(ticket)
         self._chosen.pop(request, None)
-        # Without it, the true cost of its group stays unknown.
+        # Drop its group's record, because the group's true cost is unknown without this request.
         group = self._groups.pop(request, None)
         if group is not None:
             for other in group.unseen - {request}:
@@ -88,19 +88,19 @@ class Admission:
     def candidates(
         self, places: int, running: Callable[[], Loads | None]
     ) -> tuple[list[str], list[Choice]]:
-        """Choose the requests that may go in now.
+        """Choose the requests that may enter the batch now.
 
         Args:
             places: Free places in the batch.
             running: Returns the load of the running requests, float64 (E,), or None. Called only to choose.
 
         Returns:
-            The requests, in this order, and the choices made for them.
+            The requests, in order of admission, and the choices made for them.
         """
         choices = []
         while len(self._chosen) < places and self._tickets:
             tickets = self._queue.take(self._batch_size, running())
-            # By age: all of them go, so another order gains nothing.
+            # Sort by age, because all of them will be admitted and another order gains nothing.
             names = [self._names.pop(ticket) for ticket in sorted(tickets)]
             for name in names:
                 del self._tickets[name]
@@ -115,11 +115,11 @@ class Admission:
         return going, choices
 
     def admit(self, requests: Iterable[str]) -> None:
-        """Mark requests as running."""
+        """Mark chosen requests as running, and count whom they overtook."""
         for request in requests:
             if request not in self._chosen:
                 continue
-            # Only the head is counted; the next request becomes the head when it goes.
+            # Count only for the head; the next request becomes the head when this one is admitted.
             head = next(iter(self._chosen))
             if request != head:
                 self._chosen[head] += 1
@@ -128,7 +128,8 @@ class Admission:
     def saw(self, request: str, load_E: Loads) -> None:
         """Record the true load of a request after its prefill, in the unit of the predictions.
 
-        Only the first counts. No effect on a request without a group.
+        Once a whole group is recorded, its true cost goes to the queue. Only a request's first load counts.
+        Does nothing for a request without a group.
         """
         group = self._groups.pop(request, None)
         if group is None:

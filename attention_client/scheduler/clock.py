@@ -1,8 +1,8 @@
-"""Reference schedule: when first-come-first-served would finish each request, by predicted costs.
+"""Reference schedule of the request queue: when first-come-first-served would finish each waiting request.
 
 Its time is *work*: the predicted seconds of all dispatched batches. No clock is read. Both schedules start at
 the same work and have the same requests. Cheaper batches put the real schedule ahead of the reference, and
-requests may be late by that lead.
+requests may be delayed by up to that lead.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["FcfsClock"]
 
 # Weight of a new batch in the moving averages.
 _SMOOTHING = 0.05
-# Share of the chosen batches' bias that each batch of the oldest requests forgets. Small: close to capacity,
-# hundreds of such batches come between two choices, and the bias should survive them.
+# Share of the chosen batches' bias that each batch of the oldest requests forgets. It is small because, close
+# to capacity, hundreds of such batches come between two choices, and the bias should survive them.
 _BIAS_DECAY = 0.001
-# The queue grows beyond chance if it gained this many standard deviations of a Poisson process since it was
-# short. Found by `python -m benchmarks.caps judge`.
+# The queue grows by more than chance if it has gained this many standard deviations of a Poisson process
+# since it was last short. Found by `python -m benchmarks.caps judge`.
 _DEVIATIONS = 3.0
 
 
 class FcfsClock:
-    """First-come-first-served in batches of a fixed size, next to the real schedule.
+    """Simulates first-come-first-served in batches of a fixed size, in parallel with the real schedule.
 
     Args:
         cost: Predicts the time of a batch.
@@ -39,12 +39,12 @@ class FcfsClock:
     def __init__(self, cost: CostModel, num_experts: int, batch_size: int) -> None:
         self._cost = cost
         self._batch_size = batch_size
-        # Arrivals and departures since at most a batch waited.
+        # Arrivals and departures since the queue last held at most one batch.
         self._came = self._gone = 0
         self._work_s = 0.0
         self._usual_s = 0.0
         # Observed over predicted time, for batches of the oldest requests and for chosen ones. Imperfect
-        # predictions put the latter above 1: a strategy prefers requests that were predicted too low.
+        # predictions put the latter above 1, because a strategy prefers requests that were predicted too low.
         self._bias_oldest = self._bias_chosen = 1.0
         # For each waiting request: work at its arrival, and its batch in this schedule.
         self._waiting: dict[int, tuple[float, int]] = {}
@@ -56,7 +56,7 @@ class FcfsClock:
         self._filled = 0
 
     def arrive(self, ticket: int, load_E: Loads) -> None:
-        """Add a request."""
+        """Add a request that has arrived in the queue, with its predicted load, to the reference schedule."""
         self._came += 1
         self._waiting[ticket] = self._work_s, len(self._ends_s)
         self._load_E += load_E
@@ -69,7 +69,7 @@ class FcfsClock:
             self._filled = 0
 
     def view(self, tickets: Sequence[int]) -> FcfsView:
-        """The schedule of these requests."""
+        """Return when first-come-first-served would finish these waiting requests."""
         full = len(self._ends_s)
         known = [self._waiting[ticket] for ticket in tickets]
         came_s = np.array([came_s for came_s, _ in known])
@@ -83,18 +83,24 @@ class FcfsClock:
         )
 
     def dispatch(self, tickets: Sequence[int], batch_s: float, oldest: bool) -> None:
-        """Record a batch of the real schedule, its predicted time, and whether it held the oldest."""
+        """Record a batch of the real schedule: its requests and its predicted time.
+
+        Args:
+            tickets: Its requests.
+            batch_s: Predicted seconds.
+            oldest: Whether these were the oldest requests.
+        """
         batch_s *= self._bias_oldest if oldest else self._bias_chosen
         self._work_s += batch_s
         self._usual_s += (batch_s - self._usual_s) * (_SMOOTHING if self._usual_s else 1.0)
         self.forget(tickets)
 
     def price(self, cost: CostModel) -> None:
-        """Use another cost model for batches filled from now on."""
+        """Replace the cost model, for batches filled from now on."""
         self._cost = cost
 
     def observe(self, batch_s: float, predicted_s: float, oldest: bool) -> None:
-        """Record the true time of a batch, of the oldest requests or of chosen ones."""
+        """Learn the prediction's bias from a batch's true time, for oldest or for chosen requests."""
         if not predicted_s:
             return
         bias = batch_s / predicted_s
@@ -105,7 +111,7 @@ class FcfsClock:
             self._bias_chosen += (bias - self._bias_chosen) * _SMOOTHING
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Remove requests. With an empty queue, both schedules are equal again."""
+        """Remove requests that left the queue. Once it is empty, both schedules are equal again."""
         for ticket in tickets:
             del self._waiting[ticket]
         self._gone += len(tickets)

@@ -1,6 +1,6 @@
-"""Cost models: the time of a batch as a function of the experts' loads.
+"""Cost models: predict the time of a batch from the experts' loads.
 
-Strategies minimise it, and simulators use it as the time.
+Strategies minimise the predicted time, and simulators use it as the true time.
 
 Letters: W requests of the window, E logical experts, L MoE layers, S expert servers, R replicas.
 """
@@ -23,8 +23,8 @@ Loads = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 
-# Share of the next batches' saving that lasts over many batches, and the number of batches compared.
-# Both found by `python -m benchmarks.caps judge`.
+# Share of the next batches' saving that lasts over many batches, and the number of batches compared. Both
+# were found by `python -m benchmarks.caps judge`.
 _LASTING = 0.7
 _BATCHES_AHEAD = 4
 
@@ -33,27 +33,28 @@ class CostModel(Protocol):
     """Predicts the time of a batch from the tokens on each expert."""
 
     def batch_s(self, load_E: Loads) -> float:
-        """Predicted seconds of a batch with this total load."""
+        """Return the predicted seconds of a batch with this total load."""
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """Fill `chosen` beyond its first `have` indices, one by one, so that the batch gets cheapest.
+        """Complete a batch: fill `chosen` beyond its first `have` indices, one by one, with the cheapest.
 
         Args:
-            window_WE: Loads of the requests, contiguous, oldest first.
-            start_E: Load that runs already, or None.
-            chosen: int64; its first `have` indices are given.
+            window_WE: Loads of the waiting requests, contiguous, oldest first.
+            start_E: Load of requests that run already, or None.
+            chosen: int64 indices into the window; the first `have` are given.
             have: Number of given indices.
 
         Returns:
-            Predicted seconds of the batch together with what runs already.
+            Predicted seconds of the batch together with the requests that run already.
         """
 
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """Predicted saving of choosing over the next batches, as a share of their time; negative for a loss.
+        """Predict how much time choosing saves over taking the oldest, as a share; negative for a loss.
 
-        It is less than the saving of the next batch alone, because later batches get the rest.
+        The share is over the next batches. It is less than the saving of the next batch alone, because later
+        batches get the requests that it leaves.
 
         Args:
             window_WE, start_E: As for `choose`; more requests than a batch.
@@ -62,12 +63,12 @@ class CostModel(Protocol):
         """
 
     def imbalance(self, load_E: Loads) -> float:
-        """Slowest part relative to an even load; 1 at best."""
+        """Return the load of the slowest part relative to an even load; 1 at best."""
 
 
 @dataclass(frozen=True)
 class ImbalanceCost:
-    """base_s x (1 + sensitivity x CV of the experts' loads): the execution model of CAPS.
+    """Cost model of CAPS: base_s x (1 + sensitivity x CV of the experts' loads).
 
     An even load is fastest, so `choose` adds complementary requests.
 
@@ -80,15 +81,15 @@ class ImbalanceCost:
     sensitivity: float
 
     def batch_s(self, load_E: Loads) -> float:
-        """See `CostModel`."""
+        """Predict the seconds of a batch from its imbalance (see `CostModel`)."""
         return self.base_s * self.imbalance(load_E)
 
     def imbalance(self, load_E: Loads) -> float:
-        """See `CostModel`: 1 + sensitivity x CV."""
+        """Return the slow-down of an uneven load, 1 + sensitivity x CV (see `CostModel`)."""
         return self._factor(len(load_E), float(np.add.reduce(load_E)), float(load_E @ load_E))
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """See `CostModel`: least variance."""
+        """Complete a batch with the requests that give the least variance (see `CostModel`)."""
         requests, experts = window_WE.shape
         total, squares = _select.greedy(
             window_WE, requests, experts, start_E, chosen, have, len(chosen), 1.0, 0.0, 1.0, None, 0
@@ -98,7 +99,10 @@ class ImbalanceCost:
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """See `CostModel`: a share of the next batch's saving. All experts count, so much of it lasts."""
+        """Predict the saving of choosing as a share of the next batch's saving (see `CostModel`).
+
+        Much of that saving lasts, because all experts count.
+        """
         batch = np.arange(batch_size)
         by_age_s = self.choose(window_WE, start_E, batch, batch_size)
         by_choice_s = self.choose(window_WE, start_E, batch, 1)
@@ -111,9 +115,9 @@ class ImbalanceCost:
 
 
 class ServerCost:
-    """The time of decode steps on expert servers, through a placement.
+    """Cost model of decode steps on expert servers, through a placement.
 
-    In a step each request has one token, and its load spread over `steps` of them. A step of a layer takes
+    In a step each request has one token, and its load is spread over `steps` steps. A step of a layer takes
 
         fixed_s + max over servers of max(load_s x active experts, pair_s x pairs)
 
@@ -151,18 +155,22 @@ class ServerCost:
         layers, servers, experts = shares_LSE.shape
         layer_R, server_R, expert_R = np.nonzero(shares_LSE > 0)
         self._expert_R = (layer_R * experts + expert_R).astype(np.int32)
-        # Per step, to avoid dividing each window.
+        # Shares per step, to avoid dividing each window.
         self._share_R = shares_LSE[layer_R, server_R, expert_R] / steps
         bounds = np.arange(layers * servers + 1)
         self._first_S = np.searchsorted(layer_R * servers + server_R, bounds).astype(np.int64)
         self._layers, self._servers = int(layers), int(layers * servers)
 
     def batch_s(self, load_E: Loads) -> float:
-        """See `CostModel`: `steps` steps of all layers."""
+        """Predict the seconds of `steps` steps of all layers (see `CostModel`)."""
         return self.steps * (self._layers * self.fixed_s + self.step_s(load_E))
 
     def step_s(self, load_E: Loads) -> float:
-        """Seconds of the slowest servers for a step; the load is that of all steps."""
+        """Return the seconds of one step: the slowest server of each layer, without `fixed_s`.
+
+        Args:
+            load_E: Load of all steps.
+        """
         return _select.step_time(
             load_E, len(load_E), self._expert_R, self._share_R, len(self._expert_R),
             self._first_S, self._servers, self._layers, self.load_s, self.pair_s,
@@ -171,9 +179,10 @@ class ServerCost:
     def saving(
         self, window_WE: Loads, start_E: Loads | None, batch_size: int, bias: float
     ) -> float:
-        """See `CostModel`: a share of the saving of a better order of the oldest requests.
+        """Predict the saving of choosing from a better order of the oldest requests (see `CostModel`).
 
-        Compares several batches: only the slowest server counts, so one cheap batch may take all of the gain.
+        Compares several batches, because only the slowest server counts and so one cheap batch may take all
+        of the gain.
         """
         ahead_WE = window_WE[: _BATCHES_AHEAD * batch_size]
         requests, experts = ahead_WE.shape
@@ -187,7 +196,7 @@ class ServerCost:
         return _LASTING * saved
 
     def imbalance(self, load_E: Loads) -> float:
-        """See `CostModel`: pairs of the busiest server over the mean (PAR), averaged over layers."""
+        """Return the busiest server's pairs over the mean (PAR), averaged over layers (see `CostModel`)."""
         load_LE = load_E.reshape(self._layers, -1)
         pairs_LS = np.einsum("lse,le->ls", self.shares_LSE, load_LE)
         mean_L = pairs_LS.mean(axis=1)
@@ -197,7 +206,7 @@ class ServerCost:
         return float(np.mean(pairs_LS.max(axis=1)[loaded_L] / mean_L[loaded_L]))
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
-        """See `CostModel`: least time of the slowest plus the mean server."""
+        """Complete a batch for the least time of the slowest plus the mean server (see `CostModel`)."""
         requests, experts = window_WE.shape
         step_s = _select.for_servers(
             window_WE, requests, experts, start_E, chosen, have, len(chosen),

@@ -1,7 +1,7 @@
 """Predict which experts a prompt uses: a router dry run, cached by prefix and corrected by prefill.
 
 A prediction is the expected number of (token, expert) pairs *per token* for each expert of the first L MoE
-layers: the load of one decode step. So requests of different lengths are comparable.
+layers, which is the load of one decode step. So requests of different lengths are comparable.
 
 Letters: T tokens, B tokens of a block, K experts of a token, L predicted layers, E logical experts.
 """
@@ -32,11 +32,11 @@ _MOST_CORRECTION = 4.0
 
 @dataclass(slots=True)
 class _Block:
-    """Experts of a block of a prompt.
+    """Cached experts of one block of a prompt.
 
     Attributes:
-        ids_LBK: The experts.
-        seen: Whether prefill chose them; if not, a dry run did.
+        ids_LBK: Experts of each token in each layer.
+        seen: Whether they are the true ones from prefill; otherwise they are from a dry run.
     """
 
     ids_LBK: Ids
@@ -44,7 +44,7 @@ class _Block:
 
 
 class Predictor:
-    """Predicts the loads of prompts.
+    """Predicts the expert loads of prompts before their prefill, for the scheduler.
 
     A block's key covers all tokens up to its end, because attention makes a token's experts depend on its
     prefix. Prefill replaces predicted experts by true ones, and corrects each expert's bias in dry runs.
@@ -56,7 +56,7 @@ class Predictor:
 
     Attributes:
         layers: L.
-        cached_tokens, dry_tokens: Tokens predicted from the cache, and by dry runs.
+        cached_tokens, dry_tokens: Total tokens predicted from the cache, and by dry runs.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Predictor:
 
     @property
     def loads(self) -> int:
-        """Length of a load: L E."""
+        """Length of a load vector: L E."""
         return self.layers * self._experts
 
     def usual(self) -> Loads:
-        """Mean load of recent requests, for a request that needs no dry run."""
+        """Return the mean load of recent requests, float64 (L E,), as a prediction without a dry run."""
         return self._usual_E
 
     def predict(self, tokens: Sequence[int]) -> Loads:
-        """The load of a prompt of at least one token, float64 (L E,)."""
+        """Predict the load per token of a prompt of at least one token, float64 (L E,)."""
         kept: list[_Block] = []
         keys = list(_keys(tokens))
         for key in keys:
@@ -106,7 +106,7 @@ class Predictor:
         return load_E
 
     def saw(self, tokens: Sequence[int], first: int, ids_LTK: Ids) -> Loads:
-        """Learn the true experts of a prompt after its prefill.
+        """Learn the true experts of a prompt after its prefill, and correct later predictions.
 
         Args:
             tokens: The prompt.
@@ -142,7 +142,7 @@ class Predictor:
             self._blocks.popitem(last=False)
 
     def _count(self, parts: Sequence[Ids]) -> Loads:
-        """Pairs of each expert of each layer, (L E,)."""
+        """Count the pairs of each expert of each layer, float64 (L E,)."""
         if not parts:
             return np.zeros(self.loads)
         ids_LN = np.concatenate([part.reshape(self.layers, -1) for part in parts], axis=1)
@@ -151,14 +151,14 @@ class Predictor:
 
 
 def correlation(a_E: Loads, b_E: Loads) -> float:
-    """Pearson correlation of a predicted and a true load; 0 if one of them is constant."""
+    """Return the Pearson correlation of a predicted and a true load; 0 if one of them is constant."""
     a_E, b_E = a_E - a_E.mean(), b_E - b_E.mean()
     scale = float(np.sqrt((a_E @ a_E) * (b_E @ b_E)))
     return float(a_E @ b_E) / scale if scale else 0.0
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:
-    """Keys of all whole blocks, in order."""
+    """Yield the cache keys of all whole blocks of a prompt, in order."""
     key = 0
     for end in range(_BLOCK, len(tokens) + 1, _BLOCK):
         key = hash((key, tuple(tokens[end - _BLOCK : end])))

@@ -1,4 +1,4 @@
-"""The queue before the engine. Pure state machine (no I/O, no clock), the same live and in simulation."""
+"""Queue of requests that wait for the engine. Pure state machine (no I/O, no clock); also for simulation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Choice:
     Attributes:
         number: Number of this choice, from 0.
         tickets: The chosen requests, in the order chosen.
-        window: Requests to choose from (W).
-        passed_over: Requests of the window that keep waiting while a younger one goes.
+        window: Number of requests to choose from (W).
+        passed_over: Number of requests of the window that keep waiting while a younger one is taken.
         predicted_s: Predicted seconds of the batch; 0 unless the strategy `needs_fcfs`.
     """
 
@@ -36,7 +36,7 @@ class Choice:
 
     @property
     def oldest(self) -> bool:
-        """Whether these are the oldest requests."""
+        """Whether the chosen requests are the oldest ones of the window."""
         return not self.passed_over
 
 
@@ -44,7 +44,7 @@ class RequestQueue:
     """Waiting requests, oldest first, from which a strategy takes the next batch.
 
     Args:
-        strategy: Chooses.
+        strategy: Chooses the batches.
         num_experts: E, the length of a load vector.
         batch_size: Requests of a full batch.
         window_size: Oldest requests that the strategy may choose from.
@@ -53,7 +53,7 @@ class RequestQueue:
         note: Called with each event, as keyword arguments (`recording.py`).
 
     Attributes:
-        choice: The last choice; None before the first.
+        choice: The latest choice; None before the first.
 
     Raises:
         ConfigError: The window is smaller than a batch, or a number is not positive.
@@ -83,7 +83,7 @@ class RequestQueue:
         self._rng = np.random.default_rng(seed)
         self._note = note or (lambda **_event: None)
         self._clock = FcfsClock(cost, num_experts, batch_size) if strategy.needs_fcfs else None
-        # By ticket, and so by age.
+        # Ordered by ticket, and so by age.
         self._load_E: dict[int, Loads] = {}
         self._next = 0
         self.choice: Choice | None = None
@@ -92,7 +92,7 @@ class RequestQueue:
         return len(self._load_E)
 
     def add(self, load_E: Loads) -> int:
-        """Queue a request with its predicted tokens on each expert. Returns its ticket: they rise by one."""
+        """Queue a request with its predicted tokens on each expert. Returns its ticket, rising by one."""
         ticket = self._next
         self._next += 1
         self._load_E[ticket] = load_E
@@ -102,30 +102,30 @@ class RequestQueue:
         return ticket
 
     def remove(self, ticket: int) -> None:
-        """Remove a cancelled request. Raises KeyError if it does not wait."""
+        """Remove a cancelled request from the queue. Raises KeyError if it is not waiting."""
         del self._load_E[ticket]
         if self._clock is not None:
             self._clock.forget([ticket])
         self._note(remove=ticket)
 
     def price(self, cost: CostModel) -> None:
-        """Use another cost model from now on: the placement has changed."""
+        """Replace the cost model that predicts batch times, after a change of placement."""
         self._cost = cost
         if self._clock is not None:
             self._clock.price(cost)
         self._note(price=cost)
 
     def use(self, strategy: SelectionStrategy) -> None:
-        """Use another strategy from now on; it must not need `fcfs` if the first one did not."""
+        """Replace the selection strategy; the new one must not need `fcfs` if the first one did not."""
         self._strategy = strategy
         self._note(use=strategy.name)
 
     def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
-        """Take the next batch out.
+        """Let the strategy choose the next batch, and remove it from the queue.
 
         Args:
             batch_size: Most requests to take; None: a full batch.
-            running_E: Load that runs already and goes on.
+            running_E: Load of requests that continue to run.
 
         Returns:
             The chosen tickets, in the order chosen.
@@ -150,7 +150,7 @@ class RequestQueue:
         tickets = [waiting[index] for index in indices]
         predicted_s = 0.0
         if self._clock is not None:
-            # Without what runs already: its time belongs to other batches.
+            # Leave out the requests that run already, because their time belongs to other batches.
             predicted_s = self._cost.choose(window_WE, None, chosen, wanted)
             self._clock.dispatch(tickets, predicted_s, oldest=max(indices) == wanted - 1)
         number = self.choice.number + 1 if self.choice is not None else 0
@@ -161,7 +161,12 @@ class RequestQueue:
         return tickets
 
     def observe(self, batch_s: float, choice: Choice | None = None) -> None:
-        """Record a batch's seconds by the cost model for its true load; None: of the last batch."""
+        """Record a batch's true cost, to correct the reference schedule's predictions.
+
+        Args:
+            batch_s: Seconds by the cost model for the batch's true load.
+            choice: The batch; None: the latest one.
+        """
         known = choice or self.choice
         if known is None:
             return

@@ -1,4 +1,4 @@
-"""Recording of a queue as JSON lines, sufficient to replay its choices.
+"""Record the events of a client's request queue as JSON lines, sufficient to replay its choices.
 
 The first line holds the queue's settings:
 
@@ -8,7 +8,7 @@ The first line holds the queue's settings:
 Each other line is an event, at seconds since the first line:
 
     {"at": 0.5, "add": 7, "load": [0.25, ...]}                 request 7 arrived, with this predicted load
-    {"at": 0.6, "take": [5, 7], "room": 2, "running": [...]}   these were chosen; null: nothing was running
+    {"at": 0.6, "take": [5, 7], "room": 2, "running": [...]}   these were chosen; running null: nothing ran
     {"at": 0.7, "remove": 6}                                   request 6 was cancelled
     {"at": 0.8, "observe": 1.5, "choice": 0}                   true cost of the first choice
     {"at": 0.9, "price": {...}}                                another cost model: the placement changed
@@ -49,7 +49,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """Settings of a queue, without its cost model.
+    """Settings of a recorded queue, without its cost model.
 
     Attributes:
         strategy: Name of the strategy.
@@ -66,13 +66,13 @@ class QueueSettings:
     seed: int = 0
 
     def chosen(self) -> SelectionStrategy:
-        """Make the strategy. Raises ConfigError for an unknown name."""
+        """Make the selection strategy of these settings. Raises ConfigError for an unknown name."""
         if self.strategy == CostBounded.name:
             return CostBounded(self.most_stretch)
         return strategy(self.strategy)
 
     def queue(self, cost: CostModel, recorder: Recorder | None = None) -> RequestQueue:
-        """Make a queue, recorded if there is a recorder. Raises ConfigError."""
+        """Make a request queue with these settings, recorded if a recorder is given. Raises ConfigError."""
         queue = RequestQueue(
             self.chosen(),
             self.loads,
@@ -88,7 +88,7 @@ class QueueSettings:
 
 
 class Recorder:
-    """Writes the lines of a recording. A full disk ends the recording, but not the serving.
+    """Writes a queue's events to a recording. A write error ends the recording, but serving continues.
 
     Args:
         file: Output; flushed after each choice, closed by `close`.
@@ -102,19 +102,19 @@ class Recorder:
         self._has_failed = False
 
     def begin(self, settings: QueueSettings, cost: CostModel) -> None:
-        """Write the first line."""
+        """Write the recording's first line: the queue's settings and its cost model."""
         head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": cost}
         self._do(lambda: self._file.write(json.dumps(head, default=_plain) + "\n"))
 
     def note(self, **event: Any) -> None:
-        """Write an event. A choice flushes the file, so that it survives a crash of this process."""
+        """Write one event of the queue. A choice flushes the file, so that it survives a crash."""
         line = {"at": round(self._clock() - self._began_s, 6), **event}
         self._do(lambda: self._file.write(json.dumps(line, default=_plain) + "\n"))
         if "take" in event:
             self._do(self._file.flush)
 
     def close(self) -> None:
-        """End the recording."""
+        """End the recording and close its file."""
         self._do(self._file.close)
 
     def _do(self, what: Callable[[], object]) -> None:
@@ -125,18 +125,18 @@ class Recorder:
         except OSError as error:
             self._has_failed = True
             _log.error("the recording of the queue ends here: %s", error)
-            # `close` fails as well, because it flushes.
+            # `close` may fail as well, because it flushes.
             with contextlib.suppress(OSError):
                 self._file.close()
 
 
 def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str, Any]]]:
-    """Read a recording: its settings, its cost model and its events in order.
+    """Read a recording for replay: its settings, its cost model and its events in order.
 
     In events, prices are cost models and loads are arrays.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is invalid; names file and line.
+        ConfigError: The file cannot be read, or a line is invalid; the message names file and line.
     """
     try:
         # Drop the last, unterminated line: a killed process may leave a partial one.
@@ -174,7 +174,7 @@ def _event(line: dict[str, Any], loads: int) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """An event's array or cost model, for JSON."""
+    """Convert an event's array or cost model to plain data for JSON."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if not isinstance(value, ServerCost):

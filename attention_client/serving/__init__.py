@@ -1,4 +1,4 @@
 """The HTTP endpoint of an attention client: OpenAI's API over any transformers causal model.
 
-Imports nothing: the prompt worker process must not pay for torch.
+Imports nothing, so that the prompt worker process does not load torch.
 """

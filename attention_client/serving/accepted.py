@@ -11,7 +11,7 @@ __all__ = ["AcceptedRequests", "BodyMemory"]
 
 
 class AcceptedRequests:
-    """Counts the requests that wait or run. For one event loop."""
+    """Counts the generations that wait or run, up to a limit. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -34,11 +34,11 @@ class AcceptedRequests:
 
 
 class BodyMemory:
-    """Counts the bytes of large bodies, from arrival to answer. For one event loop.
+    """Counts the bytes of large request bodies, from arrival to answer. For one event loop.
 
     Args:
         most_bytes: The most bytes of all bodies together.
-        free_bytes: The first bytes of each body, which do not count: small requests pass at the limit.
+        free_bytes: The first bytes of each body, not counted, so that small requests pass at the limit.
     """
 
     def __init__(self, most_bytes: int, free_bytes: int) -> None:

@@ -55,11 +55,11 @@ class ApiError(Exception):
 
     @classmethod
     def invalid(cls, param: str, message: str, code: str = "invalid_value") -> ApiError:
-        """The error (400) of a request field with a wrong value."""
+        """Make the error (400) of a request field with a wrong value."""
         return cls(400, message, param=param, code=code)
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON object of the answer. All its strings are valid UTF-8."""
+        """Return the JSON object of the error answer. All its strings are valid UTF-8."""
         return {
             "error": {
                 # Text from the client may hold lone surrogates, which UTF-8 cannot encode.
@@ -71,12 +71,12 @@ class ApiError(Exception):
         }
 
     def response(self) -> JSONResponse:
-        """The HTTP answer."""
+        """Return the error as an HTTP answer."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         if self.status == 401:
             headers = {"WWW-Authenticate": "Bearer"}
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 
     def sse(self) -> str:
-        """The error as an event, for a stream that has begun."""
+        """Return the error as a server-sent event, for a stream that has begun."""
         return f"data: {json.dumps(self.body())}\n\n"

@@ -1,4 +1,4 @@
-"""The application: OpenAI's API over an engine, the cluster's state, and the dashboard."""
+"""The endpoint's HTTP application: OpenAI's API over an engine, the cluster's state, the dashboard."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def build_app(
         limits: Limits of requests and sizes of the engine.
         scheduling: Chooses the waiting requests that run together; None: the default strategy.
         registry: The metrics of /metrics; the application adds its own.
-        keys: The API keys that requests must show; None: no key is needed.
+        keys: The API keys that requests must present; None: no key is needed.
         hosts: The host names that requests may use; None: any.
         traces: Records each request; None: no tracing.
         attribution: Counts the tokens that each server computes; None: nothing is counted.
-        dashboard: The page at `/`; None: no page.
+        dashboard: Serves the page at `/`; None: no page.
     """
     # transformers warns about each request and about settings that are intended.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):

@@ -1,4 +1,4 @@
-"""Exceptions as answers in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""HTTP error answers in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _of_http(error: HTTPException) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception of an application in OpenAI's form."""
+    """Answer every exception of the HTTP application in OpenAI's form."""
 
     async def answer(_request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException):

@@ -1,4 +1,7 @@
-"""Checks before the application: hosts, API keys, body limits. Cancels the work of clients that left."""
+"""Checks of HTTP requests before the application: hosts, API keys, body limits.
+
+Cancels the work of clients that disconnect.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory l
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
 _REQUEST_ID = "x-request-id"  # repeated in the application's answers
 
-# The same for a wrong key and for no key.
+# The same answer for a wrong key and for no key.
 _UNKNOWN = ApiError(
     401,
     "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
@@ -75,11 +78,11 @@ def _head_bytes(scope: Scope) -> int:
 
 
 class _ClientGoneError(Exception):
-    """The connection closed before the body was complete."""
+    """The client closed its connection before the request's body was complete."""
 
 
 class RequestGuard:
-    """ASGI middleware: reads bodies under limits and cancels a generation if its client leaves."""
+    """ASGI middleware: checks requests, reads bodies under limits, cancels work of clients that leave."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class RequestGuard:
         self._read_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Check one HTTP request, and let the application answer it if it passes."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -131,7 +134,7 @@ class RequestGuard:
             else:
                 await self._answer(scope, receive, counted_send)
         finally:
-            # Only known paths get a label: a scanner must not grow the metrics.
+            # Only known paths get a label, so that a scanner cannot grow the metrics.
             label = path if path in _NAMED_PATHS else "other"
             self._metrics.http_requests.labels(label, str(status)).inc()
 
@@ -141,13 +144,13 @@ class RequestGuard:
         shown = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(shown) != 1:
             return False
-        # Only the page accepts a password: a browser sends a stored password on its own, also when another
-        # page triggers the request.
+        # Only the page accepts a password, because a browser sends a stored password automatically, even if
+        # another page triggers the request.
         header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
         return self._keys.allow(header)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer, with the request's id."""
+        """Let the application answer a request, and add the request's id to the answer."""
         request_id = Headers(scope=scope).get(_REQUEST_ID) or str(uuid.uuid4())
 
         async def named_send(message: Message) -> None:
@@ -158,7 +161,7 @@ class RequestGuard:
         await self._app(scope, receive, named_send)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a generation or a POST of the dashboard's page."""
+        """Read the body of a generation or of a dashboard's POST, and serve it."""
         try:
             with ExitStack() as stack:
                 grow = stack.enter_context(self._memory.body())
@@ -200,7 +203,7 @@ class RequestGuard:
             watcher.cancel()
 
     async def _read(self, scope: Scope, receive: Receive, grow: Callable[[int], None]) -> bytes:
-        """Read a body. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
+        """Read a request's body. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
         headers = Headers(scope=scope)
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["path"] in _GENERATION_PATHS and media_type != "application/json":

@@ -24,7 +24,7 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class LoopbackHosts:
-    """The allowed hosts: localhost, loopback addresses and the configured names.
+    """Checks requests for allowed hosts: localhost, loopback addresses and the configured names.
 
     Args:
         allowed: The configured names, without a port.

@@ -9,7 +9,7 @@ __all__ = ["ServeLimits"]
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Limits and sizes of one endpoint.
+    """Limits of one HTTP endpoint and sizes of its engine.
 
     Attributes:
         num_blocks: Blocks of the paged key-value cache. num_blocks * page_size is the number of tokens

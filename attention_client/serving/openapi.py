@@ -66,7 +66,7 @@ _SCHEMAS = {
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:
-    """Build the document."""
+    """Build the OpenAPI document of the HTTP endpoint."""
     _, schemas = models_json_schema(
         [(CompletionRequest, "validation"), (ChatRequest, "validation")],
         ref_template=_REFERENCE + "{model}",
@@ -112,7 +112,7 @@ def _error(description: str) -> dict[str, Any]:
 def _get(
     summary: str, content: dict[str, Any], errors: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A GET operation; `errors` are its answers beside 200. Without 401 it needs no key."""
+    """Describe a GET operation; `errors` are its answers beside 200. Without 401 it needs no key."""
     errors = {"401": _error("No valid API key.")} if errors is None else errors
     operation = {"summary": summary, "responses": {"200": _answer("Success.", content)} | errors}
     return {"get": operation if "401" in errors else operation | {"security": []}}

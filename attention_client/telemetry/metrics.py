@@ -13,7 +13,7 @@ __all__ = ["ClientMetrics"]
 
 
 class ClientMetrics:
-    """Metrics of the data path.
+    """Prometheus metrics of a client's data path: layer calls, requests to servers, placement.
 
     Args:
         registry: Registry of the metrics.
@@ -71,11 +71,11 @@ class ClientMetrics:
         self.connections = gauge("eaas_connected_servers", "Expert servers connected")
 
     def watch_coverage(self, uncovered: Callable[[], int], min_replicas: Callable[[], int]) -> None:
-        """Export the placement's coverage, computed at each scrape.
+        """Export how well connected servers cover the experts, computed at each scrape.
 
         Args:
-            uncovered: (layer, expert) pairs without a connected replica.
-            min_replicas: Connected replicas of the expert with the fewest.
+            uncovered: Returns the number of (layer, expert) pairs without a connected replica.
+            min_replicas: Returns the number of connected replicas of the expert with the fewest.
         """
         for name, text, read in (
             ("eaas_uncovered_experts", "Experts of a layer without a connected replica", uncovered),

@@ -1,6 +1,6 @@
-"""Request outcomes by server, reported to the monitor.
+"""Outcomes of this client's requests by expert server, reported to the monitor.
 
-Heartbeats alone do not reveal a server that lives but answers nobody; its clients notice.
+Heartbeats alone do not reveal a server that is alive but answers no requests; its clients notice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Asked", "Outcome", "OutcomeTally", "failure"]
 
 
 class Outcome(enum.IntEnum):
-    """How a request ended (`ServerOutcomes` in `monitor.proto`)."""
+    """How a request to an expert server ended (`ServerOutcomes` in `monitor.proto`)."""
 
     ANSWERED = 0
     TIMED_OUT = 1
@@ -27,7 +27,7 @@ class Outcome(enum.IntEnum):
     HEDGED_AWAY = 6
 
 
-# Looking up an enum member costs more than counting.
+# Module names, because looking up an enum member costs more than counting.
 _ANSWERED, _REFUSED = Outcome.ANSWERED, Outcome.REFUSED
 _FAILURES = {
     "timeout": Outcome.TIMED_OUT,
@@ -38,12 +38,12 @@ _FAILURES = {
 
 
 def failure(kind: str, *, blame: bool) -> Outcome:
-    """The outcome of a failover kind; a refusal without blame is no failure."""
+    """Map the reason of a failover to an outcome; a refusal without blame is not a failure."""
     return Outcome.REFUSED if kind == "refused" and not blame else _FAILURES[kind]
 
 
 class Asked(Protocol):
-    """A server process, as a connection names it."""
+    """The server process that a request was sent to, as identified by its connection."""
 
     server_id: str
     incarnation: int
@@ -57,7 +57,7 @@ class _Totals:
 
 
 class OutcomeTally:
-    """Totals since the first connection to each server's present process. Thread-safe."""
+    """Counts request outcomes for the current process of each expert server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class OutcomeTally:
         self._failed = threading.Event()
 
     def count(self, asked: Asked, outcome: Outcome) -> None:
-        """Count an ended request; one to a former server process is ignored."""
+        """Count an ended request; ignores a request to a former process of the server."""
         with self._lock:
             totals = self._totals.get(asked.server_id)
             if totals is None or totals.incarnation < asked.incarnation:
@@ -82,21 +82,21 @@ class OutcomeTally:
         self._failed.set()
 
     def forget(self, server_id: str) -> None:
-        """Forget a dead server."""
+        """Drop the totals of a server, because it is dead or its process was replaced."""
         with self._lock:
             self._totals.pop(server_id, None)
 
     def wait_for_failure(self, timeout_s: float) -> None:
-        """Sleep until a request fails, or has failed since the last wait, or until the timeout."""
+        """Sleep until a request fails or the timeout; returns at once if one failed since the last wait."""
         self._failed.wait(timeout_s)
         self._failed.clear()
 
     def wake(self) -> None:
-        """End a `wait_for_failure`."""
+        """Wake the thread that sleeps in `wait_for_failure`."""
         self._failed.set()
 
     def read(self) -> list[pb.ServerOutcomes]:
-        """The current totals, one message per server."""
+        """Return the current totals for the report to the monitor, one message per server."""
         with self._lock:
             return [
                 pb.ServerOutcomes(

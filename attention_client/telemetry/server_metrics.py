@@ -1,4 +1,4 @@
-"""Metrics of the expert servers, from their heartbeats: they have no HTTP endpoint."""
+"""Metrics of the expert servers, exported by clients because the servers have no HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _ASK_S = 0.5
 
 
 class ServerMetrics(Collector):
-    """Metrics of each expert server, collected at each scrape.
+    """Metrics of each expert server from its heartbeats, read from the monitor at each scrape.
 
     Every client exports the same metrics; aggregate with max. Without a monitor, only the last known state of
     a server (up or not) is exported.
 
     Args:
-        ask_members: Returns the members with their loads, or None; takes the longest wait in seconds.
+        ask_members: Returns the members with their loads, or None if the monitor does not answer; takes the
+            longest wait in seconds.
         known_members: Returns the last known members.
         placed: Returns the servers of the placement in use.
     """
@@ -37,11 +38,11 @@ class ServerMetrics(Collector):
         self._placed = placed
 
     def describe(self) -> list[Metric]:
-        """Return nothing, so that registration asks nobody."""
+        """Describe no metrics, so that registering this collector sends no request to the monitor."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Collect the current metrics."""
+        """Yield the current metrics of all expert servers, for one scrape."""
         busy = CounterMetricFamily(
             "eaas_expert_server_busy_seconds",
             "Seconds in which an expert server did not wait for requests",

@@ -6,7 +6,7 @@
           server batch            made by that server (`expert_server.loop.tracing`)
 
 A forward pass runs a batch of requests. Its layer spans are children of the first sampled request and linked
-to the others, so each exists once. A batch without a sampled request has no spans and no overhead.
+to the others, so each span exists once. A batch without a sampled request has no spans and no overhead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RequestTraces"]
 
 
 class RequestTraces:
-    """Traces of one attention client. The event loop traces requests, the engine's thread layers.
+    """Traces of one attention client. The event loop traces requests; the engine's thread traces layers.
 
     Args:
         tracing: Samples requests and makes spans.
@@ -40,11 +40,11 @@ class RequestTraces:
         self._in_batch: Callable[[], Iterable[str]] = tuple
 
     def watch(self, in_batch: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the requests of the running forward pass."""
+        """Set the function that returns the ids of the requests in the running forward pass."""
         self._in_batch = in_batch
 
     def begin(self, request_id: str, prompt_tokens: int, max_tokens: int) -> None:
-        """Start the span of a request."""
+        """Start the span of a generation request when it arrives; keeps it only if it is sampled."""
         span = self._tracer.start_span(
             "request",
             kind=SpanKind.SERVER,
@@ -58,12 +58,12 @@ class RequestTraces:
             self._requests[request_id] = span
 
     def first_token(self, request_id: str) -> None:
-        """Record a request's first token."""
+        """Add the event of a request's first token to its span."""
         if (span := self._requests.get(request_id)) is not None:
             span.add_event("first token")
 
     def end(self, request_id: str, reason: str, tokens: int) -> None:
-        """End the span of a request."""
+        """End the span of a generation request, with its finish reason and number of tokens."""
         if (span := self._requests.pop(request_id, None)) is None:
             return
         span.set_attribute("gen_ai.usage.output_tokens", tokens)
@@ -73,7 +73,7 @@ class RequestTraces:
         span.end()
 
     def layer(self, layer: int, tokens: int) -> ChildSpan | None:
-        """Start the span of a layer call; None if its batch has no sampled request."""
+        """Start the span of a layer call. Returns None if its batch has no sampled request."""
         if not self._requests:
             return None
         spans = [s for i in self._in_batch() if (s := self._requests.get(i)) is not None]
@@ -87,7 +87,7 @@ class RequestTraces:
         )
 
     def dispatch(self, layer: ChildSpan, server: str, tokens: int) -> ChildSpan:
-        """Start the span of a request to a server."""
+        """Start the span of one request to an expert server, within a layer call's span."""
         return self._spans.start(
             "dispatch",
             layer.context,

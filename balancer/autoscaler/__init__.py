@@ -1,4 +1,4 @@
-"""Autoscaler: the number of expert servers, from their utilisation and the token latency."""
+"""Autoscaler: sets the number of expert servers by their utilisation and the token latency."""
 
 from balancer.autoscaler.core import Autoscaler, Decision, Reading
 

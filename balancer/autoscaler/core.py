@@ -8,17 +8,17 @@ on the number of servers, so n servers would be busy work / n. With target t and
     ------------------|--------------------|----------------------|---------------> servers
          work / (t * (1 + d))          work / t           work / (t * (1 - d))
 
-Beyond an edge servers come or go, one at a time, until their number is work / t (rounded up). So there are
-never changes in both directions while work varies by no more than d of itself.
+Beyond an edge, servers are added or removed one at a time until their number is work / t (rounded up). While
+work varies by no more than d of itself, the number therefore never changes in both directions.
 
-Latency can only add servers: one more while the target is missed and the servers are busy, none fewer while
-latency is close to it. Servers that are busy for less than half of the target do not cause latency. The work
-with which a number of servers was late is kept for an hour; otherwise an idle server would be removed, come
-back at once, and go again.
+Latency can only add servers: it adds one while the latency target is missed and the servers are busy, and
+blocks removal while latency is close to the target. Servers busy for less than half of the utilisation target
+do not cause latency. The work at which a number of servers missed the latency target is kept for an hour;
+otherwise an idle server would be removed, added back at once, and removed again.
 
 Unknown values count against a change, as in Kubernetes' Horizontal Pod Autoscaler: an unmeasured server
-counts as idle for scaling out, and as always busy for scaling in. Scaling in uses the most work of a whole
-window.
+counts as idle for scaling out, and as always busy for scaling in. Scaling in uses the highest work seen in
+the scale-in window.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from eaas.counted import counted
 __all__ = ["Autoscaler", "Decision", "Reading"]
 
 TOLERANCE = 0.15
-"""Part of the target by which utilisation may be off it without a change."""
+"""Relative deviation of utilisation from its target that causes no change."""
 
-# Longest wait for a change: as long as servers may take to load their experts (balancer.apply_timeout_s).
+# Longest wait for a change to complete: servers may take this long to load (balancer.apply_timeout_s).
 _PATIENCE_S = 300.0
 _REMEMBER_S = 3600.0
-# If the busiest server is below this part of the target, servers do not cause the latency.
+# If the busiest server's utilisation is below this part of the target, the servers do not cause the latency.
 _BUSY_ENOUGH = 0.5
 # Rounding of sums of floats.
 _ROUNDING = 1e-9
@@ -50,13 +50,13 @@ class Reading:
 
     Attributes:
         now: Monotonic seconds.
-        servers: Live expert servers that do not leave.
-        work: Sum of the utilisations (0 to 1) of the measured ones.
+        servers: Number of live expert servers that are not leaving.
+        work: Sum of the utilisations (0 to 1) of the measured servers.
         unmeasured: Number of servers without a measurement.
         busiest: Highest utilisation of a server.
         fewest: Fewest servers that hold every expert with the wanted redundancy.
         token_s: Mean seconds between two tokens of a request; None: no tokens.
-        changing: Servers that come or go at the moment, for people; empty: none.
+        changing: Description of servers that are joining or leaving, for people; empty: none.
     """
 
     now: float
@@ -74,10 +74,10 @@ class Decision:
     """The next number of servers.
 
     Attributes:
-        before: The current number.
+        before: The current number of servers.
         servers: That number, one more, or one fewer.
         goal: The right number; `servers` is a step towards it.
-        reason: For people.
+        reason: Why, for people.
     """
 
     before: int
@@ -93,7 +93,7 @@ class Decision:
 
 
 class Autoscaler:
-    """Decides after each reading (see the module's docstring).
+    """Decides the number of servers after each reading (see the module's docstring).
 
     Args:
         config: Target, limits and times.
@@ -116,11 +116,11 @@ class Autoscaler:
         self._changed_at = -math.inf
         self._asked_for: int | None = None
         self._changing_from: float | None = None
-        # Number of servers that was late -> (time, least work with which it was late).
+        # Number of servers that missed the latency target -> (time, least work at which it did).
         self._late: dict[int, tuple[float, float]] = {}
 
     def decide(self, reading: Reading) -> Decision:
-        """Decide. The caller reports with `changed` that it carries the decision out."""
+        """Decide the next number of servers; the caller reports with `changed` if it carries it out."""
         goal, why = self._goal(reading)
         step = (goal > reading.servers) - (goal < reading.servers)
         wait = self._why_wait(reading, step) if step else ""
@@ -129,14 +129,14 @@ class Autoscaler:
         return Decision(reading.servers, reading.servers + step, goal, f"{_state(reading)}; {why}")
 
     def changed(self, decision: Decision, now: float) -> None:
-        """Note that a decision is being carried out."""
+        """Record that a decision is being carried out."""
         self._changed_at, self._asked_for = now, decision.servers
         self._changing_from = now
 
     # -- how many ---------------------------------------------------------------------------------------
 
     def _goal(self, reading: Reading) -> tuple[int, str]:
-        """The right number within the limits, and why."""
+        """Return the right number of servers within the limits, and why."""
         goal, why = self._by_work(reading)
         late_goal, late_why = self._by_latency(reading, goal)
         if late_why:
@@ -174,7 +174,7 @@ class Autoscaler:
         return servers, f"as many as are right for {_percent(low)} to {_percent(high)}"
 
     def _record(self, reading: Reading) -> tuple[float, float]:
-        """Lower and upper bound of the work."""
+        """Add the reading's work to the scale-in window; return the lower and upper bound of the work."""
         most = reading.work + reading.unmeasured
         if self._watched_from is None:
             self._watched_from = reading.now
@@ -184,7 +184,7 @@ class Autoscaler:
         return reading.work, max(work for _, work in self._work)
 
     def _by_latency(self, reading: Reading, goal: int) -> tuple[int, str]:
-        """The number for the latency target, and why; an empty reason: `goal` is enough."""
+        """Return the number of servers for the latency target, and why; an empty reason: `goal` is enough."""
         target_ms = self._config.latency_target_ms
         now, servers, work = reading.now, reading.servers, reading.work
         if not target_ms:
@@ -208,7 +208,7 @@ class Autoscaler:
         return self._not_late(servers, goal)
 
     def _not_late(self, servers: int, goal: int) -> tuple[int, str]:
-        """The goal, raised above every number of servers that was late with this much work."""
+        """Raise the goal above every number of servers that missed the latency target at this much work."""
         most = max(work for _, work in self._work)
         safe = most / (1 - TOLERANCE)
         refuted = [n for n, (_, work) in self._late.items() if work < safe and n >= goal]
@@ -221,7 +221,7 @@ class Autoscaler:
     # -- when -------------------------------------------------------------------------------------------
 
     def _why_wait(self, reading: Reading, step: int) -> str:
-        """Why a change has to wait; empty: it does not."""
+        """Return why a change has to wait; empty: it does not."""
         now = reading.now
         under_way = self._under_way(reading)
         if under_way:
@@ -237,7 +237,7 @@ class Autoscaler:
         return ""
 
     def _under_way(self, reading: Reading) -> str:
-        """The change to wait for; empty: none."""
+        """Describe the unfinished change to wait for; empty: none."""
         what = reading.changing
         if self._asked_for == reading.servers:
             self._asked_for = None
@@ -256,7 +256,7 @@ class Autoscaler:
 
 
 def _servers(work: float, utilization: float) -> int:
-    """Fewest servers that do this work at this utilisation or less; at least one."""
+    """Return the fewest servers that do this work at this utilisation or less; at least one."""
     return max(1, math.ceil(work / utilization - _ROUNDING))
 
 
@@ -265,7 +265,7 @@ def _percent(share: float) -> str:
 
 
 def _state(reading: Reading) -> str:
-    """The measurements, in words."""
+    """Describe a reading in words, for a decision's reason."""
     measured = reading.servers - reading.unmeasured
     text = "no server was measured"
     if measured > 0:

@@ -4,7 +4,7 @@
     endpoints, /metrics: time between two tokens --+--> Autoscaler --> balancer: Scale --> who starts servers
     balancer: fewest possible servers -------------+
 
-It is not a member and keeps no state that others need: it may stop and start at any time.
+The autoscaler is not a cluster member and keeps no state that others need: it may stop and start at any time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMING_OR_GOING = (MemberState.JOINING, MemberState.DRAINING)
 
 
 class LiveAutoscaler:
-    """Measures a cluster, decides, and scales it.
+    """Measures a running cluster, decides the number of servers, and scales the cluster.
 
     Args:
         config: The autoscaler's settings.
@@ -67,11 +67,14 @@ class LiveAutoscaler:
         self._monitors = Monitors(monitor_address, tls)
 
     def close(self) -> None:
-        """Ends its connections. Idempotent."""
+        """Close the connections to the monitors. Idempotent."""
         self._monitors.close()
 
     def look(self) -> str:
-        """Take a step, each `interval_s`. Returns measurements, decision and reason, for people.
+        """Measure, decide and scale once; called each `interval_s`.
+
+        Returns:
+            Measurements, decision and reason, for people.
 
         Raises:
             ClusterError: The monitor or the balancer does not answer, or refuses to scale.

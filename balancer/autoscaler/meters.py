@@ -1,4 +1,4 @@
-"""Turns the processes' running totals into rates between two readings. No I/O, no clock."""
+"""Turns the processes' running totals into the autoscaler's rates between two readings. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from eaas.types import Member
 
 __all__ = ["LatencyMeter", "Utilizations"]
 
-# A batch counts when it ends, and may have begun before the last reading. A higher share means that the known
-# total was outdated.
+# A batch counts when it ends and may have begun before the last reading, so a share may exceed 1. A higher
+# share than this means that the stored total was outdated.
 _PLAUSIBLE = 1.5
 
 _Life = tuple[str, int]
 
 
 class Utilizations:
-    """Utilisation of each expert server between two readings."""
+    """Computes the utilisation of each expert server between two readings."""
 
     def __init__(self) -> None:
         # Time of the report, and busy seconds.
         self._known: dict[_Life, tuple[float, float]] = {}
 
     def read(self, servers: Iterable[Member], now: float) -> dict[str, float]:
-        """Utilisations, 0 to 1, by id, of the servers that have reported twice.
+        """Return utilisations, 0 to 1, by id, of the servers that have reported twice.
 
         Args:
             servers: With their current `busy_s` and `silence_s`.
@@ -36,7 +36,7 @@ class Utilizations:
             known[life] = (said_at, m.busy_s)
             before_at, before_s = self._known.get(life, (said_at, m.busy_s))
             if m.busy_s < before_s:
-                # A restarted monitor has not heard from the server yet.
+                # A restarted monitor has not received a report from the server yet.
                 known[life] = (before_at, before_s)
             elif said_at > before_at:
                 share = (m.busy_s - before_s) / (said_at - before_at)
@@ -47,17 +47,17 @@ class Utilizations:
 
 
 class LatencyMeter:
-    """Mean time between two tokens of a request, over all clients, between two readings."""
+    """Computes the mean time between two tokens of a request, over all clients, between two readings."""
 
     def __init__(self) -> None:
         self._known: Mapping[_Life, tuple[float, float]] = {}
 
     def read(self, counted: Mapping[_Life, tuple[float, float]]) -> float | None:
-        """Seconds; None: no tokens.
+        """Return the mean seconds between two tokens since the last reading; None: no tokens.
 
         Args:
-            counted: Sum and number of the times since its start, by (id, incarnation) of each client that
-                answered.
+            counted: Sum (seconds) and number of the times since the client's start, by (id, incarnation) of
+                each client that answered.
         """
         seconds = tokens = 0.0
         for life in counted.keys() & self._known.keys():

@@ -1,4 +1,4 @@
-"""Reads the time between two tokens from the endpoints' /metrics."""
+"""Reads the time between two tokens from the /metrics pages of the clients' endpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKEN_TIME = "eaas_inter_token_latency_seconds"
 
 
 def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[float, float]]:
-    """Sum and number of the times, by (id, incarnation) of each client with an endpoint."""
+    """Read sum and number of the times between tokens, by (id, incarnation) of each client that answers."""
     times = {}
     for m in members:
         if (
@@ -28,7 +28,7 @@ def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[flo
         ):
             continue
         try:
-            # A proxy set in the environment is not meant for members.
+            # Members are called directly, not through a proxy set in the environment.
             response = httpx.get(
                 f"http://{m.address}/metrics", timeout=_METRICS_S, trust_env=False
             ).raise_for_status()
@@ -39,7 +39,7 @@ def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[flo
 
 
 def _token_time(text: str) -> tuple[float, float]:
-    """Sum and count of the histogram in a Prometheus page. Raises ValueError if it is missing."""
+    """Parse sum and count of the token-time histogram in a Prometheus page. Raises ValueError without one."""
     values = {
         sample.name: sample.value
         for family in text_string_to_metric_families(text)

@@ -1,1 +1,1 @@
-"""Placements that follow the load: observations, cost-benefit evaluation, triggers."""
+"""Rebalancing by observed load: readings, triggers, and the cost-benefit evaluation of new placements."""

@@ -1,7 +1,7 @@
-"""Balances the live servers of a placement while the planner waits for a dead one.
+"""Plans for the live servers of a placement while the planner waits for a dead one to return.
 
-The dead server keeps its replicas with the least share, as backups: so no server loads what will be there
-again in a moment. Its share of the load is planned once it is back.
+The dead server keeps its replicas as backups with the least share, so that no server loads what the dead one
+will bring back shortly. Its share of the load is planned once it is back.
 
 Shape suffixes: L layers, S servers, E logical experts.
 """
@@ -25,7 +25,7 @@ __all__ = ["among_the_living", "with_the_dead"]
 
 
 def among_the_living(load: LoadState, placement: Placement, away: Collection[str]) -> Situation:
-    """The situation without the servers that are away. Raises NotNowError if all of them are."""
+    """Return a plan's input for the servers that are not away. Raises NotNowError if all of them are."""
     servers, holds_LSE, shares_LSE = placement.servers, placement.holds_LSE, placement.shares_LSE
     if not away:
         return load.situation(servers, holds_LSE, shares_LSE)
@@ -41,7 +41,7 @@ def among_the_living(load: LoadState, placement: Placement, away: Collection[str
 
 
 def with_the_dead(candidate: Candidate, placement: Placement) -> Candidate:
-    """Add the placement's other servers to a candidate, with their replicas as backups."""
+    """Add the placement's dead servers to a candidate, with their replicas as backups."""
     away = [s for s, server in enumerate(placement.servers) if server not in candidate.servers]
     if not away:
         return candidate

@@ -1,4 +1,4 @@
-"""ScalpeLB's control loop: knobs from burstiness, link load and latency. Pure functions.
+"""ScalpeLB's control loop: sets knobs by burstiness, link load and latency. Pure functions.
 
     signal        raises               lowers
     burstiness    k                                          spare replicas for experts that may turn hot
@@ -7,7 +7,7 @@
 
 Source: ScalpeLB, "Tuning in production", gives the knobs and the directions. The curves are ours: a straight
 line between two points each (`knobs_for`). A signal takes effect after it has left the band around the
-current value for three observations in a row, on one side; so noise changes no knob.
+current value for three observations in a row, on one side, so that noise changes no knob.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CONFIRM", "Control", "Signals", "control", "knobs_for"]
 CONFIRM = 3
 """Observations in a row that must agree before a signal takes effect."""
 
-# By signal: its band, the part of the current value that is added to it, and the words of its reason.
+# By signal: width of its band, the part of the current value added to that width, and the reason's words.
 _SIGNALS = {
     "burstiness": (0.03, 0.2, "the load's burstiness is {:.2f}"),
     "link_load": (0.1, 0.0, "links are {:.0%} full"),
@@ -32,12 +32,12 @@ _SIGNALS = {
 
 @dataclass(frozen=True)
 class Signals:
-    """One observation.
+    """One observation of the control loop's inputs.
 
     Attributes:
-        burstiness: See `signals`; 0 or more.
+        burstiness: See `balancer.live.signals`; 0 or more.
         link_load: Part of the link in use, 0 to 1; None: unknown.
-        latency: Measured over target; None: no target, or no measurement.
+        latency: Measured time between tokens over its target; None: no target, or no measurement.
     """
 
     burstiness: float
@@ -47,7 +47,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class _Track:
-    """One signal: the value in effect, and the latest values outside its band."""
+    """State of one signal of the control loop: the value in effect, and the latest ones outside its band."""
 
     value: float | None = None
     outside: tuple[float, ...] = ()
@@ -68,7 +68,7 @@ class _Track:
 
 @dataclass(frozen=True)
 class Control:
-    """State of the loop. A new one has observed nothing."""
+    """State of the control loop. A new one has observed nothing."""
 
     tracks: Mapping[str, _Track] = field(default_factory=lambda: dict.fromkeys(_SIGNALS, _Track()))
 
@@ -76,15 +76,15 @@ class Control:
 def control(
     state: Control, seen: Signals, *, spare_slots: bool
 ) -> tuple[Control, Mapping[str, float], tuple[str, ...]]:
-    """One step of the loop.
+    """Take one step of the control loop.
 
     Args:
-        state: From the step before.
+        state: State after the previous step.
         seen: The new observation.
         spare_slots: See `knobs_for`.
 
     Returns:
-        State, knobs, and a reason for each signal that has just taken effect.
+        The new state, the knobs, and a reason for each signal that has just taken effect.
     """
     then, reasons = {}, []
     for name, (band, part, words) in _SIGNALS.items():
@@ -98,10 +98,10 @@ def control(
 
 
 def knobs_for(signals: Signals, *, spare_slots: bool) -> Mapping[str, float]:
-    """ScalpeLB's knobs (`policies.scalpel`) by name; each is monotone in its signal.
+    """Compute ScalpeLB's knobs (`policies.scalpel`) by name; each is monotone in its signal.
 
     Args:
-        signals: Those to use. An unknown one leaves its knobs at the policy's defaults.
+        signals: The signals to use. An unknown one leaves its knobs at the policy's defaults.
         spare_slots: Whether there are replicas beyond one of each expert; if not, `k` is 0.
     """
     k = _line(signals.burstiness, (0.05, 0.35), (0.0, 2.0)) if spare_slots else 0.0
@@ -115,5 +115,5 @@ def knobs_for(signals: Signals, *, spare_slots: bool) -> Mapping[str, float]:
 
 
 def _line(signal: float, ends: tuple[float, float], values: tuple[float, float]) -> float:
-    """The straight line between two points, level beyond them."""
+    """Interpolate a knob linearly between two points, constant beyond them."""
     return float(np.interp(signal, ends, values))

@@ -2,8 +2,8 @@
 
     layout    which server holds which experts, and what share of an expert's tokens each holder takes
     capacity  replicas that a server has memory for, over all layers
-    gain      fall of the PAR, mean over layers. A layer ends with its last server: at PAR 1.5 it takes half
-              as long again
+    gain      fall of the PAR, mean over layers. A layer ends when its last server is done: at PAR 1.5 it
+              takes half as long again
     payback   seconds of service until the gain equals the cost of the loads
 
 Shape suffixes: L layers, S servers, E logical experts, W steps.
@@ -64,9 +64,9 @@ class Settings:
         policy: One of `balancer.policies.names()`.
         redundancy: Fewest servers that hold each expert.
         num_redundant_experts: Replicas per layer that the policy may place beyond one of each expert.
-        link_bytes_per_s: Rate at which servers load.
+        link_bytes_per_s: Rate at which servers load experts.
         stall_s: Seconds of service that a load costs in addition to its bytes.
-        knobs: The policy's own, by name, as the operator set them.
+        knobs: The policy's own parameters, by name, as the operator set them.
         tuned: The same, as the control loop set them; `knobs` take precedence.
         node_budget: Most replicas per layer on other nodes than their expert's first one, without backups.
             None: any number.
@@ -86,17 +86,17 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """The input of a layout.
+    """The input of a plan: servers, what they hold, their load, speed and memory.
 
     Attributes:
         servers: The servers of the layout.
-        holds_LSE: bool; what they hold now. A new server holds nothing.
+        holds_LSE: bool; experts that they hold now. A new server holds nothing.
         shares_LSE: float; shares of the current placement.
-        load_LE: float64; tokens of the window.
+        load_LE: float64; tokens of each expert in the window.
         speeds_S: float64, above 0.
         capacity_S: int64; replicas over all layers. None: no limits.
         expert_bytes: Bytes of a replica.
-        window_WLE: The window, for policies that need more than its sum; None: no window.
+        window_WLE: Tokens by step, for policies that need more than the sum; None: no window.
         nodes_S: int64; node of each server. None: unknown.
         away_LE: int64; replicas on dead servers that may come back. None: no such servers.
     """
@@ -118,17 +118,17 @@ class Proposal:
     """A layout, its value, and whether it should replace the current one.
 
     Attributes:
-        kind: "nothing": no change; "shares": other shares of held replicas; "moves": moves pay.
-        reason: For people.
+        kind: "nothing": no change; "shares": new shares of held replicas; "moves": the moves pay back.
+        reason: Why, for people.
         servers: Index S.
         holds_LSE, shares_LSE: The layout to adopt; the current one for "nothing".
         par_now_L, par_then_L: PAR under the window's load, now and with the planned layout.
         bound_L: No layout with these slots has a lower PAR.
         moves: Moves to the planned layout, in order.
-        bytes: Bytes that they load.
+        bytes: Bytes that the moves load.
         gain: Fall of the mean PAR, compared with the best shares of the held replicas.
         payback_s: inf without a gain.
-        planned: The planned layout, adopted or not.
+        planned: The policy's layout, whether adopted or not.
     """
 
     kind: Literal["nothing", "shares", "moves"]
@@ -147,12 +147,12 @@ class Proposal:
 
     @property
     def transit(self) -> int:
-        """Number of replicas to load."""
+        """Number of replicas that the moves load."""
         return sum(move.kind == "load" for move in self.moves)
 
 
 def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
-    """The policy's layout, with backups and pins.
+    """Compute the policy's layout, with backups and pins.
 
     Raises:
         ValueError: There is not enough capacity, or a knob is wrong; the message says which.
@@ -173,15 +173,15 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     for layer, expert, server in settings.pins:
         if server in now.servers:
             primary_LSE[layer, now.servers.index(server), expert] = True
-    # Not the policy's own shares, which are equal or those of a forecast. Clients can follow any shares, and
-    # the next evaluation would ask for those that are best for the window.
+    # The policy's own shares are replaced because they are equal or for a forecast. Clients can follow any
+    # shares, and the next evaluation would ask for those that are best for the window.
     shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
     holds_LSE = with_backups(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE)
     return holds_LSE, with_least_shares(primary_LSE, holds_LSE, shares_LSE)
 
 
 def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
-    """float64 (L, S, E): shares with the lowest PAR over this layout; even for experts without load."""
+    """float64 (L, S, E): shares with the lowest PAR for this layout; even for experts without load."""
     replicas_LE = np.maximum(holds_LSE.sum(axis=1, keepdims=True), 1)
     even_LSE = holds_LSE / replicas_LE
     return np.stack(
@@ -207,7 +207,7 @@ def planning_bound(settings: Settings, now: Situation) -> Float:
 
 
 def weigh(settings: Settings, now: Situation) -> Proposal:
-    """Plan, and decide whether the plan, other shares alone, or no change is best.
+    """Plan, and decide whether to adopt the plan, only new shares, or nothing.
 
     Raises:
         ValueError: As `lay_out`.
@@ -216,7 +216,7 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     now_shares = now.shares_LSE.astype(np.float64)
     par_now_L = par_of(load_LE, now.holds_LSE, now_shares, speeds_S)
     cap_LS, _ = _slots(settings, now)
-    # Step 1: other shares, which move nothing.
+    # Step 1: new shares, which move nothing.
     kept_LSE = primaries(now.holds_LSE, now.shares_LSE)
     level_LSE = with_least_shares(kept_LSE, now.holds_LSE, best_shares(load_LE, kept_LSE, speeds_S))
     par_level_L = par_of(load_LE, now.holds_LSE, level_LSE, speeds_S)
@@ -271,7 +271,7 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
 
 
 def _no_reason(loads: int, gain: float, level_gain: float, least: float, payback_s: float) -> str:
-    """The reason for no change, for people."""
+    """Explain to people why nothing changes."""
     shares = f"other shares would {_effect(level_gain)}"
     if not loads:
         return f"{shares}, and nothing would move: {_too_little(level_gain, least)}"
@@ -294,7 +294,7 @@ def _too_little(gain: float, least: float) -> str:
 
 
 def _slots(settings: Settings, now: Situation) -> tuple[Int, Int]:
-    """Replicas that servers may hold, and those of them that the policy may place: int64 (L, S) each."""
+    """int64 (L, S) twice: each server's slots, and those of them that the policy may fill."""
     layers, servers, experts = now.holds_LSE.shape
     capacity_S = np.full(servers, layers * experts) if now.capacity_S is None else now.capacity_S
     # The remainder goes to the layers in turn, and within each layer to the servers in turn.
@@ -310,7 +310,7 @@ def _slots(settings: Settings, now: Situation) -> tuple[Int, Int]:
 
 
 def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
-    """The policy's knobs, including those that the cluster knows."""
+    """Return the policy's knobs, including those derived from the cluster (such as the window and nodes)."""
     parameters = inspect.signature(find(settings.policy)).parameters
     known = {
         "window_WLE": now.window_WLE,
@@ -328,7 +328,7 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
 
 
 def check_node_budget(policy: str) -> None:
-    """Raise ValueError for a policy that does not support nodes."""
+    """Raise ValueError for a policy that does not support a node budget."""
     able = [p for p in policies.names() if "nodes_S" in inspect.signature(find(p)).parameters]
     if policy not in able:
         raise ValueError(
@@ -337,7 +337,7 @@ def check_node_budget(policy: str) -> None:
 
 
 def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
-    """Most cross-node replicas of a layer if that is above the budget; else 0."""
+    """Return the highest number of cross-node replicas of a layer if it is above the budget; else 0."""
     if settings.node_budget is None or now.nodes_S is None:
         return 0
     held_NLE = [primary_LSE[:, now.nodes_S == node].any(axis=1) for node in np.unique(now.nodes_S)]
@@ -346,9 +346,10 @@ def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
 
 
 def _noise(now: Situation) -> float:
-    """Sampling noise of the PAR, mean over layers.
+    """Estimate the sampling noise of the PAR, mean over layers.
 
-    A server's load is a count of n / S tokens, so its relative deviation is at most sqrt(S / n); twice that.
+    A server's load is a count of n / S tokens, so its relative deviation is at most sqrt(S / n). The estimate
+    is twice that.
     """
     tokens_L = now.load_LE.sum(axis=1)
     known_L = tokens_L[tokens_L > 0]

@@ -1,4 +1,4 @@
-"""Operators' edits: one replica more or less, or a whole placement. Pure; raises ValueError."""
+"""Operators' edits of a placement: one replica more or less, or a whole placement. Raises ValueError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_SUM = 1e-3
 def with_replica(
     settings: Settings, now: Situation, layer: int, expert: int, server: str
 ) -> Candidate:
-    """Add a replica. Raises ValueError if the server has no memory for it."""
+    """Return the placement with one more replica. Raises ValueError if the server has no memory for it."""
     s = now.servers.index(server)
     if now.capacity_S is not None and now.holds_LSE[:, s].sum() >= now.capacity_S[s]:
         raise ValueError(f"{server} has no memory for another replica")
@@ -32,7 +32,7 @@ def with_replica(
 def without_replica(
     settings: Settings, now: Situation, layer: int, expert: int, server: str
 ) -> Candidate:
-    """Remove a replica. Raises ValueError if fewer than the redundancy would be left."""
+    """Return the placement without a replica. Raises ValueError if fewer than the redundancy remain."""
     s = now.servers.index(server)
     left = int(now.holds_LSE[layer, :, expert].sum()) - 1
     if left < min(settings.redundancy, len(now.servers)):

@@ -1,4 +1,4 @@
-"""History of decisions: what, why, and how it went."""
+"""History of the balancer's decisions: what changed, why, and the outcome of the roll-out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KEPT = 200
 
 
 class History:
-    """Entries, and the one whose placements are being rolled out. Thread-safe.
+    """Entries for past decisions, and the entry being rolled out. Thread-safe.
 
     Args:
         on_entry: Called with each new entry, and again when its roll-out is over.
-        on_wanted: Called when another placement is begun.
+        on_wanted: Called when the roll-out of another placement begins.
         clock: Monotonic seconds.
         wall_clock: Seconds since 1970, for people.
     """
@@ -41,7 +41,7 @@ class History:
         self._lock = threading.Lock()
         self._entries: deque[pb.HistoryEntry] = deque(maxlen=KEPT)
         self._number = 0
-        # The entry being rolled out, and its remaining stages.
+        # The entry being rolled out, with its remaining stages in `_stages`.
         self._open: pb.HistoryEntry | None = None
         self._stages: list[Candidate] = []
         self._since = 0.0
@@ -51,7 +51,7 @@ class History:
 
     @property
     def wanted(self) -> Placement | None:
-        """The placement begun last."""
+        """The placement whose roll-out began last."""
         return self._wanted
 
     def restore(self, entries: Iterable[pb.HistoryEntry]) -> None:
@@ -61,17 +61,17 @@ class History:
             self._number = self._entries[-1].number if self._entries else 0
             done = (e.epoch for e in reversed(self._entries) if e.epoch and not e.given_up)
             self._published = next(done, 0)
-            # The first placement from now on recovers a running cluster.
+            # With past entries, the first placement from now on recovers a running cluster.
             self._is_first = bool(self._entries)
 
     def entries(self, limit: int = 0) -> list[pb.HistoryEntry]:
-        """Copies, the newest first; at most `limit`, or all if it is 0."""
+        """Return copies of the entries, the newest first; at most `limit`, or all if it is 0."""
         with self._lock:
             newest = list(self._entries)[::-1]
             return [copy_of(entry) for entry in newest[: limit or len(newest)]]
 
     def decided(self, entry: pb.HistoryEntry, stages: Sequence[Candidate] = ()) -> None:
-        """Record a decision; `stages` are the candidates given to the planner for it."""
+        """Record a decision; `stages` are the candidate placements given to the planner for it."""
         with self._lock:
             if stages:
                 self._give_up("another one was decided")
@@ -80,7 +80,7 @@ class History:
         self._on_entry(entry)
 
     def phase(self, phase: str, placement: Placement) -> None:
-        """A placement has reached a phase (see `Rollout`)."""
+        """Record that a placement has reached a phase of its roll-out (see `Rollout`)."""
         with self._lock:
             now = self._clock()
             changed = None
@@ -108,7 +108,7 @@ class History:
             self._on_wanted()
 
     def _membership_change(self, placement: Placement) -> pb.HistoryEntry:
-        """An entry for a placement that the planner makes because servers came, left or died."""
+        """Make the entry for a placement that the planner makes because servers joined, left or died."""
         self._give_up("servers came, left or died meanwhile")
         trigger, reason = "membership", "for the servers " + ", ".join(placement.servers)
         if self._is_first:
@@ -138,7 +138,7 @@ class History:
 
 
 def copy_of(entry: pb.HistoryEntry) -> pb.HistoryEntry:
-    """A copy that does not change any more."""
+    """Copy an entry, so that later changes do not reach the caller."""
     copy = pb.HistoryEntry()
     copy.CopyFrom(entry)
     return copy

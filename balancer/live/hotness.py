@@ -1,7 +1,7 @@
-"""Turns the servers' token totals into steps, and keeps a window of them. No I/O.
+"""Turns the servers' token totals into steps, and keeps a window of steps. No I/O.
 
 reading   a server's totals since its process started
-step      what all servers computed between two readings; steps without tokens are dropped
+step      tokens that all servers computed between two readings; steps without tokens are dropped
 window    the last steps, oldest first
 """
 
@@ -23,11 +23,11 @@ Float = npt.NDArray[np.float64]
 
 
 class Work(NamedTuple):
-    """Work of a server.
+    """Work of a server over some time.
 
     Attributes:
         busy_s: Busy seconds.
-        batches: Batches.
+        batches: Number of batches.
         visits: Experts that had tokens in a batch, over all batches.
         tokens: (token, expert) pairs.
     """
@@ -43,10 +43,10 @@ class Reading:
     """A server's answer (`expert.proto`, ReadHotnessResponse).
 
     Attributes:
-        boot_id, sequence: Identify its process and its counts.
+        boot_id, sequence: Identify the server's process and its counts.
         tokens_LE: Totals of this process; None: unchanged since the sequence in the request.
         work: Totals.
-        carried: Bytes that its machine's network has received and sent.
+        carried: Bytes that the machine's network interfaces have received and sent.
     """
 
     boot_id: int
@@ -58,7 +58,7 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Work between two readings.
+    """Work of all servers between two readings.
 
     Attributes:
         tokens_LE: Sum over servers.
@@ -72,13 +72,13 @@ class Step:
 
 
 class HotnessFold:
-    """Takes differences of totals, process by process.
+    """Turns the servers' totals into steps by taking differences, process by process.
 
     The first totals of an unknown server do not count; all totals of a known server's new process do. So
     lost, late or repeated answers and restarts do not change the sum.
 
     Args:
-        layers, experts: Of the model.
+        layers, experts: L and E of the model.
     """
 
     def __init__(self, layers: int, experts: int) -> None:
@@ -86,12 +86,12 @@ class HotnessFold:
         self._known: dict[str, Reading] = {}
 
     def position(self, server_id: str) -> tuple[int, int]:
-        """Boot id and sequence for the next request."""
+        """Return the boot id and sequence for the next request to a server."""
         known = self._known.get(server_id)
         return (known.boot_id, known.sequence) if known else (0, 0)
 
     def step(self, readings: Mapping[str, Reading]) -> Step:
-        """Work since the last reading of each of these servers."""
+        """Compute the work since the last reading of each of these servers."""
         tokens_LE = np.zeros(self._shape, np.int64)
         load_L: dict[str, Counts] = {}
         work: dict[str, Work] = {}
@@ -107,13 +107,13 @@ class HotnessFold:
 
     def _delta(self, server_id: str, reading: Reading) -> tuple[Counts, Work] | None:
         if reading.tokens_LE is not None and reading.tokens_LE.shape != self._shape:
-            return None  # Of another model.
+            return None  # The counts are for another model.
         known = self._known.get(server_id)
         nothing_LE = np.zeros(self._shape, np.int64)
         before_LE, before = nothing_LE, Work()
         if known is not None and known.boot_id == reading.boot_id:
             if reading.sequence < known.sequence:
-                return None  # An overtaken answer: the later one includes it.
+                return None  # A later answer has arrived already, and includes this one.
             assert known.tokens_LE is not None
             before_LE, before = known.tokens_LE, known.work
         now_LE = before_LE if reading.tokens_LE is None else reading.tokens_LE
@@ -126,10 +126,10 @@ class HotnessFold:
 
 
 class Window:
-    """The last steps that had tokens.
+    """A window of the last steps that had tokens, on which plans are based.
 
     Args:
-        size: Steps.
+        size: Highest number of steps.
     """
 
     def __init__(self, size: int) -> None:
@@ -150,11 +150,11 @@ class Window:
         self._steps = deque(tuple(self._steps)[-steps:], maxlen=self._steps.maxlen)
 
     def tokens_WLE(self) -> Counts:
-        """int64 (W, L, E). The window must not be empty."""
+        """int64 (W, L, E): tokens by step, layer and expert. The window must not be empty."""
         return np.stack([step.tokens_LE for step in self._steps])
 
     def tokens_LE(self, last: int | None = None) -> Counts:
-        """int64: the sum over the last steps, or over all. The window must not be empty."""
+        """int64 (L, E): tokens summed over the last steps, or over all. The window must not be empty."""
         return np.asarray(sum(step.tokens_LE for step in self._last(last)))
 
     def load_LS(self, servers: Iterable[str], last: int | None = None) -> Float:
@@ -167,7 +167,7 @@ class Window:
         return np.stack(columns, axis=1).astype(np.float64)
 
     def work(self, server_id: str) -> list[Work]:
-        """A server's work, step by step, without the steps in which it did not answer."""
+        """Return a server's work, step by step, without the steps in which it did not answer."""
         return [step.work[server_id] for step in self._steps if server_id in step.work]
 
     def _last(self, steps: int | None) -> tuple[Step, ...]:

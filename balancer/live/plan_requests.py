@@ -1,4 +1,4 @@
-"""Plan request codec: requests to settings and situations, plans to answers."""
+"""Plan request codec: turns Plan requests into settings and situations, and plans into responses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["answer_of", "current_situation", "knobs_of", "settings_of", "situati
 
 
 def knobs_of(policy: str, given: Mapping[str, float]) -> dict[str, Any]:
-    """Check a policy's knobs. Raises ValueError for an unknown policy or knob."""
+    """Check and return a policy's knobs. Raises ValueError for an unknown policy or knob."""
     whole = {name: int(v) if float(v).is_integer() else v for name, v in given.items()}
     return checked_knobs(policy, whole)
 
 
 def settings_of(request: pb.PlanRequest, now: Settings) -> Settings:
-    """Settings for a requested plan. Raises ValueError."""
+    """Apply a Plan request's overrides to the current settings. Raises ValueError for a wrong one."""
     policy = request.policy or now.policy
     knobs = knobs_of(policy, request.knobs)
     if policy == now.policy:
@@ -48,11 +48,11 @@ def settings_of(request: pb.PlanRequest, now: Settings) -> Settings:
 def situation_of(
     request: pb.PlanRequest, placement: Placement, load: LoadState | None
 ) -> tuple[Situation, Float] | None:
-    """The hypothetical cluster of a request.
+    """Build the hypothetical cluster that a Plan request asks about.
 
     Returns:
-        Its situation, and the current placement's PAR (L) under the same loads and speeds; None: the request
-        is about the cluster as it is.
+        Its situation, and the current placement's PAR (L) under the same loads and speeds. None if the
+        request is about the cluster as it is.
 
     Raises:
         ValueError: Unknown servers, or loads of the wrong shape.
@@ -88,7 +88,7 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
         capacity_S = np.append(now.capacity_S[kept], np.full(more, now.capacity_S.min()))
     nodes_S = None
     if now.nodes_S is not None:
-        # Each on its own node: the request does not say.
+        # The request does not name nodes: each new server gets its own.
         nodes_S = np.append(now.nodes_S[kept], now.nodes_S.max() + 1 + np.arange(more))
     return replace(
         now,
@@ -114,7 +114,7 @@ def _loads(request: pb.PlanRequest, placement: Placement) -> Float | None:
 def current_situation(
     placement: Placement, load: LoadState | None, load_LE: Float | None = None
 ) -> Situation:
-    """The situation of a placement, under given loads or the observed ones (0 if unknown)."""
+    """Build the situation of a placement, under given loads or the observed ones (0 if unknown)."""
     servers, holds_LSE = placement.servers, placement.holds_LSE
     shares_LSE = placement.shares_LSE
     if load is not None:
@@ -125,7 +125,7 @@ def current_situation(
 
 
 def answer_of(planned: Planned) -> pb.PlanResponse:
-    """The contract's message."""
+    """Convert a plan to the PlanResponse message."""
     proposal = planned.proposal
     par_now, par_then = float(proposal.par_now_L.mean()), float(proposal.par_then_L.mean())
     bound = float(proposal.bound_L.mean())

@@ -1,4 +1,4 @@
-"""A snapshot of the planner, and a plan made from one."""
+"""A snapshot of the planner's state, and a plan made from one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PlannerSnapshot:
     Attributes:
         placement: The last published one.
         servers: Live expert servers, by id.
-        able: Those of them that can be given experts.
-        at_rest: Whether no roll-out is going on.
+        able: The servers among them that can be given experts.
+        at_rest: Whether no roll-out is in progress.
         clients: Attention clients in any state.
     """
 
@@ -43,13 +43,13 @@ class PlannerSnapshot:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """Dead servers of the placement; the planner waits a while for their return."""
+        """Dead servers of the placement, which may still return within the planner's grace."""
         servers = self.placement.servers if self.placement else ()
         return tuple(s for s in servers if s not in self.servers)
 
     @classmethod
     def of(cls, planner: Planner) -> PlannerSnapshot:
-        """Take a snapshot. Called on the planner's thread."""
+        """Take a snapshot of a planner. Called on the planner's thread."""
         pool = planner.pool
         able = frozenset(pool.able)
         return cls(planner.current, pool.alive, able, planner.is_at_rest, pool.clients)
@@ -61,9 +61,9 @@ class Planned:
 
     Attributes:
         id: For `Apply`.
-        settings, situation: The question.
-        proposal: The answer.
-        placement: The placement at that time. The situation has its live servers.
+        settings, situation: The input.
+        proposal: The result.
+        placement: The placement at planning time. The situation has its live servers.
         plan_s: Planning time in seconds.
         applicable: Whether the plan is for the cluster's own servers.
     """

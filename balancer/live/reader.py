@@ -1,4 +1,4 @@
-"""Reads the servers' token counts at each step and hands them to the rebalancer."""
+"""Reads the expert servers' token counts periodically and passes them to the rebalancer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["HotnessReader"]
 _log = get_logger(__name__)
 _CALL_S = 2.0
 _JOIN_S = 3.0
-# While servers idle the pause grows to this many steps. Nothing is lost: servers keep counting.
+# While servers are idle the pause grows to this many steps. No count is lost, because servers keep counting.
 _LONGEST_PAUSE = 8
 _ASKED = (MemberState.SERVING, MemberState.DRAINING, MemberState.SUSPECT)
 
@@ -32,10 +32,10 @@ class HotnessReader:
     """Reads all servers each `step_s`, less often while they idle, from a daemon thread until `close`.
 
     Args:
-        rebalancer: Gets the readings.
+        rebalancer: Receives the readings.
         step_s: Seconds between two readings.
-        on_read: Called after each.
-        on_broken: Called with an unexpected error, after which nothing is read any more.
+        on_read: Called after each reading.
+        on_broken: Called with an unexpected error; reading then stops.
         tls: This process's identity; None: plain text.
     """
 
@@ -57,7 +57,7 @@ class HotnessReader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Stop the reader's thread. Idempotent."""
         self._closed.set()
         self._thread.join(_JOIN_S)
 
@@ -90,7 +90,7 @@ class HotnessReader:
         return any(answer.layers for answer in answers.values())
 
     def _ask(self, servers: Mapping[str, Member]) -> dict[str, pb.ReadHotnessResponse]:
-        """Call all servers at once; those that do not answer in time are left out."""
+        """Call ReadHotness on all servers in parallel; those that do not answer in time are left out."""
         self._channels.keep({m.address for m in servers.values()})
         load = self._rebalancer.load
         calls = {}
@@ -111,7 +111,7 @@ class HotnessReader:
 
 
 def reading_of(answer: pb.ReadHotnessResponse) -> Reading:
-    """The reading in a server's answer."""
+    """Convert a server's ReadHotness answer to a reading."""
     tokens_LE = None
     if answer.layers:
         tokens_LE = np.array([layer.tokens for layer in answer.layers], np.int64)

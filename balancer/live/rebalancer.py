@@ -1,6 +1,6 @@
-"""Rebalancer: plans when a trigger fires or an operator asks, and has the planner roll out what pays.
+"""Rebalancer: plans on a trigger or an operator's call, and proposes worthwhile layouts to the planner.
 
-    servers' hotness --> LoadState --> a trigger --> weigh --> Planner.propose --> the one roll-out there is
+    servers' hotness --> LoadState --> a trigger --> weigh --> Planner.propose --> the only roll-out
     operators' calls ------------------------------>--+
 
 Shape suffixes: L layers, S servers, E logical experts.
@@ -41,14 +41,14 @@ _PLANS_KEPT = 32
 
 
 class Rebalancer:
-    """Decides; the planner carries out. Thread-safe.
+    """Decides which layout to adopt; the planner rolls it out. Thread-safe.
 
     Args:
         config: The balancer's settings.
-        layout: Makes the planner's layouts; has the settings in force.
-        ask: Runs a question on the planner's thread.
+        layout: Makes the planner's layouts; holds the settings in force.
+        ask: Runs a function of the planner on the planner's thread.
         history: Records decisions.
-        tuning: Sets knobs from the load; None: they stay.
+        tuning: Sets the policy's knobs by the load; None: they stay.
         on_change: Called when an operator changes the settings.
     """
 
@@ -73,25 +73,25 @@ class Rebalancer:
 
     @property
     def load(self) -> LoadState | None:
-        """The observed load; None before a model is known."""
+        """The observed load; None before the model's shape is known."""
         return self._layout.load
 
     @property
     def settings(self) -> Settings:
-        """The settings in force."""
+        """The settings for placements in force."""
         return self._layout.settings
 
     def snapshot(self) -> PlannerSnapshot:
-        """The planner's current state."""
+        """Take a snapshot of the planner's current state."""
         found: PlannerSnapshot = self._ask(PlannerSnapshot.of)
         return found
 
-    # -- by itself --------------------------------------------------------------------------------
+    # -- automatic --------------------------------------------------------------------------------
 
     def observe(
         self, readings: Mapping[str, Reading], now: PlannerSnapshot, expert_bytes: int
     ) -> None:
-        """Take in the servers' readings, and plan if there is a reason."""
+        """Record the servers' readings of one step, and rebalance if a trigger fires."""
         if now.placement is None:
             return
         if self._layout.load is None:
@@ -104,7 +104,7 @@ class Rebalancer:
         if reason is None or self.settings.policy == STATIC_POLICY or not now.at_rest:
             return
         if not now.able >= {*now.placement.servers} - {*now.away}:
-            return  # A server leaves or is suspected: the planner handles that.
+            return  # A server is leaving or suspected: the planner handles that.
         trigger, why = reason
         if trigger == "drift":
             load.forget_the_past()
@@ -133,7 +133,7 @@ class Rebalancer:
         planned: Planned = self._ask(lambda _planner: self.plan(settings, now))
         return planned
 
-    # -- for an operator --------------------------------------------------------------------------
+    # -- operators' calls -------------------------------------------------------------------------
 
     def plan(
         self,
@@ -146,12 +146,12 @@ class Rebalancer:
         The plan is for the live servers. A dead one keeps its part of the placement.
 
         Args:
-            settings: What is wanted.
+            settings: Settings to plan with.
             now: The planner's state.
-            situation: Replaces the cluster's own.
+            situation: Replaces the cluster's own situation.
 
         Raises:
-            NotNowError: There is no placement, no load was seen yet, or no server lives.
+            NotNowError: There is no placement, no observed load, or no live server.
             ValueError: The policy cannot plan this; the message says why.
         """
         load, placement = self.load, now.placement
@@ -182,7 +182,7 @@ class Rebalancer:
         return planned
 
     def find(self, plan_id: str) -> Planned | None:
-        """A recent plan; None: unknown."""
+        """Return a recent plan by its id; None: unknown."""
         return self._plans.get(plan_id)
 
     def rebalance(self, policy: str, *, force: bool) -> tuple[Planned, int]:
@@ -192,7 +192,7 @@ class Rebalancer:
             The plan, and the number of placements that its roll-out takes; 0: nothing is done.
 
         Raises:
-            NotNowError: There is no placement or no load, or a roll-out is going on.
+            NotNowError: There is no placement or no load, or a roll-out is in progress.
             ValueError: As `plan`.
         """
         with self._deciding:
@@ -208,14 +208,14 @@ class Rebalancer:
             return planned, self.apply(planned, force=force)
 
     def apply(self, planned: Planned, *, force: bool = False) -> int:
-        """Roll a plan out. Returns the number of placements that it takes; 0: nothing changes.
+        """Roll out a plan; return the number of placements that this takes, 0 if nothing changes.
 
         Args:
             planned: The plan.
             force: Roll out the planned layout even if it does not pay.
 
         Raises:
-            NotNowError: The plan is for another cluster or an older placement, or a roll-out is going on.
+            NotNowError: The plan is for another cluster or an older placement, or a roll-out is in progress.
         """
         if not planned.applicable:
             raise NotNowError("this plan is for a hypothetical cluster")
@@ -235,7 +235,7 @@ class Rebalancer:
             1, or 0 if it is the current layout.
 
         Raises:
-            NotNowError: The placement is no longer `placement`, or a roll-out is going on.
+            NotNowError: The placement is no longer `placement`, or a roll-out is in progress.
         """
         same = wanted.servers == placement.servers and bool(
             (wanted.holds_LSE == placement.holds_LSE).all()
@@ -255,18 +255,18 @@ class Rebalancer:
         return 1
 
     def level(self) -> None:
-        """Make replicas even again."""
+        """Have the planner even out the replicas again, even those of an operator's placement."""
         self._ask(lambda planner: planner.level())
 
     def change(self, **fields: Any) -> None:
-        """Change the settings (fields of `Settings`)."""
+        """Change the operator's settings for placements (fields of `Settings`)."""
         self._layout.change(**fields)
         self._on_change()
 
-    # -- carrying out -----------------------------------------------------------------------------
+    # -- roll-out ---------------------------------------------------------------------------------
 
     def _candidates(self, planned: Planned, holds_LSE: Any, shares_LSE: Any) -> list[Candidate]:
-        """Candidates that lead to a layout of the live servers; empty if it is the current one."""
+        """Make the candidates that lead to a layout of the live servers; empty if it is the current one."""
         now, proposal = planned.situation, planned.proposal
         moved = bool((holds_LSE != now.holds_LSE).any())
         if not moved and np.allclose(shares_LSE, now.shares_LSE, atol=1e-6):
@@ -304,12 +304,12 @@ class Rebalancer:
             self.history.decided(entry)
 
     def _propose(self, candidates: list[Candidate], epoch: int, entry: pb.HistoryEntry) -> None:
-        """Give candidates to the planner. Raises NotNowError; nothing is recorded then."""
+        """Propose candidates to the planner and record them. Raises NotNowError if it refuses them."""
 
         def propose(planner: Planner) -> str | None:
             refusal = planner.propose(candidates, epoch)
             if refusal is None:
-                # On the planner's thread: before the first phase of these candidates.
+                # Recorded on the planner's thread, so before the first phase of these candidates.
                 self.history.decided(entry, candidates)
             return refusal
 

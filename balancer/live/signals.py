@@ -1,8 +1,8 @@
-"""Inputs of the control loop: burstiness of the load, load of the links. No I/O, no clock.
+"""Measures two inputs of ScalpeLB's control loop: burstiness and link load. No I/O, no clock.
 
-burstiness   how much an expert's share of a layer's tokens jumps from step to step, relative to that share;
-             hot experts weigh most. Counting noise is subtracted, and drift does not count as a burst
-link load    use of the busiest server machine's link, in its busier direction
+burstiness   change of an expert's share of a layer's tokens from step to step, relative to that share; hot
+             experts weigh most. Counting noise is subtracted, and drift does not count as a burst
+link load    use of the network link of the busiest server machine, in its busier direction
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Traffic = tuple[int, int]
 
 
 def burstiness(window_WLE: npt.NDArray[np.number]) -> float:
-    """Coefficient of variation of the experts' shares from step to step, mean over layers; 0 or more.
+    """Return the coefficient of variation of experts' shares from step to step, mean over layers; >= 0.
 
-    Half the mean square of successive differences is the variance without drift (von Neumann, 1941). A
-    sample of n tokens has a variance of p (1 - p) / n by itself.
+    Half the mean square of successive differences is the variance without drift (von Neumann, 1941). The
+    sampling variance of n tokens, p (1 - p) / n, is subtracted.
 
     Args:
-        window_WLE: Tokens by step, layer and expert. Steps of a layer without tokens are left out.
+        window_WLE: Tokens by step, layer and expert. Steps in which a layer has no tokens are left out.
     """
     found = []
     for tokens_WE in window_WLE.swapaxes(0, 1):
@@ -48,17 +48,19 @@ class LinkMeter:
         self._known: dict[str, tuple[float, Traffic]] = {}
 
     def read(self, carried: Mapping[str, Traffic], now: float) -> float | None:
-        """Bytes per second since the last call; None if no server has reported twice.
+        """Return the busiest machine's bytes per second since the last call.
+
+        None if no server has reported twice.
 
         Args:
-            carried: Bytes received and sent, by server, as its machine counts them.
+            carried: Total bytes received and sent by each server's machine, by server.
             now: Monotonic seconds.
         """
         rates = []
         for server, totals in carried.items():
             before_at, before = self._known.get(server, (now, totals))
             more = [new - old for new, old in zip(totals, before, strict=True)]
-            # A counter that falls belongs to another machine: the server has moved.
+            # If a counter falls, the server has moved to another machine.
             if now > before_at and min(more) >= 0:
                 rates.append(max(more) / (now - before_at))
             self._known[server] = now, totals

@@ -1,8 +1,8 @@
-"""Relative speeds of servers, fitted to their work and busy time. No I/O.
+"""Relative speeds of expert servers, fitted to their work and busy time. No I/O.
 
-Each batch, each visited expert and each token takes time, which differs between servers only by the server's
-speed. Both are fitted over all servers. Plain tokens per second would call a server slow because it has
-little to do.
+Each batch, each visited expert and each token costs time, which differs between servers only by the server's
+speed. Costs and speeds are fitted over all servers. Plain tokens per second would rate a server as slow
+because it has little work.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["Speedometer"]
 Float = npt.NDArray[np.float64]
 
 _ROUNDS = 30
-# A server with less busy time has no measured speed: a few batches may have been disturbed.
+# A server with less busy time has no measured speed, because a few disturbed batches could dominate it.
 _LEAST_BUSY_S = 1.0
-# Smaller differences are noise of the machine or the fit; the speed in use stays.
+# Relative differences below this are noise of the machine or the fit; the speed in use stays.
 _BAND = 0.3
 _SLOWEST, _FASTEST = 0.05, 20.0
 
 
 class Speedometer:
-    """Keeps the speeds in use, so that placements do not follow noise."""
+    """Measures servers' speeds for plans, and changes them only beyond noise."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -40,14 +40,14 @@ class Speedometer:
         work: Mapping[str, Sequence[Work]],
         stated: Mapping[str, float],
     ) -> Float:
-        """float64 (S), above 0: relative speeds.
+        """Update and return the relative speeds: float64 (S), above 0.
 
         Args:
-            servers: In order.
-            work: By server, step by step.
+            servers: Index S.
+            work: Each server's work, step by step.
             stated: Configured speeds; used without a measurement, and if a measurement agrees within noise.
         """
-        # A short disturbance is no speed: both halves of the time must agree.
+        # A short disturbance must not change a speed, so both halves of the time must agree.
         halves = [
             fitted_speeds(part, stated)
             for part in (
@@ -69,7 +69,7 @@ class Speedometer:
 def fitted_speeds(
     work: Mapping[str, Sequence[Work]], stated: Mapping[str, float]
 ) -> dict[str, float]:
-    """Speeds of the servers with enough work, in the unit of `stated`; empty if there are fewer than two."""
+    """Fit the speeds of servers with enough work, in the unit of `stated`; empty for fewer than two."""
     total = {s: Work(*map(sum, zip(*steps, strict=True))) for s, steps in work.items()}
     known = [s for s, w in total.items() if w.busy_s >= _LEAST_BUSY_S and w.tokens]
     if len(known) < 2:
@@ -89,18 +89,18 @@ def fitted_speeds(
         # Step 2: speeds, given these costs, over all steps of a server.
         wanted_S = np.bincount(owner_N, a_N3 @ cost_3, len(known))
         speed_S = np.clip(wanted_S / busy_S, _SLOWEST, _FASTEST)
-        # Step 3: a common factor of costs and speeds is free: the median server has its stated speed.
+        # Step 3: fix the free common factor of costs and speeds: the median server has its stated speed.
         speed_S /= np.median(speed_S / stated_S)
     return {s: float(speed) for s, speed in zip(known, speed_S, strict=True)}
 
 
 def _agree(told: Sequence[float], used: float) -> bool:
-    """Whether all are clearly faster than the speed in use, or all clearly slower."""
+    """Whether all measured speeds are clearly above the speed in use, or all clearly below."""
     return all(t > used * (1 + _BAND) for t in told) or all(t * (1 + _BAND) < used for t in told)
 
 
 def _least_squares(a_N3: Float, b_N: Float) -> Float:
-    """Non-negative least squares: the best solution over all subsets of the unknowns."""
+    """Solve non-negative least squares by trying all subsets of the unknowns."""
     best_3, least = np.zeros(a_N3.shape[1]), float(b_N @ b_N)
     for count in range(1, len(best_3) + 1):
         for used in combinations(range(len(best_3)), count):

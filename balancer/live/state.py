@@ -1,6 +1,6 @@
-"""The observed load and the settings in force: live input of `cost_benefit`. No I/O.
+"""The observed load and the settings in force: input of the live `cost_benefit`. No I/O.
 
-Thread-safe: a lock guards each call. Planning runs outside of it.
+Thread-safe: a lock guards each call. Planning runs outside the lock.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """The counted window.
+    """What the servers counted in the window.
 
     Attributes:
         steps: Steps with tokens.
         tokens_LE: int64; tokens in the window.
         load_LS: float64; tokens that each server counted.
-        speeds_S: float64.
+        speeds_S: float64; relative speeds.
         par_L: float64; PAR of load_LS.
     """
 
@@ -50,15 +50,15 @@ class Observed:
 
 
 class LoadState:
-    """Takes in readings, gives out situations and reasons to plan.
+    """Collects the servers' readings into a window; returns situations and triggers for plans.
 
     Args:
         config: The balancer's settings.
-        layers, experts: Of the model.
+        layers, experts: L and E of the model.
 
     Attributes:
         expert_bytes: Bytes of a replica; 0 until a server reports it.
-        counted: Steps with tokens so far.
+        counted: Number of steps with tokens so far.
     """
 
     def __init__(self, config: BalancerConfig, layers: int, experts: int) -> None:
@@ -76,7 +76,7 @@ class LoadState:
         self._triggers = Triggers(config.step_interval, config.window_size)
 
     def position(self, server_id: str) -> tuple[int, int]:
-        """Boot id and sequence for the next request to a server."""
+        """Return the boot id and sequence for the next request to a server."""
         with self._lock:
             return self._fold.position(server_id)
 
@@ -87,10 +87,10 @@ class LoadState:
         placement: Placement | None,
         expert_bytes: int,
     ) -> tuple[str, str] | None:
-        """Take in the readings of one step.
+        """Record the readings of one step.
 
         Args:
-            readings: Of the servers that answered.
+            readings: Readings of the servers that answered, by id.
             members: Live expert servers.
             placement: The current one.
             expert_bytes: Bytes of a replica; 0: unknown.
@@ -119,21 +119,21 @@ class LoadState:
 
     @property
     def recent(self) -> int:
-        """Steps over which drift is measured."""
+        """Number of steps over which drift is measured."""
         return self._triggers.recent
 
     def window_WLE(self) -> npt.NDArray[np.int64] | None:
-        """Tokens by step; None: fewer than two steps."""
+        """Return the window's tokens by step; None: fewer than two steps."""
         with self._lock:
             return self._window.tokens_WLE() if len(self._window) > 1 else None
 
     def forget_the_past(self) -> None:
-        """Keep only the last steps: the load has changed."""
+        """Drop all but the last steps, because the load has changed."""
         with self._lock:
             self._window.keep_last(self._triggers.recent)
 
     def planned(self, situation: Situation, par_L: Float) -> None:
-        """Record the situation of a plan and the PAR that it leads to."""
+        """Record a plan's situation and the PAR it leads to, as the baseline for drift."""
         with self._lock:
             self._triggers.planned(situation.load_LE, float(par_L.mean()))
 
@@ -144,7 +144,7 @@ class LoadState:
         shares_LSE: Shares,
         load_LE: Float | None = None,
     ) -> Situation:
-        """The situation to lay out.
+        """Build the situation to plan for.
 
         Args:
             servers: The servers of the layout.
@@ -177,7 +177,7 @@ class LoadState:
             )
 
     def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:
-        """Counts of the whole window or its last steps; None: no tokens yet."""
+        """Return the counts of the whole window or its last steps; None: no tokens yet."""
         with self._lock:
             if not len(self._window):
                 return None
@@ -189,7 +189,7 @@ class LoadState:
             return Observed(steps, tokens_LE, load_LS, speeds_S, par_L)
 
     def _par(self, placement: Placement, load_LE: Float) -> float:
-        """Mean PAR over the live servers, as plans count it."""
+        """Return a load's mean PAR over a placement's live servers, computed as in plans."""
         living = [s for s, server in enumerate(placement.servers) if server in self._speeds]
         if not living:
             return 1.0
@@ -202,7 +202,7 @@ class LoadState:
 
 
 class LiveLayout(Layout):
-    """Layouts by the policy in force; even ones without a load or with a policy that ignores it.
+    """Lays out placements by the policy in force; evenly without a load or if the policy ignores load.
 
     Args:
         settings: The initial settings; `change` replaces them.
@@ -215,26 +215,26 @@ class LiveLayout(Layout):
 
     @property
     def levels(self) -> bool:
-        """See `Layout`."""
+        """Whether to even out uneven placements (see `Layout.levels`)."""
         return self.settings.policy == STATIC_POLICY and not self.settings.pins
 
     @property
     def redundancy(self) -> int:
-        """See `Layout`."""
+        """Servers that hold each expert, as set by the operator."""
         return self.settings.redundancy
 
     def change(self, **fields: Any) -> None:
-        """Change fields of the settings."""
+        """Change fields of the operator's settings."""
         self.settings = replace(self.settings, **fields)
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
-        """See `Layout`."""
+        """Lay out the first placement (see `Layout.first`)."""
         return self._pinned(servers, super().first(layers, experts, servers))
 
     def around(
         self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
     ) -> tuple[Holds, Shares]:
-        """See `Layout`."""
+        """Lay out around what servers hold (see `Layout.around`), by the policy if there is a load."""
         settings, load = self.settings, self.load
         if load is not None and settings.policy != STATIC_POLICY:
             situation = load.situation(servers, holds_LSE, shares_LSE)
@@ -242,7 +242,7 @@ class LiveLayout(Layout):
                 try:
                     return lay_out(settings, situation)
                 except ValueError as error:
-                    # Every expert needs a server, whatever the operator asked for.
+                    # Every expert needs a server even if the operator's settings allow no plan.
                     _log.error(
                         "%s cannot plan this (%s): using an even placement", settings.policy, error
                     )

@@ -1,4 +1,4 @@
-"""When to plan again: at intervals, and when the load has drifted from the planned one. No I/O."""
+"""Decides when to plan again: at intervals, and when the load has drifted from the planned one. No I/O."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ Float = npt.NDArray[np.float64]
 _DRIFT_TV = 0.2
 # Accepted rise of the PAR above the planned one.
 _DRIFT_TOLERANCE = 0.2
-# Drift is measured over this part of a window: short enough to see it soon, long enough to average noise out.
+# Drift is measured over a window divided by this: short enough to see drift soon, long enough to average
+# noise out.
 _RECENT_PART = 8
 _LEAST_RECENT = 3
 
 
 class Triggers:
-    """Counts steps with tokens.
+    """Counts steps with tokens, and compares their load with the planned one.
 
     Args:
         step_interval: Steps between two plans.
-        window_size: Steps of the window.
+        window_size: Number of steps in the window.
     """
 
     def __init__(self, step_interval: int, window_size: int) -> None:
         self._interval = step_interval
         self.recent = max(_LEAST_RECENT, min(window_size, step_interval) // _RECENT_PART)
-        """Steps over which drift is measured."""
+        """Number of steps over which drift is measured."""
         self._since = 0
         self._planned: tuple[Float, float] | None = None
 
     def stepped(self, recent_LE: Float, par: float, servers: int) -> tuple[str, str] | None:
-        """Count a step with tokens.
+        """Count a step with tokens, and check the triggers.
 
         Args:
             recent_LE: float64; load of the last `recent` steps.
             par: Mean PAR of the placement under that load.
-            servers: S.
+            servers: Number of servers.
 
         Returns:
             "interval" or "drift", and the reason; None: no reason to plan.
@@ -66,19 +67,19 @@ class Triggers:
         return None
 
     def planned(self, load_LE: Float, par: float) -> None:
-        """Record a plan for this load and the PAR it leads to, even if the plan was to do nothing."""
+        """Record a plan for this load and the PAR it leads to, even if the plan changes nothing."""
         self._since = 0
         self._planned = load_LE, par
 
 
 def total_variation(one_LE: Float, other_LE: Float) -> float:
-    """Total-variation distance of two loads, 0 to 1: mean over the layers that have tokens in both."""
+    """Return the total-variation distance of two loads, 0 to 1: mean over layers with tokens in both."""
     both_L = one_LE.any(axis=1) & other_LE.any(axis=1)
     return float(by_layer(one_LE, other_LE)[both_L].mean()) if both_L.any() else 0.0
 
 
 def _chance(load_LE: Float) -> float:
-    """Upper bound of the mean distance between samples of this size and their distribution."""
+    """Bound from above the mean distance between a sample of this size and its distribution (noise)."""
     tokens_L = load_LE.sum(axis=1)
     tokens_L = tokens_L[tokens_L > 0]
     if not tokens_L.size:

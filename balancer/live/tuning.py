@@ -1,4 +1,4 @@
-"""Sets ScalpeLB's knobs while the balancer runs (`balancer.knobs: live`): the I/O around `control`.
+"""Sets ScalpeLB's knobs while the balancer runs (`balancer.knobs: live`): reads the inputs of `control`.
 
 window, links' counters, endpoints' metrics --> control --> settings in force, history
 """
@@ -25,13 +25,13 @@ _TokenTimes = Callable[[Iterable[Member]], Mapping[tuple[str, int], tuple[float,
 
 
 class Tuning:
-    """Runs the control loop every few steps. Called from one thread.
+    """Runs ScalpeLB's control loop every few steps. Called from one thread.
 
     Args:
-        layout: Has the settings in force.
-        history: Records changes.
-        latency_target_ms: Mean time between two tokens to hold; 0: none.
-        token_times: Asks clients for the times of their tokens.
+        layout: Holds the settings in force.
+        history: Records changes of knobs.
+        latency_target_ms: Target of the mean time between two tokens; 0: none.
+        token_times: Reads clients' token times.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Tuning:
         self._state = Control()
         self._counted = 0
         self.signals: Signals | None = None
-        """The latest observation."""
+        """The latest observation; None: none yet."""
 
     def step(
         self, load: LoadState, readings: Mapping[str, Reading], clients: Iterable[Member]
     ) -> None:
-        """Adjust the knobs if enough steps have passed since the last time."""
+        """Adjust ScalpeLB's knobs if enough steps have passed since the last adjustment."""
         if load.counted < self._counted + load.recent or (window_WLE := load.window_WLE()) is None:
             return
         self._counted = load.counted

@@ -1,1 +1,1 @@
-"""Balancer state that survives a restart or a change of leader."""
+"""Balancer state that survives its restart or a change of the monitors' leader."""

@@ -1,4 +1,4 @@
-"""Idempotency cache: a repeated call has no second effect and gets the first call's answer."""
+"""Idempotency cache of operators' calls: a repeated call has no second effect and gets the first answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RequestIdTakenError(Exception):
 
 
 class Answered(NamedTuple):
-    """A request that took effect.
+    """A request that took effect, with its answer.
 
     Attributes:
         request_id: Chosen by the caller.
-        digest: Of the call and its request.
+        digest: Digest of the request's type and content.
         answer: The response, serialized.
     """
 
@@ -33,7 +33,7 @@ class Answered(NamedTuple):
 
 
 class IdempotencyCache:
-    """Keeps the latest answers. Thread-safe.
+    """Keeps the latest answers to calls that change something. Thread-safe.
 
     Args:
         kept: Number of answers to keep.
@@ -45,11 +45,13 @@ class IdempotencyCache:
         self._on_answered = on_answered
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, Answered] = OrderedDict()
-        # In progress: the same request gets the same answer.
+        # Requests in progress. A repetition waits for the same answer.
         self._running: dict[str, tuple[bytes, concurrent.futures.Future[Any]]] = {}
 
     def run(self, request: Any, response_type: type[_T], work: Callable[[], _T]) -> _T:
-        """Return the response to a request with a `request_id`; errors of `work` are raised and not kept.
+        """Do the work of a request unless its `request_id` is cached; return the response.
+
+        Errors of `work` are raised and not kept.
 
         Raises:
             RequestIdTakenError: Another request has this id.
@@ -93,7 +95,7 @@ class IdempotencyCache:
                 self._keep(answer)
 
     def answered(self) -> list[Answered]:
-        """The kept answers, the oldest first."""
+        """Return the kept answers, the oldest first."""
         with self._lock:
             return list(self._answers.values())
 

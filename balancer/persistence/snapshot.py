@@ -1,4 +1,4 @@
-"""Converts between the balancer's state and the record that survives it."""
+"""Converts between the balancer's state and the record that its successor restores."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = get_logger(__name__)
 
 
 class BalancerSnapshot:
-    """Writes and restores the state that survives a balancer.
+    """Makes the record of the balancer's state, and restores the state from one.
 
     Args:
-        layout: Has the operators' settings.
-        history: Past decisions.
-        idempotency: Past answers.
+        layout: Holds the operators' settings.
+        history: Holds past decisions.
+        idempotency: Holds past answers.
     """
 
     def __init__(self, layout: LiveLayout, history: History, idempotency: IdempotencyCache) -> None:
@@ -37,7 +37,7 @@ class BalancerSnapshot:
         self._configured = layout.settings
 
     def record(self) -> pb.BalancerRecord:
-        """The record of the current state."""
+        """Make a record of the current state."""
         settings, wanted = self._layout.settings, self._history.wanted
         configured = self._configured
         changed = (settings.policy, settings.knobs) != (configured.policy, configured.knobs)
@@ -57,11 +57,11 @@ class BalancerSnapshot:
         )
 
     def restore(self, data: bytes, ask: Callable[[Callable[[Planner], Any]], Any]) -> None:
-        """Restore the state of a record, or nothing if this release cannot read it.
+        """Restore the state from a record, or nothing if this release cannot read it.
 
         Args:
-            data: Serialized; may be empty.
-            ask: Runs a question on the planner's thread.
+            data: The serialized record; may be empty.
+            ask: Runs a function of the planner on the planner's thread.
         """
         if not data:
             return

@@ -1,7 +1,7 @@
 """Write-ahead state: the balancer's record in the monitor's store, for its successor.
 
-Safety does not depend on it: epochs fence, and servers say what they hold (see `planner`). The record keeps
-what no other process knows: wanted placement, operators' settings, decisions and answers.
+Safety does not depend on it: epochs fence stale balancers, and servers report what they hold (see `planner`).
+The record keeps what no other process stores: wanted placement, operators' settings, decisions and answers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["WriteAheadState", "fitted"]
 _log = get_logger(__name__)
 _CALL_S = 5.0
 _JOIN_S = 3.0
-# Below the monitor's limit; the wanted placement and some history fit.
+# Limit of the record: below the monitor's limit, enough for the wanted placement and some history.
 _MOST_BYTES = 500 << 10
 
 
 class WriteAheadState:
-    """Writes the record from its own thread; changes during a write go into the next one.
+    """Writes the record to the monitor from its own thread; changes during a write go into the next one.
 
     Args:
-        session: The balancer's.
+        session: The balancer's session with the monitor.
         record: Returns the current record; called on this object's thread.
-        on_broken: Called with an unexpected error, after which nothing is written any more.
+        on_broken: Called with an unexpected error; writing then stops.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class WriteAheadState:
         self._thread.start()
 
     def changed(self) -> None:
-        """Note that the state has changed. Does not block."""
+        """Schedule a write of the changed state. Does not block."""
         with self._changed:
             self._wanted += 1
             self._changed.notify_all()
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all changes so far are stored; return whether they are. Writing goes on if not."""
+        """Wait until all changes so far are stored; return False after the timeout (writing continues)."""
         with self._changed:
             wanted = self._wanted
             return self._changed.wait_for(lambda: self._kept >= wanted, timeout_s)
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Stop the writing thread. Idempotent."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
@@ -89,7 +89,7 @@ class WriteAheadState:
             try:
                 self._session.keep_record(self._version, data, _CALL_S)
             except grpc.RpcError as error:
-                # Includes a monitor that counts this process as dead: the session registers again.
+                # This includes a monitor that counts this process as dead, until the session registers again.
                 _log.debug("the monitor does not store the record for now: %s", error.details())
                 self._closed.wait(backoff.next_s())
                 continue
@@ -100,7 +100,7 @@ class WriteAheadState:
 
 
 def fitted(record: pb.BalancerRecord, most_bytes: int = _MOST_BYTES) -> pb.BalancerRecord:
-    """Drop answers, then history, the oldest first, until the record fits."""
+    """Drop answers, then history entries, the oldest first, until the record fits."""
     for entries in (record.answered, record.history):
         while entries and record.ByteSize() > most_bytes:
             del entries[: max(1, len(entries) // 4)]

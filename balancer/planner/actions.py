@@ -1,4 +1,4 @@
-"""The planner's actions."""
+"""Actions that the planner returns and `Rollout` carries out: calls to servers, publications, reports."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ __all__ = [
 ]
 
 Life = tuple[str, int, str, int, str, int]
-"""One process: `Member.life`, and how many have started under its name (tells equal containers apart)."""
+"""Identity of a process: `Member.life`, and the number of processes started under its name so far.
+
+The number distinguishes restarted containers that are otherwise equal.
+"""
 
 
 @dataclass(frozen=True)
 class Inspect:
-    """Ask a server what it holds.
+    """Ask an expert server which experts it holds (recovery).
 
     Attributes:
         server_id: The server.
-        life: The addressed process.
+        life: Identity of the addressed process.
         address: host:port of its control port.
         num_layers: MoE layers of the model (L).
         num_experts: Logical experts of a layer (E).
@@ -47,11 +50,11 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Tell a server to hold its share in addition to what it holds already.
+    """Tell a server to load its share of a placement, in addition to what it holds already.
 
     Attributes:
         server_id: The server.
-        life: The addressed process.
+        life: Identity of the addressed process.
         address: host:port of its control port.
         placement: The placement that defines the share.
         layer_order: MoE layers to load first, in this order; the others follow.
@@ -68,7 +71,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Retire:
-    """Tell a server to hold its share and nothing else (attributes: `Prepare`)."""
+    """Tell a server to drop all but its share of a placement (attributes: `Prepare`)."""
 
     server_id: str
     life: Life
@@ -78,14 +81,14 @@ class Retire:
 
 @dataclass(frozen=True)
 class Publish:
-    """Tell the clients to use the placement."""
+    """Publish a placement to the clients, which then use it."""
 
     placement: Placement
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Give a server no experts, and say why."""
+    """Report that a server is given no experts for now, and why."""
 
     server_id: str
     reason: str
@@ -93,7 +96,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Settled:
-    """Servers hold this placement and nothing else. Emitted once per placement."""
+    """Report that servers hold this placement and nothing else. Emitted once per placement."""
 
     placement: Placement
 
@@ -106,6 +109,6 @@ class Complain:
 
 
 Call = Inspect | Prepare | Retire
-"""A call to a server; its outcome is reported to the planner."""
+"""A call to a server. `Rollout` reports its outcome to the planner."""
 
 Action = Call | Complain | Publish | Refuse | Settled

@@ -1,4 +1,4 @@
-"""Replicas for clients that do not reach all servers (`balancer.planner.reach`). No I/O, no clock."""
+"""Extra replicas for clients that do not reach all servers (`balancer.planner.reach`). No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Holds = npt.NDArray[np.bool_]
 
 
 class Audiences:
-    """Adds replicas to candidates while there are audiences, and drops them afterwards.
+    """Adds replicas to candidates while some clients reach only part of the servers; drops them afterwards.
 
     Args:
         pool: The servers.
@@ -36,16 +36,16 @@ class Audiences:
         self._next_plain: Candidate | None = None
 
     def candidate_made(self, plain: Candidate) -> Candidate:
-        """The candidate with the replicas that audiences need."""
+        """Return a new candidate with the replicas that audiences need."""
         self._next_plain = plain
         return self._added_to(plain)
 
     def published(self) -> None:
-        """Note that the last candidate is the current placement."""
+        """Record that the last candidate has become the current placement."""
         self.plain = self._next_plain
 
     def due(self, current: Placement) -> Candidate | None:
-        """The next candidate, if clients reach other servers than before; None: the placement is right."""
+        """Return the next candidate if clients now reach other servers; None: the placement stays."""
         if self.plain is None:
             return None
         wanted = self._added_to(self.plain)
@@ -86,7 +86,7 @@ def with_audiences(
         capacity_S: Replicas that `servers_of(candidate, able)` have memory for; None: no limit.
 
     Returns:
-        The same candidate if nothing is missing.
+        The extended candidate, or the same one if nothing is missing.
     """
     if not audiences:
         return candidate
@@ -96,7 +96,7 @@ def with_audiences(
     holds_LSE[:, : len(candidate.servers)] = candidate.holds_LSE
     able_S = np.array([s in able for s in servers], np.bool_)
     for wanted in range(1, redundancy + 1):
-        # Sorted, so that a balancer that restarts decides alike.
+        # Sorted, so that a restarted balancer decides the same.
         for audience in sorted(audiences, key=sorted):
             inside_S = np.array([s in audience for s in servers], np.bool_)
             _fill(holds_LSE, inside_S, able_S & inside_S, wanted, capacity_S)
@@ -117,7 +117,7 @@ def with_audiences(
 
 
 def servers_of(candidate: Candidate, able: Collection[str]) -> tuple[str, ...]:
-    """The servers of a candidate, then the able ones that it does not have."""
+    """List the servers of a candidate, then the able ones that it does not have."""
     return (*candidate.servers, *sorted({*able} - {*candidate.servers}))
 
 
@@ -128,7 +128,7 @@ def _fill(
     wanted: int,
     capacity_S: npt.NDArray[np.int64] | None,
 ) -> None:
-    """Add replicas on able servers until each expert has `wanted` of them inside, if possible."""
+    """Add replicas on able servers until each expert has `wanted` of them in the audience, if possible."""
     count_S = holds_LSE.sum(axis=(0, 2))
     short_LE = holds_LSE[:, inside_S].sum(axis=1) < wanted
     for layer, expert in np.argwhere(short_LE):

@@ -1,8 +1,8 @@
-"""Replicas for fault tolerance, in addition to those for balance.
+"""Adds replicas for fault tolerance to those that a policy places for balance.
 
-primary   a replica placed by a policy: it takes its share of the load
-backup    a further replica for the operator's redundancy. It takes next to nothing while the primaries live;
-          its tiny share identifies it
+primary   a replica placed by a policy, which takes its share of the load
+backup    a further replica for the operator's redundancy. It takes almost no load while the primaries live;
+          its tiny share marks it as a backup
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _IS_PRIMARY = 1.5 * BACKUP_SHARE
 
 
 def primaries(holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating]) -> Holds:
-    """bool (L, S, E). If an expert has only backups, they count as primaries."""
+    """bool (L, S, E): the primaries of a layout. If an expert has only backups, they count as primaries."""
     found_LSE: Holds = holds_LSE & (shares_LSE > _IS_PRIMARY)
     lost_LE = ~np.any(found_LSE, axis=1)
     return np.asarray(np.where(np.expand_dims(lost_LE, 1), holds_LSE, found_LSE))
 
 
 def with_least_shares(primary_LSE: Holds, holds_LSE: Holds, shares_LSE: Shares) -> Shares:
-    """Give every replica a share above 0, so that clients can use it when the others are gone.
+    """Give every replica a share above 0, so that clients can use it when the others are lost.
 
     Args:
         primary_LSE, holds_LSE: bool (L, S, E); primaries are among those held.
@@ -60,7 +60,7 @@ def with_backups(
         held_LSE: bool (L, S, E); what servers hold now.
         redundancy: Servers of each expert; all of them if there are fewer.
         cap_LS: int64; replicas that a server may hold.
-        away_LE: int64; replicas on other servers that count, too. None: there are none.
+        away_LE: int64; replicas on other servers, which also count. None: there are none.
     """
     layers, servers, experts = primary_LSE.shape
     known_LE = np.zeros((layers, experts), np.int64) if away_LE is None else away_LE
@@ -70,7 +70,7 @@ def with_backups(
         holds_LSE, held_LSE, cap_LS, wanted_LE, strict=True
     ):
         count_S = holds_SE.sum(axis=1)
-        # Held replicas come first: they cost nothing.
+        # Held replicas come first, because they cost no load.
         for only_held in (True, False):
             for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted_E):
                 for _ in range(int(wanted_E[expert] - holds_SE[:, expert].sum())):
@@ -86,7 +86,7 @@ def with_backups(
 
 
 def deal(total: int, cap_S: Int) -> Int:
-    """int64 (S): `total` slots, as evenly as the caps allow; fewer if the caps are lower."""
+    """int64 (S): deal `total` slots to servers as evenly as the caps allow; fewer if the caps are lower."""
     level = 0
     # The highest common level; the remainder goes to the first servers.
     while level < cap_S.max(initial=0) and np.minimum(cap_S, level + 1).sum() <= total:

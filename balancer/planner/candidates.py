@@ -1,4 +1,4 @@
-"""Candidate placements, made from the servers and what they hold. Pure functions."""
+"""Makes the planner's candidate placements from the servers and what they hold. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A placement without an epoch.
+    """A placement that the planner may roll out; it has no epoch yet.
 
     Attributes:
         servers: Index S.
-        holds_LSE: bool.
+        holds_LSE: bool; which server holds which experts.
         shares_LSE: float; above 0 if held; they sum to 1 over S.
         layer_order: Layers to load first, in this order; the others follow.
     """
@@ -65,7 +65,7 @@ def covers(candidate: Candidate, some: Mapping[str, Member]) -> bool:
 
 
 def first(layout: Layout, layers: int, experts: int, pool: ServerPool) -> Candidate:
-    """The first candidate, for servers that hold nothing. Raises NoCapacityError."""
+    """Make the cluster's first candidate, for servers that hold nothing. Raises NoCapacityError."""
     servers = tuple(pool.able)
     wished = layout.first(layers, experts, servers)
     nothing_LSE = np.zeros((layers, len(servers), experts), np.bool_)
@@ -78,13 +78,15 @@ def recovered(
     wanted: Placement | None,
     pool: ServerPool,
 ) -> list[Candidate]:
-    """Candidates that start from what servers say they hold, and from the previous balancer's candidate.
+    """Make the first candidates of a balancer that starts in a running cluster (recovery).
+
+    They start from what the servers report to hold, and from the previous balancer's candidate.
 
     Args:
-        held: bool (L, E), by server.
+        held: bool (L, E), by server; experts that it reports to hold.
         layout: Used if `wanted` is unknown or for other servers.
         wanted: The last candidate of the previous balancer; None: unknown.
-        pool: Knows the servers' memory.
+        pool: The servers, with their memory.
 
     Raises:
         NoCapacityError: There is not enough memory for all experts.
@@ -111,15 +113,15 @@ def has_orphans(current: Placement, pool: ServerPool) -> bool:
 
 
 def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Candidate | None:
-    """Put experts without a living replica on able servers; nothing else changes.
+    """Make a candidate that puts experts without a living replica on able servers; nothing else changes.
 
-    Servers that already serve are preferred: a newcomer may be slow, or hang. If memory is limited, full
-    servers first give up replicas that others have; that is a candidate of its own.
+    Servers that already serve are preferred, because a newcomer may be slow, or hang. If memory is limited,
+    full servers first give up replicas that others have, in a separate candidate.
 
     Args:
         current: The current placement.
         pool: The servers.
-        at_rest: Whether they hold the current placement and nothing else.
+        at_rest: Whether the servers hold the current placement and nothing else.
 
     Returns:
         The candidate; None: no expert is without a replica.
@@ -134,7 +136,7 @@ def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Cand
     servers = tuple(dict.fromkeys((*current.servers, *able)))
     capacity_S = pool.capacity_S(servers)
     if capacity_S is not None and not at_rest:
-        return None  # They hold more than the placement: their free memory is unknown.
+        return None  # The servers hold more than the placement, so their free memory is unknown.
     holds_LSE, shares_LSE = _columns(current, servers)
     living_S, able_S = _among(servers, reached), _among(servers, able)
     after_LSE = restore(holds_LSE, living_S, able_S, capacity_S)
@@ -165,20 +167,20 @@ def _with_less(holds_LSE: Holds, living_S: Holds, able_S: Holds) -> Holds:
 def repaired(
     current: Placement, pool: ServerPool, layout: Layout, now: float, *, is_wanted: bool
 ) -> list[Candidate]:
-    """Give servers that joined a share, and the shares of leaving servers to others.
+    """Make candidates that give joined servers a share, and the shares of leaving or dead servers to others.
 
-    A dead server is waited for until its grace is over or another server comes or leaves.
+    A dead server keeps its share until its grace is over or another server joins or leaves.
 
     Args:
         current: The current placement.
         pool: The servers.
-        layout: Lays the new placement out.
+        layout: Lays out the new placement.
         now: Monotonic seconds.
         is_wanted: The placement is intended, even if uneven.
 
     Returns:
-        Empty if no server came or left and the placement is even or intended. Several candidates if servers
-        have no memory for the old and the new placement together.
+        Empty if no server joined or left and the placement is even or intended. Several candidates if
+        servers have no memory for the old and the new placement together.
 
     Raises:
         NoCapacityError: There is not enough memory for all experts without the servers that left.
@@ -197,13 +199,13 @@ def repaired(
     wished = layout.around(servers, held_LSE, shares_LSE)
     capacity_S = pool.capacity_S(servers)
     then = Candidate(servers, *_fitted(*wished, held_LSE, capacity_S))
-    # Leaving servers serve until the last stage.
+    # Leaving servers stay in the placement until the last stage.
     both = (*servers, *(s for s in gone if s in pool.holders))
     return [*_stages_before(both, *_columns(current, both), then, pool), then]
 
 
 def lacking_without(server_id: str, current: Placement, pool: ServerPool) -> str | None:
-    """Says how much memory would be missing without a server; None: none."""
+    """Describe how much memory would be missing without a server; None: none."""
     others = tuple(s for s in pool.able if s != server_id)
     capacity_S = pool.capacity_S(others) if others else None
     layers, _, experts = current.holds_LSE.shape
@@ -223,10 +225,10 @@ def _stages_before(
     then: Candidate,
     pool: ServerPool,
 ) -> list[Candidate]:
-    """Candidates on the way to another one, if memory is limited.
+    """Make the intermediate candidates before a target, if memory is limited.
 
     Args:
-        servers: The servers of `then`, then those that leave.
+        servers: The servers of `then`, followed by those that leave.
         held_LSE, shares_LSE: Their current layout.
         then: The target.
     """
@@ -245,7 +247,7 @@ def _stages_before(
 def _fitted(
     holds_LSE: Holds, shares_LSE: Shares, held_LSE: Holds, capacity_S: npt.NDArray[np.int64] | None
 ) -> tuple[Holds, Shares]:
-    """Fit a layout into the servers' memory. Raises NoCapacityError."""
+    """Fit a layout into the servers' memory with the fewest changes. Raises NoCapacityError."""
     if capacity_S is None or (holds_LSE.sum(axis=(0, 2)) <= capacity_S).all():
         return holds_LSE, shares_LSE
     fitting_LSE = fit(holds_LSE, held_LSE, capacity_S)
@@ -253,14 +255,14 @@ def _fitted(
 
 
 def _among(servers: tuple[str, ...], some: Mapping[str, Member]) -> npt.NDArray[np.bool_]:
-    """bool (S): which servers are among `some`."""
+    """bool (S): whether each server is among `some`."""
     return np.array([s in some for s in servers], dtype=np.bool_)
 
 
 def _columns(
     placement: Placement, servers: tuple[str, ...]
 ) -> tuple[Holds, npt.NDArray[np.float32]]:
-    """The placement's arrays for these servers: bool and float32 (L, S, E)."""
+    """Select the placement's holds and shares for these servers: bool and float32 (L, S, E)."""
     layers, _, experts = placement.holds_LSE.shape
     holds_LSE = np.zeros((layers, len(servers), experts), np.bool_)
     shares_LSE = np.zeros(holds_LSE.shape, np.float32)

@@ -1,4 +1,7 @@
-"""Requested placements: stages of a proposal, and the previous balancer's candidate. No I/O, no clock."""
+"""Placements that the planner was asked for: a proposal's stages, and the previous balancer's candidate.
+
+No I/O, no clock.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ __all__ = ["Constraints"]
 
 
 class Constraints:
-    """Stages still to come, and whether the current placement was requested.
+    """The planner's pending stages, and whether the current placement was requested.
 
     Args:
         pool: The servers.
-        steps: Calls to them.
+        steps: Calls to the servers.
 
     Attributes:
-        stages: Of a proposal, or of a repair in several steps.
-        is_granted: Whether the current placement, or its predecessor, was proposed: it need not be even.
+        stages: Pending stages of a proposal, or of a repair in several steps.
+        is_granted: Whether the current placement, or its predecessor, was proposed. It may then be uneven.
         wanted: The last candidate of the previous balancer; None: unknown.
     """
 
@@ -34,16 +37,16 @@ class Constraints:
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the previous balancer's last candidate; 0: unknown."""
+        """Epoch of the previous balancer's last candidate, which new epochs must exceed; 0: unknown."""
         return self.wanted.epoch if self.wanted else 0
 
     @property
     def keeps_as_is(self) -> bool:
-        """Whether the placement is intended, even if uneven."""
+        """Whether repair leaves replicas uneven, as the placement was requested or stages are pending."""
         return self.is_granted or bool(self.stages)
 
     def propose(self, stages: Sequence[Candidate], current: Placement) -> str | None:
-        """Accept these stages, or return the reason for a refusal."""
+        """Accept the stages of a proposal, or return the reason for a refusal."""
         for server in stages[-1].servers:
             if server not in self._pool.able and gains(server, current, stages):
                 return f"{server} cannot be given experts now"
@@ -51,10 +54,11 @@ class Constraints:
         return None
 
     def next_stage(self, current: Placement, limited: bool) -> Candidate | None:
-        """The next stage, once its servers can carry it out.
+        """Take the next stage, once its servers can carry it out; None: not yet, or no stage is left.
 
-        It waits while one of its dead servers would have to load something or would be the only holder of an
-        expert. With limited memory it also waits until servers have dropped what the previous stage removed.
+        A stage waits while one of its dead servers would have to load something or would be the only holder
+        of an expert. With limited memory it also waits until servers have dropped what the previous stage
+        removed.
         """
         if not self.stages:
             return None

@@ -1,8 +1,8 @@
-"""The digest of each expert's bytes, as the servers of a cluster state it. No I/O.
+"""Decides the right digest of each expert's bytes, to find damaged copies of the checkpoint. No I/O.
 
-Before a digest is known, servers may state different ones. Each contradiction counts against both servers,
+Before a digest is decided, servers may state different ones. Each contradiction counts against both servers,
 and the server with fewer contradictions is right: one damaged copy among three servers is found, in any
-order of loading. Of two servers with as many contradictions, the first to state a digest is right.
+order of loading. Of two servers with equally many contradictions, the first to state a digest is right.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Digests = npt.NDArray[np.uint64]
 
 
 class ExpertDigests:
-    """The digests that servers' experts must have.
+    """The digests that the experts on all servers must have.
 
     Attributes:
-        known_LE: Decided digests, final; None before the first decision.
+        known_LE: Decided digests, which never change; None before the first decision.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class ExpertDigests:
         self._stated: dict[Life, Digests] = {}
 
     def state(self, life: Life, digests_LE: Digests) -> None:
-        """Record a server's statement for `decide`."""
+        """Record the digests that a server states for its experts, for `decide`."""
         self._stated[life] = digests_LE
 
     def decide(self, lives: Container[Life]) -> None:
-        """Decide unknown digests by these servers' statements; drop all statements."""
+        """Decide the unknown digests by these servers' statements, then drop all statements."""
         stated = [digests_LE for life, digests_LE in self._stated.items() if life in lives]
         self._stated.clear()
         if not stated:
@@ -50,7 +50,7 @@ class ExpertDigests:
 
 
 def _contradictions(stated_SLE: npt.NDArray[np.uint64], known_LE: Digests) -> list[int]:
-    """By server: how many other statements and known digests its own contradict."""
+    """Count, by server, the other statements and known digests that its own contradict."""
     counts = [0] * len(stated_SLE)
     all_SLE = np.concatenate([stated_SLE, known_LE[np.newaxis]])
     least_LE = np.where(all_SLE == 0, np.iinfo(np.uint64).max, all_SLE).min(axis=0)

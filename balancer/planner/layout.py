@@ -1,4 +1,4 @@
-"""Layouts for servers that come and go; the planner decides when one is needed."""
+"""Lays out experts over servers that join and leave; the planner decides when a new layout is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shares = npt.NDArray[np.floating]
 
 
 class Layout:
-    """The same number of replicas for each expert, levelled over servers, independent of load.
+    """Even layouts: the same number of replicas for each expert, levelled over servers, regardless of load.
 
     Args:
         redundancy: Servers that hold each expert; all of them if there are fewer.
@@ -35,18 +35,18 @@ class Layout:
         return True
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
-        """A layout for servers that hold nothing: holds and shares, bool and float (L, S, E)."""
+        """Lay out experts on servers that hold nothing: holds and shares, bool and float (L, S, E)."""
         return spread(layers, experts, len(servers), self.redundancy)
 
     def around(
         self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
     ) -> tuple[Holds, Shares]:
-        """A layout around what these servers hold, with the fewest loads.
+        """Lay out experts around what these servers hold, with the fewest loads.
 
         Args:
             servers: The servers of the new layout.
             holds_LSE: bool (L, S, E); what they hold. New ones hold nothing.
-            shares_LSE: float (L, S, E); 0 if unknown. All 0 for an expert whose servers are gone.
+            shares_LSE: float (L, S, E); 0 if unknown. All 0 for an expert whose servers are lost.
         """
         even_LSE = repair(holds_LSE, self.redundancy)
         return even_LSE, even_shares(even_LSE)

@@ -1,4 +1,4 @@
-"""State of the calls to servers: begun, succeeded, given up. No I/O."""
+"""State of the planner's calls to servers: begun, succeeded, or not waited for. No I/O."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ _Key = tuple[type[Call], Life, int]
 
 
 class Ledger:
-    """Tracks calls by kind, server process and epoch (0 for an inspection)."""
+    """Tracks the planner's calls by kind, server process and epoch (0 for an inspection)."""
 
     def __init__(self) -> None:
-        # Begun, succeeded, and failed but still retried.
+        # Calls that have begun; that have succeeded; that failed and are retried, but not waited for.
         self._asked: set[_Key] = set()
         self._done: set[_Key] = set()
         self._vain: set[_Key] = set()
 
     def begin(self, calls: Iterable[Call]) -> list[Action]:
-        """Mark calls as begun; return those that were not before."""
+        """Mark calls as begun; return those that had not begun before."""
         new = [call for call in calls if _key(call) not in self._asked]
         self._asked.update(_key(call) for call in new)
         return list(new)
 
     def succeeded(self, call: Call) -> None:
-        """A call succeeded."""
+        """Mark a call as succeeded."""
         self._asked.add(_key(call))
         self._done.add(_key(call))
 
     def in_vain(self, call: Call) -> None:
-        """A call failed and nothing waits for it; it is retried."""
+        """Mark a call as failed and no longer waited for; it is still retried."""
         self._vain.add(_key(call))
 
     def is_done(self, kind: type[Call], life: Life, epoch: int) -> bool:
-        """Whether a call succeeded."""
+        """Whether a call to a server process has succeeded."""
         return (kind, life, epoch) in self._done
 
     def is_over(self, kind: type[Call], life: Life, epoch: int) -> bool:
-        """Whether a call succeeded or nothing waits for it."""
+        """Whether a call has succeeded or is no longer waited for."""
         return (kind, life, epoch) in self._done | self._vain
 
     def ask_again(self, life: Life) -> None:
-        """Let a server's unfinished calls begin anew."""
+        """Let a server's unfinished calls begin again."""
         self._asked = {key for key in self._asked if key[1] != life or key in self._done}
 
     def keep(self, epoch: int) -> None:
-        """Forget the calls of other epochs."""
+        """Drop the calls of all other epochs."""
         for keys in (self._asked, self._done, self._vain):
             keys.intersection_update({key for key in keys if key[-1] == epoch})
 

@@ -1,4 +1,4 @@
-"""What the balancer does next: a state machine without I/O (views and outcomes in, actions out).
+"""The balancer's state machine for placements, without I/O (cluster views and call outcomes in, actions out).
 
 The life of a placement (epoch N + 1):
 
@@ -12,22 +12,22 @@ The life of a placement (epoch N + 1):
                          +                     | an expert lost its last living replica: a candidate at once
                                                +
 
-Until a client has acknowledged N + 1, servers also hold what N gave them. So any process may die at any step,
-this one included, and each client still has a working placement. Epochs only rise, and servers refuse an
-epoch older than one they know, so a replaced balancer does no harm.
+Until a client has acknowledged N + 1, servers also hold their shares of N. Any process, including this one,
+may therefore die at any step, and each client still has a working placement. Epochs only rise, and servers
+refuse an epoch older than one they have received, so a replaced balancer does no harm.
 
 Reasons for a candidate, most urgent first:
-  orphans: an expert's last living replica is gone. It is loaded elsewhere; nothing else changes.
+  orphans: an expert's last living replica is lost. The expert is loaded elsewhere; nothing else changes.
   repair: a server joined, drains, cannot load for now, or has been dead longer than the grace
-    period. Starts only when idle.
-  audience: a client has been cut from some servers for longer than the grace. It gets replicas on others.
-  proposal: the rebalancer or an operator wants another placement. Waits for idle.
+    period. A repair starts only when idle.
+  audience: a client has been cut from some servers for longer than the grace. The servers that it reaches
+    get the replicas it lacks.
+  proposal: the rebalancer or an operator wants another placement. A proposal is accepted only when idle.
 
 Terms:
   share: what a placement gives one server.
   idle: servers hold the published placement and nothing else.
-  recovery: a balancer that starts in a running cluster asks its servers what they hold, and continues from
-    there.
+  recovery: a balancer that starts in a running cluster asks its servers what they hold, and starts from that.
   stage: one of several placements of a proposal, when servers have no memory for the old and the new one.
 """
 
@@ -77,14 +77,14 @@ _REACH_S = 5.0
 
 
 class Planner:
-    """Makes placements and takes them through their states (see the module's docstring).
+    """Makes placements and takes each through its states (see the module's docstring).
 
     Args:
         expected_servers: Expert servers to wait for before the first placement.
         redundancy: Servers that hold each expert; all of them while there are fewer.
         dead_grace_s: How long to wait for a dead server's return.
         ack_timeout_s: Longest wait for clients that stay on an older placement.
-        layout: Lays placements out; evenly by default.
+        layout: Lays out placements; evenly by default.
 
     Raises:
         ValueError: redundancy is above expected_servers.
@@ -111,7 +111,7 @@ class Planner:
         self._next_willing: frozenset[str] = frozenset()
         self._next_holders: frozenset[str] = frozenset()
         self._next_is_urgent = False
-        # About the next placement, or else the current one.
+        # Whether the next placement, or else the current one, was proposed.
         self._is_proposed = False
         self._retire_at = 0.0
         # Whether clients may have had a placement before the current one.
@@ -119,9 +119,9 @@ class Planner:
         self._last_epoch = 0
         self._first_seen_at: float | None = None
         self._recovering = False
-        # A candidate was given up: servers may have heard of an epoch above the current one.
+        # Whether a candidate was given up: servers may then have received an epoch above the current one.
         self._gave_up = False
-        # What was impossible the last time.
+        # The last complaint, to emit each only once.
         self._complained = ""
         self._layer_order: tuple[int, ...] = ()
         self._settled_epoch = 0
@@ -131,13 +131,13 @@ class Planner:
         self._constraints = Constraints(self._pool, self._steps)
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
         self._audiences = Audiences(self._pool, lambda: self._layout.redundancy)
-        # Until then clients may connect to servers that are new in the candidate.
+        # Deadline for clients to connect to servers that are new in the candidate.
         self._held_until: float | None = None
 
     # -- events ---------------------------------------------------------------------------------
 
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
-        """The membership changed."""
+        """Process a change of the membership; return the actions due."""
         self._pool.observe(members, now)
         if self._first_seen_at is None:
             self._first_seen_at = now
@@ -151,14 +151,14 @@ class Planner:
         told_epoch: int = 0,
         digests_LE: Digests | None = None,
     ) -> list[Action]:
-        """A call to a server succeeded.
+        """Process the success of a call to a server; return the actions due.
 
         Args:
             call: The call.
             now: Monotonic seconds.
-            holds_LE: Answer to `Inspect`: what it holds, bool (L, E).
-            told_epoch: Answer to `Inspect`: the newest epoch it was ever told, loaded or not.
-            digests_LE: Answer to `Inspect`: digests of what it holds; None: it states none.
+            holds_LE: Answer to `Inspect`: experts that the server holds, bool (L, E).
+            told_epoch: Answer to `Inspect`: the newest epoch the server has received, loaded or not.
+            digests_LE: Answer to `Inspect`: digests of the held experts; None: the server states none.
         """
         self._ledger.succeeded(call)
         if isinstance(call, Inspect):
@@ -174,31 +174,31 @@ class Planner:
         return self.tick(now)
 
     def loaded(self, call: Prepare, now: float, digests_LE: Digests) -> list[Action]:
-        """A server has loaded its share, and waits for the digests that the call lacked.
+        """Process a server's report that it has loaded its share and waits for digests to compare.
 
         Args:
             call: The call.
             now: Monotonic seconds.
-            digests_LE: Digests of what it read; 0 if it holds nothing.
+            digests_LE: Digests of the experts it read; 0 for experts that it does not hold.
         """
         self._digests.state(call.life, digests_LE)
         self._steps.loaded(call)
         return self.tick(now)
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
-        """An expert's bytes on a server differ from the cluster's: the server gets no more experts."""
+        """Give a server no more experts, because an expert's bytes on it differ from the cluster's."""
         self._pool.is_damaged(call.life)
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
-        """A call failed or timed out. The caller repeats it while `is_wanted`."""
+        """Process a call that failed or timed out. The caller repeats it while `is_wanted`."""
         if not self.is_wanted(call):
             return []
         if isinstance(call, Retire):
-            # It holds more than its share until a retry reaches it: nothing waits for that.
+            # The server holds more than its share until a retry reaches it, which nothing waits for.
             self._ledger.in_vain(call)
             return self.tick(now)
-        # Before the first placement there are no other servers to go on with.
+        # Before the first placement the failure is not counted, because no other servers can take over.
         if self._current is None and not self._recovering:
             return []
         unable_s = self._pool.count_failure(call.life, now, timed_out=timed_out)
@@ -210,7 +210,7 @@ class Planner:
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
-        """Whether to repeat a failed call: the server lives and the placement is still wanted."""
+        """Whether to repeat a failed call: the server is alive and the placement is still wanted."""
         member = self._pool.alive.get(call.server_id)
         if member is None or self._pool.life(member) != call.life or self._pool.is_unable(member):
             return False
@@ -223,7 +223,7 @@ class Planner:
                 return self._current is None
 
     def tick(self, now: float) -> list[Action]:
-        """Return the actions that are due. Also called at `wake_at`."""
+        """Advance the state machine and return the actions due. Also called at `wake_at`."""
         self._pool.pass_time(now)
         if self._next is not None and not self._stands(self._next, now):
             self._next, self._gave_up = None, True
@@ -241,7 +241,7 @@ class Planner:
         return actions + self._settle()
 
     def wake_at(self, now: float) -> float | None:
-        """When time alone may make something due; None: never."""
+        """Return when to call `tick` without an event; None: never."""
         times = [*self._pool.due_at, *filter(None, [self._held_until])]
         if self._current is None:
             if self._first_seen_at is not None:
@@ -265,7 +265,7 @@ class Planner:
         )
 
     def stays_after_all(self, server_id: str) -> None:
-        """Undo `let_drain`: the server could not be told."""
+        """Undo `let_drain`, because the drain call did not reach the server."""
         self._pool.stays_after_all(server_id)
 
     @property
@@ -279,36 +279,36 @@ class Planner:
         return self._current
 
     def has_time(self, call: Prepare | Retire) -> bool:
-        """Whether no client waits for a call: it belongs to a proposal, and no expert is at risk."""
-        # A server that returned does not have yet what clients may ask it for.
+        """Whether a call may be delayed: it belongs to a proposal, and no client or expert depends on it."""
+        # A server that returned still lacks experts that clients may ask it for.
         returned = isinstance(call, Prepare) and call.placement is self._current
         return self._is_proposed and not returned
 
     @property
     def is_at_rest(self) -> bool:
-        """No placement is being rolled out, and none is to follow."""
+        """Whether no placement is being rolled out and no stage is pending."""
         return self._is_idle() and not self._constraints.stages
 
     @property
     def pool(self) -> ServerPool:
-        """The servers."""
+        """The planner's view of the expert servers."""
         return self._pool
 
     # -- constraints ----------------------------------------------------------------------------
 
     def remember(self, wanted: Placement) -> None:
-        """Set the placement that the previous balancer wanted last; it is kept if its servers are there."""
+        """Set the last placement the previous balancer wanted; recovery keeps it if its servers are there."""
         self._constraints.wanted = wanted
 
     def propose(self, stages: Sequence[Candidate], epoch: int) -> str | None:
         """Propose another placement, or several in sequence.
 
         Args:
-            stages: At least one. Servers that cannot be given experts gain none in them.
-            epoch: Epoch of the placement that they were made from.
+            stages: The placements, at least one. Servers that cannot be given experts gain none in them.
+            epoch: Epoch of the placement that the stages were made from.
 
         Returns:
-            Why it is refused; None: it begins with the next `tick`.
+            The reason for a refusal; None: accepted, and begun at the next `tick`.
         """
         if self._current is None:
             return "there is no placement yet"
@@ -321,11 +321,11 @@ class Planner:
         return refusal
 
     def level(self) -> None:
-        """Make replicas even again, whatever was proposed before."""
+        """Allow repair to even the replicas out again, even if the placement was proposed."""
         self._constraints.is_granted = False
 
     def member(self, server_id: str) -> Member | None:
-        """A live server of the cluster."""
+        """Return a live server by its id; None: there is none."""
         return self._pool.alive.get(server_id)
 
     # -- candidates -----------------------------------------------------------------------------
@@ -340,27 +340,27 @@ class Planner:
             return [Complain(str(error))] if self._complained != complained else []
 
     def _begin(self, now: float) -> list[Action]:
-        """The first placement of this balancer."""
+        """Begin this balancer's first placement: recover a running cluster, or start a new one."""
         shape = self._pool.choose_model()
         if shape is None:
             return []
         full = (shape.num_layers, shape.num_experts)
         able, staying = self._pool.able, self._pool.staying
-        # Somebody knows a placement of another balancer: this one has made no candidate yet.
+        # This balancer has made no candidate yet, so an epoch above 0 is that of a previous balancer.
         self._recovering = self._recovering or bool(
             self._pool.highest_epoch and not self._last_epoch
         )
         if not self._recovering:
-            # Servers that were refused count as present.
+            # Servers refused for damaged bytes count as present.
             if able and len(able.keys() | self._pool.damaged) >= self._expected:
                 self._candidate(first(self._layout, *full, self._pool))
             return []
-        # A monitor that has also restarted may not know all of them yet.
+        # A monitor that has also restarted may not list all servers yet.
         assert self._first_seen_at is not None
         if len(self._pool.alive) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
             return []
-        # Includes newcomers: they may know of an epoch that they have not loaded.
-        # And leaving servers: they may be the last to know the digests of what they hold.
+        # Includes newcomers, which may have received an epoch that they have not loaded, and leaving
+        # servers, which may be the last with the digests of the experts they hold.
         unknown = [
             m for m in self._pool.willing.values() if self._pool.life(m) not in self._holdings
         ]
@@ -379,7 +379,7 @@ class Planner:
         )
 
     def _go_on(self, current: Placement, now: float) -> list[Action]:
-        """The placement after the current one, if one is due."""
+        """Begin the placement after the current one, if one is due."""
         if not self._pool.able:
             return []
         idle = self._is_idle()
@@ -393,7 +393,7 @@ class Planner:
         urgent = clears or candidate is not None
         further: list[Candidate] = []
         if candidate is None and not clears and (self._gave_up or idle):
-            # With limited memory no placement is as even as it could be.
+            # With limited memory placements cannot be fully even, so an uneven one is not repaired.
             is_wanted = (
                 self._constraints.keeps_as_is or limited or self._audiences.has_more(current)
             )
@@ -402,7 +402,7 @@ class Planner:
         if candidate is None and self._gave_up:
             candidate = self._audiences.plain
         if candidate is not None:
-            # The proposal was made without knowing of this.
+            # A pending proposal was made before this change, so its stages are dropped.
             self._constraints.stages = further
             self._is_proposed = False
         elif idle:
@@ -430,15 +430,15 @@ class Planner:
         self._next_is_urgent = False
 
     def _stands(self, candidate: Placement, now: float) -> bool:
-        """Whether a candidate's servers still live, can load, and are reached by clients."""
+        """Whether a candidate stays valid: its servers are alive, can load, and are reached by clients."""
         if self._held_until is not None and now >= self._held_until:
             return False
         if self._current is None and self._pool.highest_epoch > candidate.epoch:
-            # A late call of the previous balancer: its servers refuse this candidate.
+            # After a late call of the previous balancer, its servers refuse this candidate.
             return False
         current = self._current
         if current is not None and not self._next_is_urgent and has_orphans(current, self._pool):
-            # Orphans must not wait for the loads of this candidate.
+            # Give this candidate up: orphans must not wait for its loads.
             return False
         pool = self._pool
         return (
@@ -446,7 +446,7 @@ class Planner:
         )
 
     def _is_idle(self) -> bool:
-        """Whether servers hold nothing but the published placement, or cannot be told to."""
+        """Whether servers hold nothing but the published placement, or do not answer Retire."""
         placement = self._current
         return placement is not None and self._next is None and self._steps.is_retired(placement)
 
@@ -463,7 +463,7 @@ class Planner:
         if placement is None or not self._steps.is_prepared(placement):
             return []
         if self._current is not None and self._pool.has_unreached(placement):
-            # A client has come, or has lost a new server, since the candidate was made.
+            # Since the candidate was made, a client has joined, or has lost its connection to a new server.
             self._held_until = self._held_until or now + _REACH_S
             return []
         self._held_until = None
@@ -478,7 +478,7 @@ class Planner:
 
     @property
     def _may_retire(self) -> bool:
-        """False while a candidate replaces the placement: a server that knows the candidate refuses it."""
+        """Whether to call Retire; not during a candidate, whose servers would refuse the older epoch."""
         return self._next is None and not self._gave_up
 
     def _retire_if_due(self, now: float) -> list[Action]:

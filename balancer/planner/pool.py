@@ -1,4 +1,4 @@
-"""The planner's view of the expert servers: alive, able to take experts, or waited for."""
+"""The planner's view of the expert servers: which are alive, can take experts, or may still return."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["EPOCHS_OF_A_LIFE", "ServerPool"]
 
-# A suspected server keeps what it has and gets nothing new.
+# States in which a server is given experts. A suspected server keeps its experts and gets no new ones.
 _ABLE = (MemberState.JOINING, MemberState.SERVING)
-# Attempts to load a share, half a second apart, before a server process counts as unable: at first for the
-# dead server's grace, then twice as long each time, up to this.
+# Attempts to load a share, half a second apart, before a server process counts as unable. The first such
+# time is as long as a dead server's grace; each further one is twice as long, up to the limit below.
 _ATTEMPTS = 5
 _LONGEST_UNABLE_S = 600.0
 _NO_LIMIT = 1 << 40
-# Each incarnation of the balancer starts at another thousand: its predecessor may have told servers of an
-# epoch that no member has reported yet, and two placements must never share an epoch.
+# Each incarnation of the balancer starts its epochs at another thousand, because its predecessor may have
+# sent servers an epoch that no member has reported yet, and two placements must never share an epoch.
 EPOCHS_OF_A_LIFE = 1000
 
 
 class ServerPool:
-    """Facts about the members, no decisions. No I/O, no clock: `now` is monotonic seconds.
+    """The planner's state of the members; makes no placements. No I/O, no clock: `now` is monotonic seconds.
 
     Args:
-        dead_grace_s: How long to wait for a dead server, or for a client to reconnect to a server; and how
-            long a server that failed to load too often is left alone at first.
+        dead_grace_s: How long to wait for a dead server, or for a client to reconnect to a server. Also the
+            first time for which a server that failed to load too often is given nothing.
 
     Attributes:
         most: Temporary cap on the replicas of a server, whatever its memory.
         digest: Digest of the cluster's model; empty until it is chosen.
-        placed: Servers that hold experts in the placement; None before the first one.
+        placed: Servers that hold experts in the placement; None before the first placement.
         reach: Verdict on the servers that clients reach, as of the last `pass_time`.
     """
 
@@ -59,7 +59,7 @@ class ServerPool:
         # Servers with a damaged copy of the checkpoint, by id and by process.
         self.damaged: set[str] = set()
         self._damaged_lives: set[Life] = set()
-        # Until they report DRAINING themselves.
+        # Servers that are leaving, from `let_drain` until they report DRAINING themselves.
         self._told_to_leave: set[Life] = set()
         self.most: dict[str, int] = {}
         self.digest = ""
@@ -68,9 +68,9 @@ class ServerPool:
         self.reach = Verdict()
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
-        """The membership changed."""
+        """Record a change of the membership."""
         self._absurd = {m.id: m for m in members.values() if not _is_credible(m)}
-        # An impossible claim is ignored: it must not use up the epochs.
+        # Impossible claims are ignored, because they would use up the epochs.
         self._members = {s: m for s, m in members.items() if s not in self._absurd}
         self._members |= {s: replace(m, epoch=0) for s, m in self._absurd.items()}
         before = self._servers
@@ -83,11 +83,11 @@ class ServerPool:
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
 
     def life(self, member: Member) -> Life:
-        """The process behind a member."""
+        """Return the identity of a member's process."""
         return (*member.life, self._births[member.id])
 
     def choose_model(self) -> ModelShape | None:
-        """Choose the model of most able servers as the cluster's."""
+        """Choose the model that most able servers have as the cluster's model; None: there is none."""
         models = [m.model for _, m in sorted(self._servers.items()) if m.state in _ABLE and m.model]
         if not models:
             return None
@@ -98,7 +98,7 @@ class ServerPool:
 
     @property
     def alive(self) -> dict[str, Member]:
-        """Servers of the cluster's model that are not gone, by id."""
+        """Servers of the cluster's model that have neither died nor left, by id."""
         return {
             s: m
             for s, m in sorted(self._servers.items())
@@ -107,12 +107,12 @@ class ServerPool:
 
     @property
     def clients(self) -> list[Member]:
-        """Attention clients in any state."""
+        """All attention clients, in any state."""
         return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
 
     @property
     def willing(self) -> dict[str, Member]:
-        """Of `alive`: those that did not fail to load too often."""
+        """Servers in `alive` that have not failed to load too often."""
         return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
 
     @property
@@ -126,7 +126,7 @@ class ServerPool:
 
     @property
     def able(self) -> dict[str, Member]:
-        """Of `staying`: those that can be given experts now, as they are not suspected."""
+        """Servers in `staying` that can be given experts now: they are joining or serving, not suspected."""
         return {s: m for s, m in self.staying.items() if m.state in _ABLE}
 
     @property
@@ -136,11 +136,11 @@ class ServerPool:
 
     @property
     def reached(self) -> dict[str, Member]:
-        """Of `holders`: those that clients reach."""
+        """Servers in `holders` that clients reach."""
         return {s: m for s, m in self.holders.items() if s not in self.reach.withheld}
 
     def capacity_S(self, servers: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """Replicas that these servers may hold, over all layers; None: no server states a limit."""
+        """int64 (S): replicas that servers may hold, over all layers; None: no server states a limit."""
         limits = [min(self._capacity(s), self.most.get(s, _NO_LIMIT)) for s in servers]
         return None if all(n == _NO_LIMIT for n in limits) else np.array(limits, np.int64)
 
@@ -151,7 +151,7 @@ class ServerPool:
         return member.memory_bytes // member.expert_bytes
 
     def new_refusals(self, now: float) -> list[Action]:
-        """Newly refused servers and why: their model is not the cluster's, or clients do not reach them."""
+        """Report servers newly refused because of another model or because clients do not reach them."""
         refusals: list[Action] = [
             Complain(note.text) if note.server_id is None else Refuse(note.server_id, note.text)
             for note in self._reach.notes(self.reach, now)
@@ -167,7 +167,7 @@ class ServerPool:
         return refusals
 
     def new_complaints(self) -> list[str]:
-        """Complaints about impossible claims, one per process."""
+        """Describe new impossible claims of members, one complaint per process."""
         new = [m for m in self._absurd.values() if self.life(m) not in self._complained]
         self._complained |= {self.life(m) for m in new}
         return [
@@ -182,7 +182,7 @@ class ServerPool:
 
     @property
     def balancer_life(self) -> int:
-        """The balancer's incarnation, as the monitor counts them."""
+        """The balancer's incarnation, as counted by the monitor."""
         lives = (
             m.incarnation
             for m in self._members.values()
@@ -191,12 +191,12 @@ class ServerPool:
         return max(lives, default=1)
 
     def is_awaited(self, server_id: str, now: float) -> bool:
-        """Whether a server is dead and still within its grace."""
+        """Whether a server is dead but its grace has not ended."""
         since = self._dead_since.get(server_id)
         return since is not None and now < since + self._dead_grace_s
 
     def grace_ends(self, server_ids: tuple[str, ...]) -> list[float]:
-        """When the graces of the dead ones end."""
+        """Return when the graces of the dead servers among these end."""
         dead = (s for s in server_ids if s in self._dead_since)
         return [self._dead_since[s] + self._dead_grace_s for s in dead]
 
@@ -206,7 +206,7 @@ class ServerPool:
         Args:
             epoch: The newest epoch.
             there_was_one: Whether there was an older placement. A client that reports none and does not
-                serve yet may just have received it. (One that serves and reports none never reports.)
+                serve yet may just have received it. (A client that serves and reports none never does.)
         """
         return any(
             m.epoch < epoch
@@ -216,7 +216,7 @@ class ServerPool:
         )
 
     def let_drain(self, server_id: str) -> bool:
-        """Mark a server as leaving, if another able one stays; return whether it is marked."""
+        """Mark a server as leaving, unless no other able server would stay; return whether it is marked."""
         leaving = {s for s, m in self.able.items() if self.life(m) in self._told_to_leave}
         if not self.able.keys() - leaving - {server_id}:
             return False
@@ -224,7 +224,7 @@ class ServerPool:
         return True
 
     def stays_after_all(self, server_id: str) -> None:
-        """Undo `let_drain`."""
+        """Undo `let_drain` for a server."""
         self._told_to_leave.difference_update(
             life for life in tuple(self._told_to_leave) if life[0] == server_id
         )
@@ -235,10 +235,10 @@ class ServerPool:
         Args:
             life: The process.
             now: Monotonic seconds.
-            timed_out: It exceeded its deadline: one such failure is enough.
+            timed_out: Whether it exceeded its deadline; one such failure is enough.
 
         Returns:
-            Seconds for which it counts as unable from now on; 0: it may try again.
+            Seconds for which the process counts as unable from now on; 0: it may try again.
         """
         self._failures[life] += _ATTEMPTS if timed_out else 1
         if self._failures[life] < _ATTEMPTS:
@@ -250,7 +250,7 @@ class ServerPool:
         return unable_s
 
     def is_damaged(self, life: Life) -> None:
-        """Give a server process no more experts: its bytes differ from the cluster's."""
+        """Mark a server process as damaged: its bytes differ from the cluster's, so it gets no experts."""
         self.damaged.add(life[0])
         self._damaged_lives.add(life)
 
@@ -260,31 +260,31 @@ class ServerPool:
         self._verdicts.pop(life, None)
 
     def pass_time(self, now: float) -> None:
-        """Apply the timeouts that are over: unable servers, and clients that are waited for."""
+        """Apply expired timeouts: of unable servers, and of clients' reconnections to servers."""
         self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
         alive, placed = self.alive, self.placed
         if placed is None and self.highest_epoch:
-            # This balancer has just started in a serving cluster.
+            # This balancer has just started in a serving cluster, so members report where experts are.
             placed = frozenset(s for s, m in alive.items() if m.experts)
         self._reach.observe((m for m in self.clients if self._counts(m)), alive, now)
         self.reach = self._reach.verdict(placed, now)
 
     def place(self, placement: Placement) -> None:
-        """Note the published placement."""
+        """Record the published placement."""
         self.placed = _holding(placement)
 
     def has_unreached(self, placement: Placement) -> bool:
-        """Whether some client does not reach a server that gets its first experts."""
+        """Whether some client does not reach a server that gets its first experts in a placement."""
         new = _holding(placement) - (self.placed or frozenset())
         return bool(new & self.reach.withheld)
 
     @property
     def due_at(self) -> list[float]:
-        """When `pass_time` is due."""
+        """Times at which `pass_time` is due."""
         return [*self._unable_until.values(), *self._reach.due_at()]
 
     def _counts(self, client: Member) -> bool:
-        """Whether a client lives and runs the cluster's model."""
+        """Whether a client is alive and runs the cluster's model."""
         return not client.state.is_gone and (client.model is None or self._is_ours(client))
 
     def is_unable(self, member: Member) -> bool:
@@ -297,12 +297,12 @@ class ServerPool:
 
 
 def _holding(placement: Placement) -> frozenset[str]:
-    """The servers that hold experts."""
+    """Return the servers that hold experts in a placement."""
     holds_S = np.asarray(placement.holds_LSE.any(axis=(0, 2)))
     return frozenset(s for s, holds in zip(placement.servers, holds_S, strict=True) if holds)
 
 
 def _is_credible(member: Member) -> bool:
-    """Whether the epoch and incarnation that a member reports are possible."""
+    """Whether the epoch and incarnation reported by a member are possible."""
     life = member.incarnation if member.role is Role.BALANCER else 0
     return max(member.epoch, EPOCHS_OF_A_LIFE * life) <= TRUSTED_EPOCH

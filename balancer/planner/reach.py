@@ -1,13 +1,13 @@
-"""Decides which servers can be given experts: those that clients reach. No I/O, no clock.
+"""Decides by clients' connections which servers can be given experts. No I/O, no clock.
 
 Terms:
   missing: a client is not connected to a server, for any reason.
   cut: the connection has been missing for too long to wait for it.
-  counted: a client that reports its reach and is not cut from every server. A client that is cut from all
-    servers is itself the fault: nothing is moved for it.
+  counted: a client that reports its reach and is not cut from every server. If a client is cut from all
+    servers, the fault is its own, and no expert is moved for it.
   placed: a server that holds experts in the placement. The others are newcomers.
-  audience: the servers that a client still reaches when it is cut from others. Each expert needs its
-    replicas among these, too.
+  audience: the servers that a client still reaches when it is cut from others. Each expert also needs its
+    replicas among these.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from eaas.types import Member, ServerReach
 
 __all__ = ["Note", "ReachTracker", "Verdict", "judge"]
 
-# A client tries a new server a few times within this; a busy client may take a moment.
+# Wait for clients to connect to a new server: enough for a few attempts, even of a busy client.
 _TRIES_S = 1.5
-# More than the deadline of an attempt to connect.
+# Wait for a client that reports nothing about a server: more than the deadline of an attempt to connect.
 _SILENT_S = 10.0
 
 Life = tuple[str, int, str, int, str]
@@ -30,7 +30,7 @@ Life = tuple[str, int, str, int, str]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Consequences of which servers clients reach.
+    """Which servers get no experts and which need extra replicas, by what clients reach.
 
     Attributes:
         withheld: Servers that get no experts for now.
@@ -49,17 +49,17 @@ def judge(
     servers: AbstractSet[str],
     placed: AbstractSet[str],
 ) -> Verdict:
-    """Decide by which servers clients reach.
+    """Decide which servers are withheld and which audiences there are.
 
     A newcomer is withheld until every counted client is connected to it. A placed server is withheld once
-    every counted client is cut from it. If only some clients are cut from it, it goes on serving the others,
-    and the clients that are cut get replicas on servers that they reach.
+    every counted client is cut from it. If only some clients are cut from it, it keeps serving the others,
+    and the servers that the cut clients reach get the missing replicas.
 
     Args:
-        cut: Servers by client that reports its reach.
-        missing: Servers by client; a superset of `cut`.
+        cut: Servers that each client is cut from, by client that reports its reach.
+        missing: Servers that each client is not connected to; a superset of `cut`.
         servers: Live servers.
-        placed: Those that hold experts.
+        placed: Servers that hold experts.
     """
     counted = [client for client in cut if servers - cut[client]]
     if not counted:
@@ -79,7 +79,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Note:
-    """A message to the operator.
+    """A message to the operator about a connection.
 
     Attributes:
         server_id: The server that gets no experts; None: the text is about a client.
@@ -92,7 +92,7 @@ class Note:
 
 @dataclass(frozen=True)
 class _Gap:
-    """A client is not connected to a server."""
+    """A missing connection between a client and a server, and since when it is missing."""
 
     since: float
     patience_s: float
@@ -110,7 +110,7 @@ class _Client:
 
 
 class ReachTracker:
-    """Tracks what clients report, and since when.
+    """Tracks which servers clients report to reach, and how long connections have been missing.
 
     Args:
         grace_s: How long to wait for a client to reconnect to a server.
@@ -124,7 +124,7 @@ class ReachTracker:
         self._told: set[tuple[Life, Life]] = set()
 
     def observe(self, clients: Iterable[Member], servers: Mapping[str, Member], now: float) -> None:
-        """The membership changed.
+        """Record a change of the membership, with clients' reports.
 
         Args:
             clients: Live clients of the cluster's model, including older releases that report nothing.
@@ -141,7 +141,7 @@ class ReachTracker:
             known = before.get(member.id)
             if known is not None and known.member.life != member.life:
                 known = None
-            # There may be thousands of both: unchanged reports are not compared again.
+            # Unchanged reports are not compared again, as there may be thousands of clients and servers.
             if (
                 known is not None
                 and known.member.reach is member.reach
@@ -176,13 +176,16 @@ class ReachTracker:
         return gaps
 
     def verdict(self, placed: AbstractSet[str] | None, now: float) -> Verdict:
-        """See `judge`. `placed` None: all servers; the first placement waits for no client."""
+        """Return the current verdict (see `judge`).
+
+        `placed` None means all servers, because the first placement waits for no client.
+        """
         missing = {c: client.gaps.keys() for c, client in self._clients.items()}
         servers = self._servers.keys()
         placed = servers if placed is None else placed
         found = judge(self._cut(now), missing, servers, placed)
         if self._clients.keys() == found.cut_off:
-            # Nobody is left to ask: a newcomer that was out of reach still is.
+            # While no client reaches any server, a withheld newcomer stays withheld.
             kept = {s for s in servers - placed if self._servers[s] in self._withheld}
             return replace(found, withheld=frozenset(kept))
         self._withheld = {self._servers[s] for s in found.withheld}
@@ -199,7 +202,7 @@ class ReachTracker:
         return [g.since + g.patience_s for c in self._clients.values() for g in c.gaps.values()]
 
     def notes(self, verdict: Verdict, now: float) -> list[Note]:
-        """New messages; one is repeated only after the client has reached the server in between."""
+        """Return new messages; each is repeated only after the client has reached the server in between."""
         open_now = {
             (client.member.life, self._servers[s]): (c, s, gap.reason)
             for c, client in self._clients.items()

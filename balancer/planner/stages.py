@@ -1,4 +1,4 @@
-"""Splits a change of layout into stages that fit into memory: during a stage servers hold old and new."""
+"""Splits a change of layout into stages that fit into memory, as servers hold old and new during a stage."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def stages(
     moves: Sequence[Move],
     capacity_S: Int | None,
 ) -> list[tuple[Holds, Shares]]:
-    """The sequence of layouts that ends with `then`.
+    """Return the sequence of layouts that leads to `then`, which is the last.
 
-    A replica that a stage unloads stays in memory until clients know of the stage, so a load that needs its
-    memory belongs to a later stage. An expert with a server has one in every stage. Without memory limits
+    A replica that a stage unloads stays in memory until clients use the stage's layout, so a load that needs
+    its memory belongs to a later stage. An expert with a server has one in every stage. Without memory limits
     there is one stage.
 
     Args:
         holds_LSE, shares_LSE: The current layout.
         then_LSE, then_shares_LSE: The target layout.
-        moves: From the one to the other (see `ordered_moves`); loads happen in this order.
+        moves: Moves from the current to the target layout (see `ordered_moves`); loads keep this order.
         capacity_S: int64 (S): replicas that servers have memory for, over all layers.
     """
     if capacity_S is None:
@@ -52,11 +52,11 @@ _Place = tuple[int, int, int]  # layer, server, expert
 
 
 class _Walk:
-    """Walks from one layout to another within memory.
+    """Finds the intermediate layouts between two layouts, within memory.
 
     Args:
         holds_LSE, then_LSE: Start and target.
-        loads: In order.
+        loads: Replicas to load, in order.
         capacity_S: Replicas that servers have memory for.
     """
 
@@ -67,18 +67,18 @@ class _Walk:
         self._then_LSE = then_LSE
         self._loads = list(loads)
         self._room_S = capacity_S
-        # Includes the replicas that the stage unloads: they stay until it is over.
+        # Replicas in memory, including those that the stage unloads, which stay until the stage is over.
         self._peak_S = holds_LSE.sum(axis=(0, 2))
         self._borrowed: set[_Place] = set()
 
     def stages(self) -> Iterator[Holds]:
-        """All stages but the last."""
+        """Yield all stages but the last."""
         while True:
             loaded = self._load_what_fits()
             if not self._loads:
                 return
             if not (self._unload_for_the_rest() or self._borrow() or loaded):
-                # Full servers exchange sole replicas: one of them must exceed its memory for a while.
+                # When full servers exchange sole replicas, one of them must exceed its memory temporarily.
                 self._load(self._loads.pop(0))
                 continue
             yield self._stage_LSE.copy()
@@ -100,7 +100,7 @@ class _Walk:
         return done
 
     def _unload_for_the_rest(self) -> bool:
-        """Unload replicas that other servers have, on servers that wait for loads."""
+        """Unload replicas that others hold and the target lacks, on servers whose loads wait for memory."""
         needed = Counter(server for _, server, _ in self._loads)
         dropped = False
         for layer, server, expert in np.argwhere(self._stage_LSE & ~self._then_LSE).tolist():
@@ -111,7 +111,7 @@ class _Walk:
         return dropped
 
     def _borrow(self) -> bool:
-        """Unload for a while a replica that a server keeps and others have, too; each at most once."""
+        """Temporarily unload a kept replica that other servers also hold; each at most once."""
         for _, server, _ in self._loads:
             kept_LE = self._stage_LSE[:, server] & self._then_LSE[:, server]
             spare_LE = kept_LE & (self._stage_LSE.sum(axis=1) > 1)
@@ -126,7 +126,7 @@ class _Walk:
 
 
 def shares_of(holds_LSE: Holds, *wanted: npt.NDArray[np.floating]) -> Shares:
-    """float64 (L, S, E): by expert, the shares of the first `wanted` that knows its replicas, or even."""
+    """float64 (L, S, E): by expert, the first `wanted` with shares for its replicas, else even shares."""
     result: Float = np.zeros(holds_LSE.shape)
     for wanted_LSE in (*wanted, holds_LSE.astype(np.float64)):
         part_LSE = np.where(holds_LSE, wanted_LSE, 0.0)
@@ -134,7 +134,7 @@ def shares_of(holds_LSE: Holds, *wanted: npt.NDArray[np.floating]) -> Shares:
         missing_LE = (result.sum(axis=1, keepdims=True) == 0) & (sum_LE > 0)
         scaled_LSE = np.divide(part_LSE, sum_LE, out=np.zeros_like(part_LSE), where=sum_LE > 0)
         result = np.where(missing_LE, scaled_LSE, result)
-    # Clients never use a replica without a share: give it a little.
+    # Clients never use a replica without a share, so each gets at least a small one.
     least_LSE = np.where(holds_LSE, np.maximum(result, 1 / 1024), 0.0)
     sum_LE = least_LSE.sum(axis=1, keepdims=True)
     return np.asarray(np.divide(least_LSE, sum_LE, out=np.zeros_like(least_LSE), where=sum_LE > 0))

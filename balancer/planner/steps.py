@@ -1,4 +1,4 @@
-"""The calls that bring a placement to servers: load shares, later drop everything else. No I/O."""
+"""The planner's calls that bring a placement to servers: load shares, later drop everything else. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """Calls that are due for a placement, and whether they are done.
+    """Makes the calls due for a placement, and tracks whether they are done.
 
     Args:
         pool: The servers.
@@ -24,15 +24,15 @@ class Steps:
         self._pool = pool
         self._ledger = ledger
         self._digests = digests
-        # Servers that loaded a share and wait for digests of it, with the epoch.
+        # Servers, with the epoch, that have loaded a share and wait for digests to compare it with.
         self._awaiting: set[tuple[Life, int]] = set()
 
     def loaded(self, call: Prepare) -> None:
-        """A server has loaded its share and waits for digests to compare it with."""
+        """Record that a server has loaded its share and waits for digests to compare it with."""
         self._awaiting.add((call.life, call.placement.epoch))
 
     def decide_digests(self, placement: Placement) -> None:
-        """Decide digests once all servers of the placement have stated theirs; then call them again."""
+        """Decide digests once all servers of the placement have stated theirs, and repeat their calls."""
         waited_for = {
             life
             for life in self._lives(placement)
@@ -47,7 +47,7 @@ class Steps:
             self._ledger.ask_again(life)
 
     def _lives(self, placement: Placement) -> list[Life]:
-        """Processes of its servers that carry calls out."""
+        """Return the processes of a placement's servers, without those that cannot load for now."""
         return [
             self._pool.life(server)
             for server_id, server in self._pool.willing.items()
@@ -55,7 +55,7 @@ class Steps:
         ]
 
     def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
-        """Calls to servers that have not been told to load their share."""
+        """Begin Prepare calls to servers that have not received one for this placement."""
         calls: list[Call] = []
         for server_id, server in self._pool.willing.items():
             if server_id not in placement.servers:
@@ -64,7 +64,7 @@ class Steps:
             known_LE = self._digests.known_LE
             call = Prepare(server_id, life, server.address, placement, layer_order, known_LE)
             if server.state is MemberState.SERVING and server.epoch == placement.epoch:
-                # It lost its lease, not its weights.
+                # A server that lost only its lease still has its weights.
                 self._ledger.succeeded(call)
             calls.append(call)
         return self._ledger.begin(calls)
@@ -76,7 +76,7 @@ class Steps:
         )
 
     def retire(self, placement: Placement) -> list[Action]:
-        """Calls to servers that have their share and have not been told to drop everything else."""
+        """Begin Retire calls to servers that have their share and have not received such a call."""
         calls: list[Call] = []
         for m in self._retirable(placement):
             prepared = self._ledger.is_done(Prepare, self._pool.life(m), placement.epoch)
@@ -85,14 +85,14 @@ class Steps:
         return self._ledger.begin(calls)
 
     def is_retired(self, placement: Placement) -> bool:
-        """Whether servers hold nothing but their shares, or cannot be told to."""
+        """Whether servers hold nothing but their shares, or do not answer Retire."""
         return all(
             self._ledger.is_over(Retire, self._pool.life(m), placement.epoch)
             for m in self._retirable(placement)
         )
 
     def unheard(self, placement: Placement) -> list[str]:
-        """Servers that may hold more than their shares, since Retire has not reached them."""
+        """Return servers that may hold more than their shares, because Retire has not reached them."""
         return [
             m.id
             for m in self._retirable(placement)
@@ -100,13 +100,13 @@ class Steps:
         ]
 
     def most_of_unheard(self, placement: Placement) -> dict[str, int]:
-        """Replicas that these servers may hold; they have no memory for more."""
+        """Cap, by server, the replicas of servers that Retire has not reached."""
         count_S = placement.holds_LSE.sum(axis=(0, 2)).tolist()
         known = dict(zip(placement.servers, count_S, strict=True))
         return {s: known.get(s, 0) for s in self.unheard(placement)}
 
     def _retirable(self, placement: Placement) -> list[Member]:
-        """Servers that hold experts, by this placement or by an older one."""
+        """Return live servers that hold experts of this placement or of an older one."""
         return [
             m
             for s, m in self._pool.willing.items()

@@ -1,10 +1,10 @@
-"""Placement policies: pure functions of arrays (shapes in their docstrings).
+"""Placement policies of the balancer: pure functions from loads to layouts (shapes in their docstrings).
 
 plan("fractional", load_LE, servers=64, slots=320) -> Plan
 names()                                            -> the policies' names
 
-FractionalBalancer and ScalpelBalancer keep state between calls of step(hotness_WLE). rebalance_experts and
-rebalance have the signatures of DeepSeek's EPLB and of ScalpeLB.
+FractionalBalancer and ScalpelBalancer keep state between calls of step(hotness_WLE). The functions
+rebalance_experts and rebalance have the signatures of DeepSeek's EPLB and of ScalpeLB.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def plan(
         policy: One of `names()`.
         load_LE: (L, E) numbers, finite and at least 0; any unit.
         servers: S.
-        slots: Replicas per layer, dealt evenly to the servers (the first ones get one more); or (S,) or
-            (L, S): experts of a layer that each server may hold, at most E.
+        slots: Replicas per layer, dealt evenly to the servers (the first servers get one more if they do
+            not divide evenly); or (S,) or (L, S): experts of a layer that each server may hold, at most E.
         current: The current layout: a plan, or bool (L, S, E).
         speeds_S: (S,) finite and above 0; all equal by default.
-        knobs: The policy's own, by name; see its function.
+        knobs: The policy's own parameters, by name; see its function.
 
     Raises:
         ValueError: An argument is wrong, or a policy or knob is unknown; the message names it.

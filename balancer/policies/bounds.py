@@ -1,4 +1,4 @@
-"""How good a plan can be at all: a proven lower bound of the PAR."""
+"""A proven lower bound of the PAR that any plan can reach."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["par_bound"]
 
 
 def par_bound(problem: Problem) -> Float:
-    """float64 (L): no plan with these slots has a lower PAR.
+    """float64 (L): lower bound of the PAR of any plan with these slots.
 
     The higher of two levels over the mean, both at least 1:
 
@@ -28,7 +28,7 @@ def par_bound(problem: Problem) -> Float:
     load_LE, slots_LS = problem.load_LE, problem.slots_LS
     usable_LS = slots_LS > 0
     fill_L = _fill(problem)
-    # What the fastest server takes of a layer filled to that level.
+    # Load that the fastest server takes in a layer filled to that level.
     fastest_L = np.where(usable_LS, problem.speeds_S, 0.0).max(axis=1)
     most_L = load_LE.sum(axis=1) / problem.speeds_S.sum() * fill_L * fastest_L
     parts_LE = np.divide(
@@ -46,7 +46,9 @@ def par_bound(problem: Problem) -> Float:
 
 
 def _fill(problem: Problem) -> Float:
-    """float64 (L): over the mean, the least t with sum over servers of min(t * speed, c hottest) = load.
+    """float64 (L): level to which servers must be filled, over the mean.
+
+    The level is the least t with sum over servers of min(t * speed, c hottest) = load.
 
     If some servers take their c hottest experts, then t >= (load - theirs) / (speed of the others). For the
     servers that fill up first, both sides are equal.

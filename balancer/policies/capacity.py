@@ -1,4 +1,4 @@
-"""Fits a layout into the servers' memory: coverage first, then redundancy."""
+"""Fits a layout into the servers' memory; covering every expert comes first, redundancy second."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["NoCapacityError", "fit", "without_spares"]
 
 
 class NoCapacityError(ValueError):
-    """There is not enough memory for every expert. The message says how much is missing."""
+    """The servers lack memory for one replica of every expert. The message says how much is missing."""
 
 
 def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
-    """The wanted layout, with the fewest changes that keep each server within its capacity.
+    """Return the wanted layout with the fewest changes that keep each server within its capacity.
 
     Args:
         wanted_LSE: bool (L, S, E); each expert has a server.
@@ -65,11 +65,11 @@ def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
 
 
 def without_spares(holds_LSE: Holds, living_S: Holds, server: int, count: int) -> tuple[Holds, int]:
-    """Drop up to `count` replicas of a server, of experts that other live servers have, too.
+    """Drop up to `count` replicas of a server, of experts that other live servers also hold.
 
     Args:
         holds_LSE: bool (L, S, E).
-        living_S: bool (S); only replicas on these count.
+        living_S: bool (S); only replicas on these servers count.
         server: Index of the server.
         count: Most replicas to drop.
 
@@ -96,15 +96,15 @@ def _drop_spares(holds_LSE: Holds, held_LSE: Holds, server: int, count: int) -> 
 
 
 def _movable(holds_LSE: Holds, held_LSE: Holds, server: int) -> npt.NDArray[np.int64]:
-    """A replica of a server, preferably one that is not loaded yet."""
+    """Choose a replica of a server to move, preferably one that is not loaded yet."""
     new_LE = holds_LSE[:, server] & ~held_LSE[:, server]
     return np.asarray(np.argwhere(new_LE if new_LE.any() else holds_LSE[:, server])[0])
 
 
 def _roomiest(holds_LSE: Holds, held_LSE: Holds, free_S: Int) -> int:
-    """The server with the most free capacity; if none has any, one that can drop a spare replica."""
+    """Choose the server with the most free capacity; if none has any, one that can drop a spare replica."""
     if free_S.max() <= 0:
-        # No server has free capacity and one is overfull: some expert has two replicas.
+        # As no server has free capacity and one is overfull, some expert has two replicas.
         for server in np.flatnonzero(free_S == 0):
             if _drop_spares(holds_LSE, held_LSE, int(server), 1):
                 free_S[server] += 1

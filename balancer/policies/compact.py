@@ -1,4 +1,4 @@
-"""Sparse placements: replica counts, and the list of their servers.
+"""Sparse layouts for policies: replica counts, and the list of their servers.
 
 A dense layout of 58 layers, 288 servers and 256 experts has 38 MB, the sparse one 0.3 MB. Policies that try
 many placements keep them sparse and write the dense layout once.
@@ -19,7 +19,7 @@ __all__ = ["Compact", "place", "refine", "replicate"]
 
 @dataclass(frozen=True, eq=False)
 class Compact:
-    """Which servers hold which experts.
+    """A sparse layout: which servers hold which experts.
 
     Attributes:
         count_LE: int64 (L, E), at least 1.
@@ -33,14 +33,14 @@ class Compact:
     servers: int
 
     def layout(self) -> Layout:
-        """Dense, with equal shares for all replicas of an expert."""
+        """Convert to a dense layout, with equal shares for all replicas of an expert."""
         holds_LSE = self._empty()
         shares_LSE = np.zeros(holds_LSE.shape)
         compiled.scatter(self.count_LE, self.server_LP, holds_LSE, shares_LSE)
         return holds_LSE, shares_LSE
 
     def holds(self) -> Holds:
-        """bool (L, S, E)."""
+        """Convert to dense holds, bool (L, S, E)."""
         holds_LSE = self._empty()
         compiled.scatter(self.count_LE, self.server_LP, holds_LSE, None)
         return holds_LSE
@@ -57,7 +57,7 @@ class Compact:
 
 
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:
-    """int64 (L, E): replicas of each expert; each further one goes to the highest load per replica.
+    """int64 (L, E): replica counts of experts; each further replica goes to the highest load per replica.
 
     The highest load per replica is then as low as `total_L` replicas allow (EPLB, step 2). No expert gets
     more than `cap`. Time O(L * (E + extra * log E)).

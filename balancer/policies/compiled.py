@@ -1,8 +1,8 @@
-"""The compiled loops (native/ and fractional/), through ctypes: they release the GIL.
+"""Bindings of the policies' compiled C loops (native/ and fractional/), through ctypes; they release the GIL.
 
-A function's arrays state their types and shapes here, a letter for each size. A call checks them, so that
-C never reads or writes beyond an array, and adds the sizes. Outputs are filled in place. The C files say what
-the functions do.
+Each function declares here the types and shapes of its arrays, with a letter for each size. A call checks
+them, so that C never reads or writes beyond an array, and appends the sizes. Outputs are filled in place. The
+C files document the functions.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float32"
 
 
 def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
-    """A function of the library.
+    """Bind a C function of the library.
 
-    It raises ValueError for an array of another type or size, or that is not contiguous.
+    It raises ValueError for an array of another type or size, or one that is not contiguous.
 
     Args:
-        name: In C.
-        arguments: Of the call and in C, separated by blanks: a type of number, or an array as `type:shape`
-            with a letter for each dimension. `?` at the end: may be None.
-        sizes: Letters of the sizes that C gets after those.
+        name: Its name in C.
+        arguments: Arguments of the call and in C, separated by blanks: a number's type, or an array as
+            `type:shape` with a letter for each dimension. `?` at the end: may be None.
+        sizes: Letters of the sizes that C gets after the arguments.
     """
     found = getattr(_LIBRARY, name)
     types: list[Any] = []

@@ -1,4 +1,4 @@
-"""CRAFT: replicas only in the layers where they help (CRAFT, 2026; algorithms of its appendix A).
+"""The policy CRAFT: replicas only in the layers where they help (CRAFT, 2026; algorithms of its appendix A).
 
 balancedness   mean / maximum of the servers' loads in a batch, 1 / PAR: 1 is perfect
 gain           a layer's balancedness with r replicas, minus that without
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# Limit of the compiled loop, which ends long before.
+# Limit for the compiled loop, which ends long before it.
 _MOST_EXCHANGES = 1 << 62
 
 
@@ -41,16 +41,16 @@ def craft(
     printed: bool = False,
     refinement: int = 1,
 ) -> Layout:
-    """Estimate gains by replay, allot replicas to layers, spread them over servers, pack.
+    """Lay out: estimate gains by replay, allot replicas to layers, spread them over servers, pack.
 
-    The problem's slots are a ceiling: a layer gets what pays within a budget of R * S replicas over all
-    layers. `current` is ignored. All replicas of an expert have equal shares.
+    The problem's slots are a ceiling: a layer gets only replicas that gain most within a budget of R * S
+    replicas over all layers. `current` is ignored. All replicas of an expert have equal shares.
 
     Args:
         problem: What to plan. Speeds count in the packing, not in the estimate.
         window_WLE: (W, L, E) loads by batch, to replay; by default the load is one batch.
         replication_factor: R; 8 was best in the paper; "auto": see `automatic_factor`.
-        printed: Allot as Algorithm 2 is printed; see `allocate`.
+        printed: Allot exactly as Algorithm 2 is printed; see `allocate`.
         refinement: Exchanges per server and layer after the paper's greedy placement (`compact.refine`): with
             few free slots, greedy is limited by the last ones. 0: the paper's placement.
 
@@ -87,7 +87,7 @@ def craft(
 
 @dataclass(frozen=True, eq=False)
 class Benefit:
-    """Gains from replicas, by layer.
+    """Gains in balancedness from replicas, by layer.
 
     Attributes:
         replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S.
@@ -101,7 +101,7 @@ class Benefit:
 
 
 def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) -> Benefit:
-    """Algorithm 1: place the summed load with each count of replicas, and replay the batches.
+    """Estimate gains by Algorithm 1: place the summed load with each replica count, and replay the batches.
 
     Counts beyond every layer's slots are not tried; a layer with fewer slots is tried with all of them.
 
@@ -115,7 +115,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     limit_L = problem.slots_L - experts
     most = int(limit_L.max())
     tried = [0, *(1 << k for k in range(servers.bit_length()) if 1 << k <= min(servers, most))]
-    # Replicas are handed out one by one: the first r of them are the ones for a count of r.
+    # Replicas are handed out one by one, so the first r of them are those for a count of r.
     width = tried[-1]
     picks_LX = np.empty((layers, width), dtype=np.int64)
     count_LE = np.empty((layers, experts), dtype=np.int64)
@@ -147,10 +147,11 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
 def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
     """Algorithm 2: int64 (L), replicas of each layer, `budget` over all at most.
 
-    A multiple-choice knapsack by dynamic programming: the greatest sum of gains; of equal sums the one with
-    fewer replicas in the later layers. As printed in the paper the algorithm adds r * T[r] instead of T[r],
-    which favours layers that take many replicas over those that gain from few: with gains of 0.5 by 1 replica
-    and 0.3 by 4 in two layers and a budget of 4 it takes the 4 (1.2 against 0.5). `printed` does that.
+    A multiple-choice knapsack by dynamic programming finds the greatest sum of gains; of equal sums, it takes
+    the one with fewer replicas in the later layers. As printed in the paper, the algorithm adds r * T[r]
+    instead of T[r], which favours layers that take many replicas over those that gain from few: with gains of
+    0.5 by 1 replica and 0.3 by 4 in two layers and a budget of 4, it takes the 4 (1.2 against 0.5). `printed`
+    selects that variant.
 
     Time O(L * budget * K).
     """
@@ -158,7 +159,7 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
     if printed:
         gain_LK = gain_LK * benefit.replicas_K
     chosen_L = np.zeros(len(gain_LK), dtype=np.int64)
-    # Layers cannot take more than this together.
+    # All layers together cannot take more than this.
     budget = min(budget, int(benefit.limit_L.sum()))
     gain_LK = np.ascontiguousarray(gain_LK)
     compiled.allocate(gain_LK, benefit.replicas_K, benefit.limit_L, budget, chosen_L)
@@ -166,10 +167,10 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
 
 
 def automatic_factor(benefit: Benefit, servers: int) -> int:
-    """R of 1, 2, 4, ... with the highest gain per replica (section 4.2.1, step 2).
+    """Choose R of 1, 2, 4, ... with the highest gain per replica (section 4.2.1, step 2).
 
-    Gains diminish, so this is usually the smallest R: it shows where replicas are used best, not how many
-    are worth their memory.
+    Gains diminish, so this is usually the smallest R. It shows where replicas are used best, not how many are
+    worth their memory.
     """
     best, factor = 0.0, 0
     candidate = 1
@@ -185,7 +186,7 @@ def automatic_factor(benefit: Benefit, servers: int) -> int:
 
 
 def gain_of(benefit: Benefit, extra_L: Int) -> float:
-    """Sum of the layers' gains with these counts, each 0 or one of those tried."""
+    """Sum the layers' gains with these replica counts, each 0 or one of those tried."""
     layers = np.flatnonzero(extra_L)
     at_N = np.searchsorted(benefit.replicas_K, extra_L[layers])
     return float(benefit.gain_KL[at_N, layers].sum())

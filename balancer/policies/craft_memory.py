@@ -1,4 +1,4 @@
-"""Cost of replicas: memory that would have been key-value cache (CRAFT, sections 3 and 5.3)."""
+"""Memory cost of replicas in place of key-value cache (CRAFT, sections 3 and 5.3)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["ReplicaMemory"]
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """Bytes of experts against bytes of cache.
+    """Compares bytes of replicas with bytes of key-value cache on a server.
 
     Attributes:
         hidden: H.
-        intermediate: I, of an expert.
-        weight_bytes: Of one number: 2 for bfloat16, 1 for FP8.
-        cache_bytes: Key-value cache of a server without any replica.
+        intermediate: I of an expert.
+        weight_bytes: Bytes of one weight: 2 for bfloat16, 1 for FP8.
+        cache_bytes: Bytes of key-value cache on a server without any replica.
     """
 
     hidden: int
@@ -25,17 +25,17 @@ class ReplicaMemory:
 
     @property
     def expert_bytes(self) -> float:
-        """Of one expert: gate, up and down projection."""
+        """Return the bytes of one expert: gate, up and down projection."""
         return 3 * self.hidden * self.intermediate * self.weight_bytes
 
     def replica_bytes(self, replicas: float) -> float:
-        """Of that many replicas on a server, over all layers (R of CRAFT; L for EPLB's least)."""
+        """Return the bytes of a server's replicas over all layers (R of CRAFT; L for EPLB's least)."""
         return replicas * self.expert_bytes
 
     def cache_share_lost(self, replicas: float) -> float:
-        """Part of the cache, 0 to 1, that they take."""
+        """Return the part of the cache, 0 to 1, that this many replicas take."""
         return min(1.0, self.replica_bytes(replicas) / self.cache_bytes)
 
     def most_replicas(self, share: float) -> int:
-        """The most replicas on a server that take no more than that part of the cache."""
+        """Return the most replicas on a server that take no more than this part of the cache."""
         return int(share * self.cache_bytes // self.expert_bytes)

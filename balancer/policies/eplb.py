@@ -1,4 +1,4 @@
-"""EPLB: redundant replicas for hot experts, packed heaviest first (DeepSeek-AI, EPLB, 2025).
+"""The policy EPLB: redundant replicas for hot experts, packed heaviest first (DeepSeek-AI, EPLB, 2025).
 
     logical expert   one of a layer's E experts
     physical expert  a replica: physical ids 0 to P-1 count servers' slots, server after server
@@ -6,9 +6,9 @@
     group            experts that the router chooses together; whole groups go to a node
 
 Two policies: the global one replicates and packs over all servers; the hierarchical one packs groups to nodes
-first, then does the same within each node. Both give the replica counts and server loads of DeepSeek's
-program for every input that it takes, in float32 like it. They also take any number of slots and servers of
-different sizes and speeds, and keep replicas of one expert on different servers.
+first, then does the same within each node. For every input that DeepSeek's program takes, both give its
+replica counts and server loads, computed in float32 like there. They also take any number of slots and
+servers of different sizes and speeds, and keep replicas of one expert on different servers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["eplb", "eplb_hierarchical", "physical_experts", "ranks"]
 
 
 def eplb(problem: Problem) -> Layout:
-    """The global policy.
+    """Lay out by EPLB's global policy: replicate and pack over all servers.
 
-    If all servers have the same slots and speed, server loads are those of DeepSeek's program. It may put two
-    replicas of an expert on a server. An exchange of equal loads separates them if possible; otherwise they
-    count as one replica with the sum of their shares, and the second slot stays empty.
+    If all servers have the same slots and speed, server loads are those of DeepSeek's program, which may put
+    two replicas of an expert on a server. An exchange of equal loads separates them if possible; otherwise
+    they count as one replica with the sum of their shares, and the second slot stays empty.
 
     Otherwise replicas of one expert never share a server (`compact.place`), all have equal shares, and the
     least loaded server is the one with the least load / speed.
@@ -47,7 +47,7 @@ def eplb(problem: Problem) -> Layout:
 def eplb_hierarchical(
     problem: Problem, *, groups: int | None = None, nodes: int | None = None
 ) -> Layout:
-    """The hierarchical policy: groups to nodes, then the global policy within each node.
+    """Lay out by EPLB's hierarchical policy: groups to nodes, then the global policy within each node.
 
     If `nodes` does not divide `groups` this is the global policy, as in DeepSeek's program. Servers are
     numbered node after node.
@@ -89,7 +89,7 @@ def eplb_hierarchical(
 def physical_experts(
     load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
 ) -> tuple[Int, Int, Int]:
-    """DeepSeek's hierarchical algorithm; with one group and one node it is the global one.
+    """Compute physical experts by DeepSeek's hierarchical algorithm (global with one group and one node).
 
     Args:
         load_LE: float64 (L, E).
@@ -99,7 +99,7 @@ def physical_experts(
         servers: S.
 
     Returns:
-        expert_LP: int64 (L, P): the logical expert of each physical one.
+        expert_LP: int64 (L, P): the logical expert of each physical expert.
         rank_LP: int64 (L, P): its index among that expert's replicas.
         count_LE: int64 (L, E).
     """
@@ -114,7 +114,7 @@ def physical_experts(
 
 @dataclass(frozen=True, eq=False)
 class _Assigned:
-    """Replicas node after node; within a node first replicas, then the others.
+    """Replicas assigned to slots, node after node; within a node each expert's first replica comes first.
 
     Attributes:
         expert_LP: int64 (L, P): logical expert.
@@ -129,7 +129,7 @@ class _Assigned:
     count_LE: Int
 
     def layout(self, servers: int) -> Layout:
-        """Dense; two replicas of an expert on a server have the sum of their shares."""
+        """Convert to a dense layout; two replicas of an expert on a server have the sum of their shares."""
         layers, experts = self.count_LE.shape
         holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
         shares_LSE = np.zeros(holds_LSE.shape)
@@ -140,7 +140,7 @@ class _Assigned:
 
 
 def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int) -> _Assigned:
-    """The algorithm; arguments as of `physical_experts`."""
+    """Run the hierarchical algorithm; arguments as of `physical_experts`."""
     layers, experts = load_LE.shape
     in_group, in_node = experts // groups, experts // nodes
     rows = layers * nodes
@@ -169,7 +169,7 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
     value_NP = np.ascontiguousarray(np.take_along_axis(value_NE, whose_NP, 1))
     per_node = servers // nodes
     server_NP, place_NP = _pack(value_NP, per_node, whose_NP, in_node)
-    # Numbered over all nodes.
+    # Servers are numbered over all nodes.
     node_N = np.tile(np.arange(nodes), layers)[:, None]
     expert_LP = (whose_NP + node_N * in_node).reshape(layers, -1)
     return _Assigned(
@@ -183,10 +183,10 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
 def _pack(
     value_NP: Float, packs: int, whose_NP: Int | None = None, experts: int = 0
 ) -> tuple[Int, Int]:
-    """(N, P) twice: the pack of each item (all packs have one size), and its place there.
+    """Pack items into packs of one size; return (N, P) twice: each item's pack, and its place there.
 
-    Heaviest first, each to the lightest pack with room, the first of equals. With `whose_NP`, exchanges of
-    equal values separate items of one owner in one pack.
+    Items go heaviest first to the lightest pack with free capacity, the first of equals. With `whose_NP`,
+    exchanges of equal values separate items of one owner in one pack.
     """
     rows, items = value_NP.shape
     each = items // packs
@@ -198,7 +198,7 @@ def _pack(
 
 
 def ranks(expert_LP: Int) -> Int:
-    """(L, P): index of each replica among its expert's, in order."""
+    """(L, P): index of each replica among the replicas of its expert, in order."""
     order_LP = np.argsort(expert_LP, axis=1, kind="stable")
     sorted_LP = np.take_along_axis(expert_LP, order_LP, 1)
     step = np.arange(expert_LP.shape[1])

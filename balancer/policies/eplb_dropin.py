@@ -1,4 +1,4 @@
-"""EPLB with the name, arguments and shapes of DeepSeek's program."""
+"""Drop-in for DeepSeek's EPLB program: `rebalance_experts` with the same arguments and shapes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["rebalance_experts"]
 def rebalance_experts(
     weight: npt.ArrayLike, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int
 ) -> tuple[Int, Int, Int]:
-    """Replica counts and GPU loads like DeepSeek's `rebalance_experts`.
+    """Place replicas with the counts and GPU loads of DeepSeek's `rebalance_experts`.
 
-    Hierarchical if num_nodes divides num_groups, else global, as there. Two replicas of an expert share a
-    GPU only if no exchange of equal loads separates them. If num_gpus does not divide num_replicas, which
-    DeepSeek's program refuses, the policy is global, the first GPUs hold one replica more, and replicas of
-    one expert never share a GPU.
+    The policy is hierarchical if num_nodes divides num_groups, else global, as in DeepSeek's program. Two
+    replicas of an expert share a GPU only if no exchange of equal loads separates them. If num_gpus does not
+    divide num_replicas, which DeepSeek's program refuses, the policy is global, the first GPUs hold one
+    replica more, and replicas of one expert never share a GPU.
 
     Args:
         weight: (L, E) loads; anything that numpy reads, such as a torch tensor on the CPU.

@@ -1,4 +1,4 @@
-"""Server loads and PAR of a layout."""
+"""Measures a layout under a load: server loads and PAR."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def par(load_LE: Float, holds_LSE: Holds, shares_LSE: Shares, speeds_S: Float) -
 def held_load(
     load_LE: Float, holds_LSE: Holds, slots_LS: Int
 ) -> tuple[Float, npt.NDArray[np.bool_]]:
-    """Server loads with equal shares for all holders of an expert.
+    """Compute server loads with equal shares for all holders of an expert.
 
     Returns:
         load_LS: float64 (L, S); without the loads of experts that no server holds.
@@ -54,6 +54,6 @@ def peak_to_mean(load_LS: Float, speeds_S: Float) -> Float:
 def over_mean(
     peak_N: npt.NDArray[np.floating], mean_N: npt.NDArray[np.floating]
 ) -> npt.NDArray[Any]:
-    """PAR: peak / mean in their type; 1.0 without load."""
+    """PAR from peak and mean loads, in their type: peak / mean; 1.0 without load."""
     par_N: npt.NDArray[Any] = np.divide(peak_N, mean_N, out=np.ones_like(mean_N), where=mean_N > 0)
     return par_N

@@ -1,4 +1,4 @@
-"""Orders the moves from one layout to another so that no expert is ever without a server."""
+"""Orders the loads and unloads between two layouts so that no expert is ever without a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Loads or unloads one replica.
+    """The load or unload of one replica.
 
     Attributes:
         layer: Index of the layer.
@@ -35,22 +35,22 @@ class Move:
 def ordered_moves(
     current_LSE: _Bool, holds_LSE: _Bool, slots_LS: npt.NDArray[np.int64]
 ) -> tuple[Move, ...]:
-    """Loads and unloads, layer after layer, that turn `current` into `holds`.
+    """Order the loads and unloads, layer after layer, that turn `current` into `holds`.
 
     An expert that has a server now has one after each move. A server exceeds its slots only if it did so from
     the start (its loads then wait for its unloads), with one exception: full servers that exchange sole
     replicas in a layer without a free slot or a spare replica. One of them then holds one expert too many
     until its next move; otherwise an expert would be uncovered.
 
-    If such an exchange finds a free slot, or a spare replica whose slot it can borrow, on a server that is
-    done, an expert waits there. That takes moves beyond the difference of the two layouts.
+    If such an exchange finds a free slot, or a spare replica whose slot it can borrow, on a server without
+    moves left, an expert waits there. This takes moves beyond the difference of the two layouts.
 
     Args:
         current_LSE: bool (L, S, E); experts may have no server.
-        holds_LSE: bool (L, S, E); each expert has one.
-        slots_LS: int64 (L, S); holds has no more than that.
+        holds_LSE: bool (L, S, E); each expert has a server.
+        slots_LS: int64 (L, S); `holds` has no more than these.
 
-    Time O(L * (S * E + moves * S)) at worst, O(L * S * E + moves) where nothing is exchanged.
+    Time O(L * (S * E + moves * S)) at worst, O(L * S * E + moves) if nothing is exchanged.
     """
     found: list[Move] = []
     for layer in np.flatnonzero((current_LSE != holds_LSE).any(axis=(1, 2))):
@@ -63,7 +63,7 @@ _Step = tuple[int, int, Literal["load", "unload"]]
 
 
 class _Layer:
-    """What a layer's servers hold so far, and what they still have to do."""
+    """Experts that a layer's servers hold after the moves so far, and their remaining loads and unloads."""
 
     def __init__(self, now_SE: _Bool, then_SE: _Bool, slots_S: _Int) -> None:
         self.holds_SE = now_SE.copy()
@@ -75,9 +75,9 @@ class _Layer:
         for todo, mask_SE in ((self.loads, then_SE & ~now_SE), (self.unloads, now_SE & ~then_SE)):
             for server, expert in zip(*(axis.tolist() for axis in mask_SE.nonzero()), strict=True):
                 todo.setdefault(server, []).append(expert)
-        # By server: the expert that waits there for its place.
+        # By server: the expert that waits there for its final server.
         self.guests: dict[int, int] = {}
-        # Servers that lent a spare replica's slot to a load of their own: once each, so the walk ends.
+        # Servers that lent a spare replica's slot to their own load; once each, so that the search ends.
         self.lenders: set[int] = set()
 
     def steps(self) -> Iterator[_Step]:
@@ -111,13 +111,13 @@ class _Layer:
             self.guests.pop(server, None)
 
     def _waits(self, server: int, expert: int) -> bool:
-        """Whether an expert is a guest, and none of its final servers has it yet."""
+        """Whether an expert is a guest on a server, and none of its final servers has it yet."""
         if self.guests.get(server) != expert:
             return False
         return not (self.holds_SE[:, expert] & self.then_SE[:, expert]).any()
 
     def _break_cycle(self) -> Iterator[_Step]:
-        """Make a move when all servers with loads are full and hold sole replicas."""
+        """Make the next moves when all servers with loads are full and hold only sole replicas."""
         for server in sorted(self.loads):
             if server in self.lenders or self.free[server] != 0:
                 continue
@@ -149,14 +149,14 @@ class _Layer:
                 self.guests[host] = expert
                 self.unloads.setdefault(host, []).append(expert)
                 return
-        # No place to wait: one expert too many, on the server that is least above its slots.
+        # Without a place to wait, the server that is least above its slots holds one expert too many.
         server = max(self.loads, key=lambda s: (self.free[s], -s))
         yield self._load(server, self.loads[server].pop(0))
         if not self.loads[server]:
             del self.loads[server]
 
     def _spare(self, host: int) -> int | None:
-        """An expert that the host keeps and that another server has, too."""
+        """Return an expert that the host keeps and that another server also holds; None: there is none."""
         for expert in np.flatnonzero(self.holds_SE[host] & self.then_SE[host]).tolist():
             if self.cover[expert] > 1:
                 return int(expert)

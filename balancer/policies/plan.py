@@ -1,4 +1,4 @@
-"""Measures a policy's layout: PAR, lower bound and transit."""
+"""Makes a Plan of a policy's layout by measuring PAR, lower bound and transit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["make_plan"]
 
 
 def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Shares) -> Plan:
-    """Measure a layout. Time O(L * S * E)."""
+    """Measure a policy's layout and return it as a plan. Time O(L * S * E)."""
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:
@@ -22,7 +22,7 @@ def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Share
         transit = int(count)
     par_L = par(problem.load_LE, holds_LSE, shares_LSE, problem.speeds_S)
     bound_L = par_bound(problem)
-    # An optimal plan is at the bound; rounding can put its PAR a few units in the last place below.
+    # An optimal plan is at the bound. Rounding can put its PAR a few units in the last place below it.
     rounded_L = (par_L < bound_L) & (par_L > bound_L * (1 - 1e-12))
     return Plan(
         policy=policy,

@@ -1,4 +1,4 @@
-"""Checks arguments and makes a Problem; a ValueError names the wrong argument."""
+"""Checks the arguments of `plan` and makes a Problem; a ValueError names the wrong argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from balancer.policies.types import Float, Holds, Int, Plan, Problem
 
 __all__ = ["checked_load", "checked_number", "checked_window", "make_problem", "refuse_token_ids"]
 
-# Far above any count; low enough for sums and for EPLB's float32.
+# Highest accepted load: far above any count; low enough for sums and for EPLB's float32.
 _MOST_LOAD = 1e30
 
 
@@ -24,7 +24,7 @@ def make_problem(
     current: Plan | npt.ArrayLike | None = None,
     speeds_S: npt.ArrayLike | None = None,
 ) -> Problem:
-    """Check the arguments of `plan`, where they are described.
+    """Check the arguments of `plan` (described there) and make a Problem.
 
     Raises:
         ValueError: An argument is wrong, or the slots do not cover the experts.
@@ -51,7 +51,7 @@ def make_problem(
 
 
 def checked_load(name: str, given: npt.ArrayLike, dimensions: int) -> Float:
-    """Loads as float64. Raises ValueError with the argument's name."""
+    """Check loads and convert them to float64. Raises ValueError with the argument's name."""
     load: Float = np.ascontiguousarray(_checked(name, given, dimensions), dtype=np.float64)
     return load
 
@@ -59,7 +59,7 @@ def checked_load(name: str, given: npt.ArrayLike, dimensions: int) -> Float:
 def checked_window(
     name: str, given: npt.ArrayLike, shape_LE: tuple[int, int] | None = None
 ) -> npt.NDArray[np.number]:
-    """Loads by step, in their own type. Raises ValueError with the argument's name."""
+    """Check loads by step, keeping their type. Raises ValueError with the argument's name."""
     window_WLE = _checked(name, given, 3)
     if shape_LE is not None and window_WLE.shape[1:] != shape_LE:
         raise ValueError(
@@ -69,7 +69,7 @@ def checked_window(
 
 
 def refuse_token_ids(name: str, given_ALC: npt.NDArray[Any]) -> None:
-    """Raise ValueError, with the argument's name, for the ids of tokens' experts in place of loads."""
+    """Raise ValueError, with the argument's name, if an array has ids of tokens' experts instead of loads."""
     if are_token_ids(given_ALC):
         raise ValueError(
             f"{name} has shape {given_ALC.shape}, wanted (window, layers, experts), and looks like the ids "
@@ -90,8 +90,8 @@ def checked_number(
     """Raise ValueError, with the argument's name, unless value is a number from least to most.
 
     Args:
-        whole: It must be a whole number.
-        above: It must be above least, and may be infinite.
+        whole: Whether the value must be a whole number.
+        above: Whether the value must be above least; it may then be infinite.
     """
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     fits = isinstance(value, kinds) and not isinstance(value, bool)

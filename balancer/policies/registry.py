@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""Registry of the placement policies by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from balancer.policies.types import Layout
 
 __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 
-# The policy to use without a reason for another one.
+# The policy to use unless there is a reason for another one.
 DEFAULT_POLICY = "fractional"
 
 _POLICIES: dict[str, Callable[..., Layout]] = {
@@ -29,12 +29,12 @@ _POLICIES: dict[str, Callable[..., Layout]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of the policies."""
+    """Return the names of the policies."""
     return tuple(_POLICIES)
 
 
 def find(policy: str) -> Callable[..., Layout]:
-    """The policy with this name. Raises ValueError, which lists the names."""
+    """Return the policy with this name. Raises ValueError, which lists the names."""
     try:
         return _POLICIES[policy]
     except (KeyError, TypeError):
@@ -42,7 +42,7 @@ def find(policy: str) -> Callable[..., Layout]:
 
 
 def checked_knobs(policy: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs. Raises ValueError for one that the policy does not have."""
+    """Check and return a policy's knobs. Raises ValueError for a knob that the policy does not have."""
     parameters = inspect.signature(find(policy)).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in knobs:

@@ -1,4 +1,4 @@
-"""Restore even replica counts while loading as few experts as possible."""
+"""Restores even replica counts after servers joined or left, with the fewest loads of experts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _IMPOSSIBLE = 1 << 40
 def repair(holds_LSE: Holds, redundancy: int) -> Holds:
     """Give each expert its replicas again, levelled over the servers, with the fewest loads.
 
-    In each layer the servers' replica counts differ by at most 1 afterwards, and the totals over the layers
-    are levelled, too. The servers that hold one more are chosen for few loads; for these counts no layout
-    takes fewer. A level placement stays as it is.
+    In each layer the servers' replica counts then differ by at most 1, and the totals over the layers are
+    also levelled. The servers that hold one more are chosen for few loads; for these counts no layout takes
+    fewer. A level placement stays as it is.
 
     Args:
-        holds_LSE: bool (L, S, E), of the future servers: new ones hold nothing, leaving ones are left out.
+        holds_LSE: bool (L, S, E) of the future servers: new ones hold nothing, leaving ones are left out.
         redundancy: Servers that hold each expert (R); all of them if there are fewer.
 
     Returns:
@@ -59,7 +59,7 @@ def restore(
         holds_LSE: bool (L, S, E).
         alive_S: bool (S); live servers.
         able_S: bool (S); servers that may be given experts, at least one.
-        capacity_S: Replicas that servers have memory for; when all is used, experts stay without a server.
+        capacity_S: Replicas that servers have memory for; once it is used up, experts stay without a server.
 
     Returns:
         holds_LSE: bool (L, S, E).
@@ -77,7 +77,7 @@ def restore(
 
 
 def even_shares(holds_LSE: Holds) -> npt.NDArray[np.float32]:
-    """Each replica takes the same share of its expert's tokens: float32 (L, S, E)."""
+    """float32 (L, S, E): shares by which each replica takes the same part of its expert's tokens."""
     replicas_LE = holds_LSE.sum(axis=1, keepdims=True)
     shares_LSE: npt.NDArray[np.float32] = (holds_LSE / np.maximum(replicas_LE, 1)).astype(
         np.float32
@@ -98,10 +98,10 @@ def _is_level(holds_LSE: Holds, replicas: int) -> bool:
 def _targets(
     count_S: npt.NDArray[np.int64], replicas: int, total_S: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Replicas of each server in a layer: the mean rounded down, or one more.
+    """int64 (S): target number of replicas of each server in a layer: the mean rounded down, or one more.
 
-    One more goes first to servers that are not ahead over the previous layers, then to those that already
-    hold more than the mean rounded down (the others would have to load one), then to those with the fewest.
+    Servers that are not ahead over the previous layers get one more first, then those that already hold more
+    than the mean rounded down (the others would have to load one), then those with the fewest.
     """
     low, extra = divmod(replicas, len(count_S))
     ahead_S = total_S > total_S.min() + 1
@@ -111,7 +111,7 @@ def _targets(
 
 
 def _drop_surplus(now_SE: Holds, replicas: int, target_S: npt.NDArray[np.int64]) -> None:
-    """Drop surplus replicas from the servers that are furthest above their target."""
+    """Drop experts' replicas beyond `replicas` from the servers furthest above their target, in place."""
     for expert in np.flatnonzero(now_SE.sum(axis=0) > replicas):
         while now_SE[:, expert].sum() > replicas:
             above_S = np.where(now_SE[:, expert], now_SE.sum(axis=1) - target_S, np.iinfo(int).min)
@@ -124,7 +124,7 @@ def _add_missing(
     target_S: npt.NDArray[np.int64],
     pairs_SS: npt.NDArray[np.int64],
 ) -> None:
-    """Add missing replicas on the servers that are furthest below their target.
+    """Add missing replicas on the servers that are furthest below their target, in place.
 
     Experts with the fewest replicas come first. Ties go to the server that shares the fewest experts with
     the expert's other servers, so that a lost server's load falls on all.
@@ -143,10 +143,10 @@ def _add_missing(
 
 
 def _level(now_SE: Holds, had_SE: Holds, target_S: npt.NDArray[np.int64]) -> None:
-    """Move replicas from servers above their target to servers below it.
+    """Move replicas from servers above their target to servers below it, in place.
 
-    There always is one to move: a server above its target holds more experts than one below, so it holds one
-    that the other does not. New replicas go first: moving them costs no load.
+    There is always a replica to move: a server above its target holds more experts than one below, so it
+    holds one that the other does not. New replicas are moved first, because this costs no load.
     """
     while True:
         above_S = now_SE.sum(axis=1) - target_S
@@ -162,7 +162,7 @@ def _level(now_SE: Holds, had_SE: Holds, target_S: npt.NDArray[np.int64]) -> Non
 
 
 def _save_loads(now_SE: Holds, had_SE: Holds) -> None:
-    """Pass experts around cycles of servers, one from each to the next, while that saves a load.
+    """Pass experts around cycles of servers, one from each to the next, while this saves a load; in place.
 
     Without such a cycle no layout with these counts takes fewer loads (M. Klein, A primal method for minimal
     cost flows, Management Science 14, 1967).
@@ -186,7 +186,7 @@ def _some_move_saves(now_SE: Holds, had_SE: Holds) -> bool:
 def _cheapest_moves(
     now_SE: Holds, had_SE: Holds
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """int64 (S, S) twice: fewest loads when one server hands an expert to another (-1, 0 or 1), and which."""
+    """int64 (S, S) twice: fewest loads for passing an expert between two servers (-1, 0 or 1), and which."""
     servers = len(now_SE)
     cost_SS = np.full((servers, servers), _IMPOSSIBLE)
     expert_SS = np.zeros((servers, servers), dtype=np.int64)
@@ -199,7 +199,7 @@ def _cheapest_moves(
 
 
 def _cycle_below_zero(cost_SS: npt.NDArray[np.int64]) -> list[int]:
-    """Servers along a cycle of negative cost (Bellman and Ford); empty: there is none."""
+    """Return the servers along a cycle of negative cost (Bellman and Ford); empty: there is none."""
     servers = len(cost_SS)
     best_S = np.zeros(servers, dtype=np.int64)
     before_S = np.full(servers, -1)
@@ -210,7 +210,7 @@ def _cycle_below_zero(cost_SS: npt.NDArray[np.int64]) -> list[int]:
             return []
         before_S[shorter_S] = by_SS.argmin(axis=0)[shorter_S]
         best_S = np.minimum(best_S, by_SS.min(axis=0))
-    # A server that still gets cheaper is behind a cycle; S steps back is on it.
+    # A server that still gets cheaper is reached from a cycle; the server S steps back is on the cycle.
     server = int(np.flatnonzero(shorter_S)[0])
     for _ in range(servers):
         server = int(before_S[server])

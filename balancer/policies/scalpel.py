@@ -1,8 +1,9 @@
-"""ScalpeLB: place once, then make few swaps; re-place only layers that have drifted (LauzHack/Huawei MoE
-dynamic load balancing competition).
+"""The policy ScalpeLB: place once, then make few swaps; re-place only layers that have drifted.
+
+Source: LauzHack/Huawei MoE dynamic load balancing competition.
 
     weight      the load to plan for: mean + K * std of a window (`window.planning_weight`)
-    real        the observed load; only used to score placements
+    real        the observed load, used only to score placements
     drifted     a layer whose maintained PAR exceeds a fresh placement's by more than drift_tol
     pack        experts that a fresh placement puts together on one server, not yet a particular one
 """
@@ -46,12 +47,12 @@ def scalpel(
     matching: Matching = "greedy",
     anew: bool = False,
 ) -> Layout:
-    """One cycle: a fresh placement without `current`, else the current one maintained.
+    """Lay out one cycle: a fresh placement without `current`, else the current one maintained.
 
     All replicas of an expert have equal shares and different servers.
 
     Args:
-        problem: What to plan; its load is the observed one.
+        problem: The input; its load is the observed one.
         window_WLE: (W, L, E) loads by step, oldest first; without it the plan is for the problem's load.
         k: Standard deviations on top of the mean; by default 2 from 192 experts on, else 0.
         shift_tv: A layer is planned for the end of the window if the total-variation distance of the
@@ -61,7 +62,7 @@ def scalpel(
         heavy_frac: If more than this part of the layers has drifted, all are placed anew.
         matching: How fresh packs find their servers: greatest overlap first ("greedy"), or greatest sum of
             overlaps ("optimal", the Hungarian method, O(S^3) per layer).
-        anew: Place all layers anew, close to what is held: ScalpeLB's first cycle.
+        anew: Place all layers anew, close to what servers hold, as in ScalpeLB's first cycle.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -99,7 +100,7 @@ def check_knobs(
     heavy_frac: float,
     matching: Matching,
 ) -> None:
-    """Raise ValueError, with its name, for a knob that is out of its range."""
+    """Raise ValueError, with the knob's name, for a knob of `scalpel` that is out of its range."""
     if k is not None:
         checked_number("k", k)
     checked_number("shift_tv", shift_tv)
@@ -117,7 +118,7 @@ def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
 
 
 def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: int) -> Holds:
-    """The current layout after at most `budget` swaps per layer.
+    """Improve the current layout by at most `budget` swaps per layer.
 
     A swap exchanges the heaviest replica of the server with the highest weight / speed for the lightest one
     of the server with the lowest, of experts that the other lacks, if that lowers the higher of the two.
@@ -133,7 +134,8 @@ def drifted_layers(
 ) -> npt.NDArray[np.bool_]:
     """bool (L): the layout's PAR under the observed load exceeds the fresh one's by more than drift_tol.
 
-    Also true if it leaves an expert without a server or exceeds the slots: the servers have changed.
+    Also true if the layout leaves an expert without a server or exceeds the slots, because the servers have
+    changed.
     """
     load_LS, fits_L = held_load(problem.load_LE, held_LSE, problem.slots_LS)
     held_L = peak_to_mean(load_LS, problem.speeds_S)
@@ -145,7 +147,7 @@ def drifted_layers(
 def align(
     problem: Problem, fresh: Compact, layers: Int | slice, matching: Matching = "greedy"
 ) -> Compact:
-    """The fresh placement of some layers, with packs on the servers that hold most of them.
+    """Assign the packs of some layers' fresh placement to the servers that hold most of each pack.
 
     Packs change places only between servers with the same slots and speed.
     """

@@ -1,4 +1,4 @@
-"""ScalpeLB with state across cycles, and the competition's `rebalance`."""
+"""The policy ScalpeLB with state across cycles, and its entry point in the competition, `rebalance`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ScalpelBalancer:
-    """Maintains a placement over cycles: `step(hotness_WLE) -> Plan`.
+    """Maintains a ScalpeLB placement over cycles: `step(hotness_WLE) -> Plan`.
 
     The knobs are those of `scalpel`.
 
@@ -61,11 +61,11 @@ class ScalpelBalancer:
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan."""
+        """The last cycle's plan; None before the first."""
         return self._plan
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
-        """One cycle.
+        """Plan one cycle.
 
         Args:
             hotness_WLE: (W, L, E) loads by step, oldest first, at least 0.
@@ -88,19 +88,19 @@ class ScalpelBalancer:
 
 
 class _Tables:
-    """A balancer and its table of slots: an expert that stays on a device keeps its slot."""
+    """A ScalpelBalancer with its table of slots, in which an expert that stays on a device keeps its slot."""
 
     def __init__(self, servers: int, slots: int) -> None:
         self.balancer = ScalpelBalancer(servers, slots)
         self.table_LSP: Int | None = None
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Int:
-        """int64: changed layers, the highest gain first."""
+        """Plan one cycle and update the table; return the changed layers, the highest gain first (int64)."""
         before, old_LSP = self.balancer.plan, self.table_LSP
         plan = self.balancer.step(hotness_WLE)
         holds_LSE = plan.holds_LSE
         if before is None or old_LSP is None:
-            # Row by row the experts held: all devices hold the same number.
+            # The experts held, device by device; all devices hold the same number.
             expert = holds_LSE.nonzero()[2]
             self.table_LSP = expert.reshape(*holds_LSE.shape[:2], -1)
             return np.arange(len(holds_LSE))
@@ -123,13 +123,13 @@ def rebalance(
     *,
     state: MutableMapping[tuple[int, int, int, int], _Tables] | None = None,
 ) -> tuple[bool, Int, Int, Plan | None]:
-    """ScalpeLB's entry point in the competition, called once per cycle; it keeps its placement.
+    """Plan one cycle: ScalpeLB's entry point in the competition, which keeps its placement between calls.
 
     Args:
         hotness: (W, L, E) loads by step, oldest first.
         n_device: S.
         n_red_expert: Replicas per layer beyond the experts; the sum is a multiple of n_device.
-        state: State by shape; by default one per process. An empty one starts anew.
+        state: State by shape; by default one per process. An empty mapping starts anew.
 
     Returns:
         success: False if the hotness has negative, NaN or infinite numbers: the placement is then the last
@@ -176,7 +176,7 @@ def rebalance(
 
 
 def _par_of(before: Plan, now: Plan) -> Float:
-    """PAR of the earlier layout under the current loads."""
+    """Compute the PAR of the earlier plan's layout under the current loads."""
     problem = now.problem
     load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
     return peak_to_mean(load_LS, problem.speeds_S)

@@ -1,11 +1,11 @@
-"""The best split of each batch over a placement that stays as it is.
+"""The best split of each batch's tokens over the replicas of a fixed placement.
 
-    fullness   a server's load (with what it has still to do) over its speed
-    level      fullness of the fullest server, with the split that makes it lowest
+    fullness   a server's load (including its backlog) over its speed
+    level      fullness of the fullest server under the split that makes it lowest
 
-The min-max split is a max-flow: from experts with their loads to servers that hold them. It is found
+The min-max split is a max-flow from experts with their loads to servers that hold them. It is found
 exactly, by Newton's iteration on the level (W. Dinkelbach 1967) over E. Dinic's max-flow (1970), starting
-at the shares of the plan. The compiled core is `eaas.minmax`, where attention clients find it, too.
+at the shares of the plan. The compiled core is `eaas.minmax`, which attention clients also use.
 Shape suffixes: B batches, S servers, E logical experts.
 """
 
@@ -27,17 +27,18 @@ def split(
     speeds_S: npt.ArrayLike | None = None,
     backlog_S: npt.ArrayLike | None = None,
 ) -> Float:
-    """The shares for one batch.
+    """Compute the best shares for one batch.
 
     Args:
         load_E: (E,) the batch's tokens of each expert, at least 0.
-        shares_SE: (S, E) the plan's shares, or bool; above 0 where a replica is.
+        shares_SE: (S, E) the plan's shares, or bool; above 0 for each replica.
         speeds_S: (S,) above 0; all 1 by default.
-        backlog_S: (S,) load that servers have already. With it the servers below the fullest are levelled,
-            too (within 1 %), as the fullest may be one that this batch has nothing for.
+        backlog_S: (S,) load that servers have already. With it the servers below the fullest are also
+            levelled (within 1 %), because the fullest may be one that gets nothing of this batch.
 
     Returns:
-        float64 (S, E): of each expert that has a replica they sum to 1; those without load keep the plan's.
+        float64 (S, E): shares that sum to 1 for each expert that has a replica. Experts without load keep
+            the plan's shares.
 
     Raises:
         ValueError: An argument is wrong; the message names it.
@@ -50,10 +51,10 @@ def split(
 def levels(
     load_BE: npt.ArrayLike, shares_SE: npt.ArrayLike, speeds_S: npt.ArrayLike | None = None
 ) -> Float:
-    """float64 (B): the level of each batch, if every batch is split anew.
+    """float64 (B): the level of each batch under its own best split.
 
-    Over load_BE.sum(axis=1) / speeds_S.sum() it is the batch's PAR. The arguments are those of `split`,
-    with (B, E) loads; the GIL is released.
+    Divided by load_BE.sum(axis=1) / speeds_S.sum(), the level is the batch's PAR. The arguments are those of
+    `split`, with (B, E) loads; the GIL is released.
 
     Raises:
         ValueError: An argument is wrong; the message names it.

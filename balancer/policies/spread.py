@@ -1,4 +1,4 @@
-"""The placement without statistics: every expert equally often, a lost server's load shared by all."""
+"""The policy `spread`: every expert equally often, a lost server's load shared by all; ignores load."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def spread(
     Time O(L * E * R * S), memory O(L * S * E).
     """
     count_LE = np.full((num_layers, num_experts), redundancy)
-    # Above what any server gets: only the levelling limits it.
+    # More slots than any server gets, so that only the levelling limits servers.
     slots_LS = np.full((num_layers, servers), num_experts * redundancy)
     holds_LSE, shares_LSE = _deal(count_LE, slots_LS)
     return holds_LSE, shares_LSE.astype(np.float32)
 
 
 def spread_evenly(problem: Problem) -> Layout:
-    """Use all slots, with replica counts within 1 of each other, independent of load.
+    """Lay out over all slots, with experts' replica counts within 1 of each other, regardless of load.
 
     The experts with one replica more rotate from layer to layer. Servers of different sizes are filled to
     the same number of free slots.

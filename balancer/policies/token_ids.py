@@ -1,8 +1,8 @@
-"""Tells routing by token (ids of each token's experts) from routing by expert (token counts).
+"""Distinguishes routing by token (ids of each token's experts) from routing by expert (token counts).
 
-Both are whole numbers in three dimensions, (tokens, layers, top-k) and (iterations, layers, experts), and
-easily confused. Shape suffixes: A first axis, L layers, C columns, T tokens, K top-k, I iterations,
-E experts.
+Both are arrays of whole numbers in three dimensions, (tokens, layers, top-k) and (iterations, layers,
+experts), and easily confused.
+Shape suffixes: A first axis, L layers, C columns, T tokens, K top-k, I iterations, E experts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 __all__ = ["are_token_ids", "count_token_ids"]
 
-# No router chooses more experts, and no model has more experts in a layer.
+# Limits: no router chooses more experts per token, and no model has more experts in a layer.
 _MOST_TOP_K = 32
 _MOST_IDS = 1024
 # Short records of counts may look like ids by chance; placements of 3 experts or fewer do not occur.
@@ -26,7 +26,7 @@ def are_token_ids(values_ALC: npt.NDArray[Any]) -> bool:
     """Whether an array holds ids of experts by token rather than counts of tokens by expert.
 
     Counts of one iteration have the same sum in each layer, as each token goes to top-k experts. Ids do not,
-    and they differ from one another in each row. Short arrays and floats pass for counts.
+    and the ids in a row differ from one another. Short arrays and floats are taken for counts.
 
     Args:
         values_ALC: At least 0.
@@ -48,7 +48,7 @@ def are_token_ids(values_ALC: npt.NDArray[Any]) -> bool:
 
 
 def count_token_ids(ids_TLK: npt.NDArray[Any], experts: int, tokens: int) -> npt.NDArray[np.int64]:
-    """int64 (I, L, E): tokens of each iteration that went to each expert.
+    """Convert ids to counts, int64 (I, L, E): tokens of each iteration that went to each expert.
 
     Args:
         ids_TLK: The experts of each token, in the tokens' order.

@@ -1,4 +1,4 @@
-"""Types of the policies: input (Problem), output (Layout), and the measured output (Plan).
+"""Types of the placement policies: input (Problem), output (Layout), and the measured output (Plan).
 
 layout   which server holds which expert of a layer (holds), and which share of an expert's load each of its
          holders takes (shares)
@@ -48,29 +48,29 @@ class Problem:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Number of layers (L)."""
         return int(self.load_LE.shape[0])
 
     @property
     def experts(self) -> int:
-        """E."""
+        """Number of logical experts per layer (E)."""
         return int(self.load_LE.shape[1])
 
     @property
     def servers(self) -> int:
-        """S."""
+        """Number of servers (S)."""
         return int(self.slots_LS.shape[1])
 
     @property
     def slots_L(self) -> Int:
-        """int64 (L): most replicas of a layer."""
+        """int64 (L): most replicas that each layer can have."""
         slots_L: Int = self.slots_LS.sum(axis=1)
         return slots_L
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A layout, its quality, and the way to it.
+    """A policy's layout, its quality, and the moves to it.
 
     Attributes:
         policy: Name of the policy.
@@ -80,7 +80,7 @@ class Plan:
             for a layer without load.
         bound_L: float64 (L): no plan with these slots has a lower PAR.
         transit: Replicas that the plan adds to the current layout; 0 without `current`.
-        problem: Its input.
+        problem: The policy's input.
     """
 
     policy: str

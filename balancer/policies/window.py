@@ -1,7 +1,7 @@
-"""ScalpeLB's planning weight: the loads to plan for, from a window of observed loads.
+"""ScalpeLB's planning weight: computes the loads to plan for from a window of observed loads.
 
-weight = mean + K * std of the window. On layers whose traffic shifted within it, later steps weigh more, by
-a linear ramp.
+weight = mean + K * std of the window. On layers whose traffic shifted within the window, later steps weigh
+more, by a linear ramp.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from balancer.policies.types import Float
 
 __all__ = ["planning_weight", "shift", "total_variation", "variance_buffer"]
 
-# ScalpeLB's values: with many experts std provisions for bursts; with few, similar experts it only takes
-# replicas from those that need them.
+# ScalpeLB's values of K. With many experts, the std provisions for bursts; with few, similar experts it only
+# takes replicas from those that need them.
 _MANY_EXPERTS, _K_MANY, _K_FEW = 192, 2.0, 0.0
-# Steps converted at a time: few enough for a core's cache.
+# Steps converted at a time, few enough for a core's cache.
 _BLOCK = 8
 
 
@@ -35,12 +35,12 @@ def total_variation(one_LE: npt.ArrayLike, other_LE: npt.ArrayLike) -> Float:
 
 
 def variance_buffer(experts: int) -> float:
-    """ScalpeLB's K for that many experts per layer."""
+    """Return ScalpeLB's K for this number of experts per layer."""
     return _K_MANY if experts >= _MANY_EXPERTS else _K_FEW
 
 
 def shift(window_WLE: npt.NDArray[np.number]) -> Float:
-    """float64 (L): total-variation distance of the window's halves, 0 to 1; 0 if one of them is empty."""
+    """float64 (L): total-variation distance of the window's halves, 0 to 1; 0 if a half is empty."""
     half = len(window_WLE) // 2
     old_LE, new_LE = (
         part.sum(axis=0, dtype=np.float64) for part in (window_WLE[:half], window_WLE[half:])
@@ -51,7 +51,7 @@ def shift(window_WLE: npt.NDArray[np.number]) -> Float:
 def planning_weight(
     window_WLE: npt.NDArray[np.number], k: float | None = None, shift_tv: float = 0.2
 ) -> Float:
-    """float64 (L, E): the loads to plan for.
+    """float64 (L, E): the planning weight of each expert.
 
     Args:
         window_WLE: (W, L, E), at least 0, oldest first.
@@ -76,7 +76,7 @@ def planning_weight(
 
 
 def _moments(window_WLE: npt.NDArray[np.number], ramp_W: Float) -> tuple[Float, Float]:
-    """Sums over the window of loads and of their squares."""
+    """Sum the loads and their squares over the window, each step weighted by the ramp."""
     sum_LE, sum2_LE = np.zeros((2, *window_WLE.shape[1:]))
     for first in range(0, len(window_WLE), _BLOCK):
         ramp_B = ramp_W[first : first + _BLOCK]

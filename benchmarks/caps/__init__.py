@@ -1,1 +1,1 @@
-"""Decisions of CAPS: whether a strategy can stay on, what a batch costs, a recorded queue run again."""
+"""Benchmarks of CAPS (batch selection): judge a strategy, fit the cost of a step, replay a recorded queue."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.caps`."""
+"""Commands of `python -m benchmarks.caps`: judge, fit, replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.caps judge`: whether a strategy can stay on."""
+"""`python -m benchmarks.caps judge`: whether a batch selection strategy can be enabled permanently."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def judge(
     servers: Annotated[int, typer.Option(min=1, help="Expert servers, with --step-us.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Compare a strategy with FCFS, calm and overloaded; controls: random, a perfect predictor."""
+    """Compare a strategy with FCFS, calm and overloaded. Controls: random, a perfect predictor."""
     from attention_client.scheduler import strategy as strategy_named
     from eaas.cores import usable_cores
     from eaas_cli.option_values import numbers, once, positive_numbers
@@ -101,7 +101,7 @@ def _times(text: str) -> list[float]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    """Print a line for each pattern and load, then the verdict."""
+    """Print the comparison with FCFS for each pattern and load, then the verdict."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in document["rows"]:
         kind = "clusters" if row["clustered"] else "independent"
@@ -135,5 +135,5 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _change(reduction_pct: float) -> str:
-    """A reduction as a change; `0.0 -` avoids showing -0.0."""
+    """Format a reduction as a change, in per cent. `0.0 -` avoids showing -0.0."""
     return f"{0.0 - reduction_pct:+.1f} %"

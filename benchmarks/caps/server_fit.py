@@ -1,4 +1,4 @@
-"""Fits the times of `ServerCost` to measurements by `eaas bench experts`."""
+"""Fits `ServerCost`, the time of an expert server's step, to measurements by `eaas bench experts`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LEAST_SIZES = 3
 
 @dataclass(frozen=True)
 class Step:
-    """A measured call.
+    """A measured call of an expert kernel.
 
     Attributes:
-        pairs: (token, expert) pairs.
+        pairs: Number of token-expert pairs.
     """
 
     active: float
@@ -46,9 +46,9 @@ class ServerFit:
 
 
 def fit_steps(steps: Sequence[Step]) -> ServerFit:
-    """Non-negative least squares of relative errors.
+    """Fit a model to measured calls: non-negative least squares of the relative errors.
 
-    Tries each way to split the calls into those bound by weights and those bound by pairs.
+    Tries each split of the calls into those bound by weights and those bound by pairs.
     """
     by_pairs = sorted(steps, key=lambda step: step.pairs)
     fits = [_fit(by_pairs, loads) for loads in range(len(by_pairs) + 1)]
@@ -56,9 +56,9 @@ def fit_steps(steps: Sequence[Step]) -> ServerFit:
 
 
 def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
-    """Fits for each shape, dtype and kernel in a document of `eaas bench experts --json`.
+    """Fit each shape, dtype and kernel in a document of `eaas bench experts --json`.
 
-    Raises ConfigError: the file is no such document, or has too few batch sizes.
+    Raises ConfigError: the file is not such a document, or has too few batch sizes.
     """
     try:
         document = json.loads(path.read_text())
@@ -80,14 +80,14 @@ def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
 
 
 def _step(row: dict[str, Any]) -> Step:
-    """A row's call; the benchmark sends each token to top-k experts, all equally likely."""
+    """Convert a row of the document to a call. Each token went to top-k experts, all equally likely."""
     _, _, experts, top_k = (int(word) for word in row["shape"].split(","))
     active = experts * (1 - (1 - top_k / experts) ** row["tokens"])
     return Step(active, row["tokens"] * top_k, row["ms"] / 1e3)
 
 
 def _fit(by_pairs: Sequence[Step], loads: int) -> ServerFit:
-    """Fit with the first `loads` calls bound by weights, the rest by pairs."""
+    """Fit the model, with the first `loads` calls bound by weights and the others by pairs."""
     terms = np.array(
         [
             (1.0, step.active, 0.0) if place < loads else (1.0, 0.0, step.pairs)

@@ -1,4 +1,4 @@
-"""Check of a run: every request succeeded, and token counts agree."""
+"""Checks an aiperf run: every request succeeded, and aiperf's token counts equal the endpoint's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["disagreements", "row"]
 
 
 def row(asked: Asked, run: Run) -> dict[str, Any]:
-    """A run in the document: counts of requests, then aiperf's figures.
+    """Make the document's row for an aiperf run: counts of requests, then aiperf's figures.
 
     `prompts_differ` and `outputs_differ` count requests whose length differs between aiperf and the endpoint;
     `outputs_off` is the largest difference in tokens.
@@ -30,7 +30,7 @@ def row(asked: Asked, run: Run) -> dict[str, Any]:
 
 
 def disagreements(row: dict[str, Any]) -> list[str]:
-    """List what is wrong with a run.
+    """List the failures and disagreements in a run's row; empty if there are none.
 
     The length of an answer must agree if aiperf uses the endpoint's counts. Its own tokenizer may split a
     text into other tokens than the model generated.

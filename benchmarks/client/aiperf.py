@@ -12,9 +12,9 @@ from eaas.errors import EaasError
 
 __all__ = ["Asked", "Record", "Run", "command", "read_run"]
 
-# Files below --artifact-dir.
+# aiperf's output files below --artifact-dir.
 _RECORDS, _SUMMARY = "profile_export.jsonl", "profile_export_aiperf.json"
-# Reported metrics of the summary, and their statistics.
+# Metrics that the row takes from aiperf's summary, and their statistics.
 _FIGURES = {
     "output_token_throughput": ("avg",),
     "time_to_first_token": ("p50", "p99"),
@@ -24,7 +24,7 @@ _FIGURES = {
 
 @dataclass(frozen=True)
 class Asked:
-    """The load of a run.
+    """The load that aiperf sends in a run.
 
     Attributes:
         prompt_tokens: Tokens of a prompt, by the checkpoint's tokenizer.
@@ -63,11 +63,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a run.
+    """The results of an aiperf run.
 
     Attributes:
         records: Answered requests.
-        failed: Errors of the others.
+        failed: Errors of the other requests.
         figures: {metric: {statistic: value}}; tokens/s and milliseconds.
     """
 
@@ -77,7 +77,7 @@ class Run:
 
 
 def command(aiperf: Path, endpoint: str, model: Path, asked: Asked, out: Path) -> list[str]:
-    """The command line of aiperf.
+    """Build the command line of aiperf.
 
     `model`: directory of the checkpoint, which gives the model's name and the tokenizer.
     """
@@ -95,13 +95,13 @@ def command(aiperf: Path, endpoint: str, model: Path, asked: Asked, out: Path) -
     if asked.server_counts:
         words += ["--use-server-token-count", "--per-chunk-usage"]
     words += ["--artifact-dir", out, "--ui", "none"]
-    # Requests only: no scraping, no plots.
+    # aiperf only sends requests: it scrapes no metrics and draws no plots.
     words += ["--no-gpu-telemetry", "--no-server-metrics", "--no-auto-plot"]
     return [str(word) for word in words]
 
 
 def read_run(out: Path) -> Run:
-    """Read aiperf's output directory. Raises EaasError if it is not that of 0.13."""
+    """Read aiperf's output directory. Raises EaasError if it has another format than that of 0.13."""
     try:
         lines = (out / _RECORDS).read_text().splitlines()
         summary = json.loads((out / _SUMMARY).read_text())

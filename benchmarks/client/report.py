@@ -10,7 +10,7 @@ __all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print a row per run, then what is wrong."""
+    """Print a row per aiperf run, then the failures and disagreements."""
     rows = []
     for row in document["runs"]:
         figures, off = row["figures"], row["outputs_off"]

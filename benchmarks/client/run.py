@@ -1,4 +1,4 @@
-"""Run aiperf against an endpoint, once per load."""
+"""The run: starts a cluster if needed, and runs aiperf against its endpoint, once per load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["bench_client"]
 
 _RUN_S = 600.0
 _LINES = 15
-# Occurs early in every answer, so that only min_tokens keeps an answer from ending there.
+# This stop string occurs early in every answer, so only min_tokens keeps an answer from ending there.
 _STOP = "e"
 
 
@@ -93,7 +93,7 @@ def _served(
 
 
 def _run(aiperf: Path, endpoint: str, model: Path, asked: Asked) -> Run:
-    """Run aiperf once. Raises EaasError with the end of its log."""
+    """Run aiperf once and read its results. Raises EaasError with the end of its log."""
     # Offline, aiperf mistakes a local directory for a name on the hub.
     environment = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
     with tempfile.TemporaryDirectory(prefix="eaas-aiperf-") as directory:
@@ -113,7 +113,7 @@ def _run(aiperf: Path, endpoint: str, model: Path, asked: Asked) -> Run:
             except subprocess.TimeoutExpired:
                 raise EaasError(f"aiperf was not done within {_RUN_S:.0f} s") from None
             finally:
-                if process.poll() is None:  # it has child processes
+                if process.poll() is None:  # aiperf has child processes
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         if status:

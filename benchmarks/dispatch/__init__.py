@@ -1,4 +1,4 @@
-"""The data plane against the machine's floor, in one run.
+"""Benchmark of the data plane (client to expert server) against the machine's floor, in one run.
 
 Measurements and modules:
 
@@ -9,11 +9,11 @@ Measurements and modules:
     server          processor time while idle and while busy                                 upkeep
     layer           a real layer through a server, against the kernel call in that server    layer
 
-The exchange is that of a cluster: the client's `Connection`, a transport, and the arena, slot table and loop
+The exchange uses a cluster's code: the client's `Connection`, a transport, and the arena, slot table and loop
 of an expert server in its own process. Monitor, placement and weights are missing. `EAAS_...` in the
 environment changes the settings. The floor's processes are pinned to a core each; the others are not.
 
-Compared things are measured in turns of some tenths of a second, round after round. p50 and p99 of a turn
+Compared things take turns of some tenths of a second, round after round. p50 and p99 of a turn
 cover all of its calls except a few warm-up calls. A figure is the median over the turns; a difference or a
 ratio is the median over the rounds. A slow cell has at least 20 calls per turn and three rounds; `calls`
 counts the exchanges of all `rounds`.
@@ -38,7 +38,7 @@ The document of `python -m benchmarks.dispatch --json` (us: microseconds):
 `--no-server` leaves out `server` to `layer`. `client_us` is the time of a layer call outside the connection,
 which is all computation.
 
-`run.bench_dispatch` is not exported: the servers would import it without need.
+`run.bench_dispatch` is not exported, because the servers would import it without need.
 """
 
 from benchmarks.dispatch.plan import Plan, make_plan

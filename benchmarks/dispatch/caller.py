@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-# Imported here: the import would swallow the exception of a SIGTERM.
+# Imported at the start, because a later import would swallow the exception of a SIGTERM.
 from numpy.random import default_rng
 from prometheus_client import CollectorRegistry
 
@@ -38,13 +38,13 @@ __all__ = ["Caller", "Request", "random_request"]
 
 _CONNECT_S = 10.0
 _SERVER = "server"
-# Deadline of a call and of its attempt: nothing is sent twice.
+# Deadline of a call and of its attempt. They are equal, so nothing is sent twice.
 _ANSWER_S = 30.0
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The input of a layer call.
+    """The input of a layer call or of an exchange.
 
     Attributes:
         x_TH: bfloat16.
@@ -67,7 +67,7 @@ class Request:
     def of(
         cls, x_TH: torch.Tensor, ids_TK: npt.NDArray[np.int64], scores_TK: npt.NDArray[np.float32]
     ) -> Request:
-        """A request that wants all of its pairs."""
+        """Make a request that wants the results of all its token-expert pairs."""
         tokens = len(ids_TK)
         part = Part(0, np.arange(tokens), ids_TK.astype(np.int32), float(ids_TK.size))
         return cls(
@@ -82,7 +82,7 @@ class Request:
 
 
 def random_request(tokens: int, hidden: int, num_experts: int, top_k: int) -> Request:
-    """A request with uniformly drawn experts."""
+    """Make a request with random tokens and uniformly drawn experts."""
     rng = default_rng(tokens)
     ids_TK = rng.random((tokens, num_experts)).argsort(axis=1)[:, :top_k]
     scores_TK = rng.random((tokens, top_k), dtype=np.float32)
@@ -168,11 +168,11 @@ class Caller:
             self._connection.lose(reason)
 
     def capacity(self, top_k: int) -> int:
-        """Tokens that a slot holds."""
+        """Number of tokens that one of the server's slots holds."""
         return self.connection.max_tokens(top_k, WireDtype.BFLOAT16)
 
     def exchange(self, request: Request) -> None:
-        """Write, wait, read: what `LayerCall` does with one part.
+        """Send a request through a slot and read the result, as `LayerCall` does with one part.
 
         Raises:
             ClusterError: The server refused the request or did not answer.
@@ -198,11 +198,11 @@ class Caller:
             connection.wait(ticket, seen, left_s)
 
     def layer_call(self, request: Request) -> torch.Tensor:
-        """Dispatch, exchange, combine: float32 (T, H)."""
+        """Run a whole layer call: dispatch, exchange, combine. Returns float32 (T, H)."""
         return _call(self._plain, request)
 
     def outside_ns(self, request: Request) -> int:
-        """Nanoseconds of a layer call outside the connection."""
+        """Run a layer call; return its nanoseconds outside the connection (dispatch and combine)."""
         self._stopwatch.inside_ns = 0
         started = time.perf_counter_ns()
         _call(self._watched, request)
@@ -226,16 +226,16 @@ def _call(dispatcher: Dispatcher, request: Request) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _FixedView:
-    """A cluster that never changes (`attention_client.layer_call.call.Replicas`)."""
+    """A `Replicas` (`attention_client.layer_call.call`) whose cluster never changes."""
 
     current: ClusterView
 
     def view(self) -> ClusterView:
-        """The fixed view."""
+        """Return the fixed cluster view."""
         return self.current
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep."""
+        """Sleep for `timeout_s`, because no change can come."""
         time.sleep(timeout_s)
 
 
@@ -243,7 +243,7 @@ class _Stopwatch:
     """A proxy that adds up the time spent in an object's methods.
 
     Attributes:
-        inside_ns: Nanoseconds so far.
+        inside_ns: Nanoseconds spent in the methods so far.
     """
 
     def __init__(self, watched: object) -> None:
@@ -254,7 +254,7 @@ class _Stopwatch:
         found = getattr(self._watched, name)
         if not callable(found):
             return found
-        # Cached on the instance: the next access does not come here.
+        # Cache it on the instance, so that the next access does not come here.
         timed = self._timed(found)
         self.__dict__[name] = timed
         return timed

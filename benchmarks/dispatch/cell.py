@@ -1,4 +1,4 @@
-"""One cell: floor, exchange, layer call and the client's part, in turn."""
+"""Measures one cell (transport, H, T): floor, exchange, layer call and the client's part, in turn."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CELL_S = 8.0
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of each.
+    """One round of a cell: a turn of each measurement.
 
     Attributes:
         floor, exchange, layer_call: In the order of measurement.
-        client_us: Median time of a layer call outside the connection.
+        client_us: Median time of a layer call outside the connection, microseconds.
     """
 
     floor: Turn
@@ -41,7 +41,7 @@ class Round:
 def bench_cell(
     plan: Plan, transport: str, hidden: int, tokens: int, caller: Caller, floor: Floor
 ) -> dict[str, Any]:
-    """Measure a cell; return its row.
+    """Measure a cell; return its row of the document.
 
     Args:
         hidden, tokens: H, T.
@@ -73,7 +73,7 @@ def bench_cell(
 def cell_row(
     transport: str, hidden: int, tokens: int, sizes: tuple[int, int], rounds: Sequence[Round]
 ) -> dict[str, Any]:
-    """Medians over the rounds, also of differences and ratios."""
+    """Make a cell's row: medians over the rounds of the times, their differences and their ratios."""
     over = [one.exchange.p50_us - one.floor.p50_us for one in rounds]
     times = [one.exchange.p50_us / one.floor.p50_us for one in rounds]
     return {
@@ -94,7 +94,7 @@ def cell_row(
 
 
 def _outside(call: Callable[[], int], seconds: float) -> list[int]:
-    """Results of calls for at least `seconds`."""
+    """Call repeatedly for at least `seconds`; return the results, nanoseconds outside the connection."""
     took: list[int] = []
     end = time.perf_counter_ns() + int(seconds * _NS)
     while len(took) < LEAST_CALLS or time.perf_counter_ns() < end:

@@ -1,4 +1,4 @@
-"""The floor: round trips to a process that only copies, without Python (`_floor.c`)."""
+"""The floor: round trips in C to a process that only copies bytes (`_floor.c`), seen by the launcher."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Floor", "map_shared", "mapping_bytes"]
 _START_S = 60.0
 _TIMEOUT_MS = 10_000
 _LINE_BYTES = 64
-# The server spins for 3 ms after the last request.
+# Pause after a turn until the floor's server sleeps. It spins for 3 ms after the last request.
 _FALLS_ASLEEP_S = 0.005
 _LEAST_ROUNDS, _MOST_ROUNDS = 20, 100_000
 
 
 def mapping_bytes(request_bytes: int, result_bytes: int) -> int:
-    """Bytes of a mapping: request, result, a cache line for the flag and one for alignment."""
+    """Size of the shared memory: request, result, a cache line for the flag and one for alignment."""
     return request_bytes + result_bytes + 2 * _LINE_BYTES
 
 
 def map_shared(fd: int, size: int) -> mmap.mmap:
-    """Map the memory with all its pages present, as in an arena."""
+    """Map the shared memory of the floor with all its pages present, as in an arena."""
     return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
@@ -47,7 +47,7 @@ class Floor:
         self._destination = bytearray(result_bytes)
         fd = os.memfd_create("eaas-floor", os.MFD_CLOEXEC)
         try:
-            # Not ftruncate: a lack of memory would be a SIGBUS later.
+            # posix_fallocate instead of ftruncate, with which a lack of memory would be a SIGBUS later.
             os.posix_fallocate(fd, 0, size)
             self._mapping = map_shared(fd, size)
             arguments = (os.getpid(), fd, size, result_bytes, cores[1])
@@ -73,12 +73,12 @@ class Floor:
         self._mapping.close()
 
     def turn(self, request_bytes: int, result_bytes: int, seconds: float) -> list[int]:
-        """Make round trips for about `seconds`; the server sleeps afterwards.
+        """Make round trips to the floor's server for about `seconds`; the server sleeps afterwards.
 
-        The first ones do not count: they wake the server, compare digests of the copies, and set the number.
+        The first ones wake the server, check the copies by digest, and set the number of round trips.
 
         Returns:
-            Nanoseconds of each.
+            Nanoseconds of each round trip except the first ones.
 
         Raises:
             ClusterError: The server does not answer.

@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(pid: int, fd: int, size: int, result_bytes: int, core: int) -> None:
-    """Answer until SIGTERM.
+    """Answer the launcher's round trips until SIGTERM, pinned to a core.
 
     Args:
         pid, fd: Descriptor of the memory in the launcher.

@@ -1,4 +1,4 @@
-"""A real layer through a server, against a call of the same kernel in that server's process.
+"""Measures a real layer through a server, against a call of the same kernel in that server's process.
 
 The difference is dispatch, copies, slots, two wake-ups and combine. One of the two runs at a time.
 """
@@ -32,8 +32,8 @@ _PROCESS_BYTES = 1 << 30
 
 
 def lack_of_memory(layer: Shape) -> str:
-    """Why the layer cannot be measured; empty if it can."""
-    # The random weights, the kernel's, and processes with torch.
+    """Reason why memory does not suffice to measure the layer; empty if it does."""
+    # Room for the random weights, the kernel's copy, and the processes with torch.
     needed = 2 * layer.num_experts * layer.expert_size * _BFLOAT16_BYTES + _PROCESS_BYTES
     available = available_bytes()
     if needed <= available:
@@ -42,7 +42,7 @@ def lack_of_memory(layer: Shape) -> str:
 
 
 def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -> dict[str, Any]:
-    """The document's `layer`, with the plan's first transport."""
+    """Measure a real layer with the plan's first transport; return the document's `layer`."""
     shape = plan.layer
     batches = Batches(shape, torch.bfloat16, plan.layer_tokens)
     with working([kernel_server(plan, slots, threads)], fork_server) as (server,):
@@ -84,7 +84,7 @@ def _in_turn(
     inside: Callable[[Sequence[int]], list[int]],
     rounds: int,
 ) -> list[tuple[float, float]]:
-    """Median milliseconds of the two in each round, on the same batches, in alternating order."""
+    """Time both ways in each round, on the same batches, in alternating order; median milliseconds."""
     through([0])
     inside([0])
     pairs = []
@@ -105,7 +105,7 @@ def _inside(server: Worker, tokens: int, seeds: Sequence[int]) -> list[int]:
 
 
 def _timed(caller: Caller, batches: Batches, tokens: int, seed: int) -> int:
-    """Nanoseconds of one layer call."""
+    """Time one layer call through the server, in nanoseconds."""
     batch = batches.get(tokens, seed)
     request = Request.of(batch.x_TH, batch.ids_TK.numpy(), batch.scores_TK.numpy())
     settle()

@@ -1,4 +1,4 @@
-"""The plan of a run, from the command line."""
+"""The plan of `python -m benchmarks.dispatch`, from its command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Plan", "make_plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run.
+    """Transports, sizes and durations that a run measures.
 
     Attributes:
         transports: In the order of measurement; the parts after the rows use the first.
@@ -21,9 +21,9 @@ class Plan:
         with_server: Also measure a server and a real layer.
         top_k: K.
         num_experts: E.
-        watch_s: Seconds of watching a server.
-        upkeep_tokens: T of its exchanges.
-        layer_tokens: T of its calls.
+        watch_s: Seconds for which a server's processor time is measured.
+        upkeep_tokens: T of the exchanges that keep that server busy.
+        layer_tokens: T of the real layer's calls.
     """
 
     transports: tuple[str, ...]
@@ -49,7 +49,7 @@ def make_plan(
     rounds: int,
     with_server: bool,
 ) -> Plan:
-    """Check the options and make a plan. Raises ConfigError."""
+    """Check the options of `python -m benchmarks.dispatch` and make a plan. Raises ConfigError."""
     return Plan(
         transports=known("--transport", transports or known_transports, known_transports),
         hidden=once(numbers("--hidden", hidden)),

@@ -1,4 +1,4 @@
-"""Plot of the rows: a panel per hidden size."""
+"""Plot of the exchange times and the floor, one panel per hidden size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report."""
+"""The report of `python -m benchmarks.dispatch`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _print_server(document: dict[str, Any]) -> None:
 
 
 def _short(us: float) -> str:
-    """Three digits without an exponent, so that ten columns fit a narrow terminal."""
+    """Format microseconds with three digits and no exponent, so that ten columns fit a narrow terminal."""
     return f"{us:.0f}" if us >= 99.95 else f"{us:.3g}"
 
 

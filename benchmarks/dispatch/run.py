@@ -1,4 +1,4 @@
-"""The run and its document."""
+"""The run of `python -m benchmarks.dispatch` and its document."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from eaas_cli.local.fork_server import ForkServer
 
 __all__ = ["bench_dispatch"]
 
-# As a client requests, one for each of two micro-batches: at T=512 and H=7168 a slot has 30 MB.
+# Slots of a client, one for each of two micro-batches. At T=512 and H=7168 a slot has 30 MB.
 _SLOTS = 2
-# Imports of the servers.
+# Modules that the fork server imports for the servers.
 _MODULES = ("benchmarks.dispatch.server_process",)
 
 
@@ -71,7 +71,7 @@ def bench_dispatch(
 def _server(
     plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], fork_server: ForkServer
 ) -> dict[str, Any]:
-    """The parts of the document on a server and a real layer."""
+    """Measure a server's processor time and a real layer; return those parts of the document."""
     say("a server that is idle, then busy")
     parts: dict[str, Any] = {"server": bench_upkeep(plan, _SLOTS, fork_server)}
     lack = lack_of_memory(plan.layer)

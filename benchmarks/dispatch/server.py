@@ -1,4 +1,4 @@
-"""Servers without a cluster, seen by the launcher."""
+"""Starts of expert servers without a cluster, by the launcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["kernel_server", "null_server"]
 
 
 def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..., Worker]:
-    """Make the start of a server that computes nothing.
+    """Make the function that starts a server which computes nothing.
 
     Args:
         hidden: H.
@@ -33,9 +33,9 @@ def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..
 
 
 def kernel_server(plan: Plan, slots: int, threads: int) -> Callable[..., Worker]:
-    """Make the start of a server with the kernel of `auto` and random experts; it takes a minute.
+    """Make the function that starts a server with `auto`'s kernel and random experts, in about a minute.
 
-    On the command {"seeds": [...]} it calls the kernel in its own process and answers the times.
+    On the command {"seeds": [...]} that server calls the kernel in its own process and answers the times.
     """
     layer = plan.layer
     return partial(

@@ -39,12 +39,12 @@ from expert_server.weights.sharing import CheckpointSharer
 
 __all__ = ["main"]
 
-# As in an expert server.
+# These settings of the process are those of an expert server.
 _SWITCH_S = 1e-4
 
 
 def main(arguments: str) -> None:
-    """Serve until SIGTERM; see `server.py` for the arguments."""
+    """Serve the benchmark's client until SIGTERM; arguments as in `server.py`."""
     bind_to_launcher()
     configure_logging("bench-server")
     wanted: dict[str, Any] = json.loads(arguments)
@@ -53,7 +53,7 @@ def main(arguments: str) -> None:
     kernel: ExpertKernel
     if wanted["layer"] is None:
         torch.set_num_threads(1)
-        # The loop batches all waiting requests.
+        # The kernel must take all slots at once, because the loop batches all waiting requests.
         kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
@@ -87,7 +87,7 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
         settings.batching,
         settings.batch_window_us * 1e-6,
     )
-    # No balancer: nothing is ever loaded.
+    # Nothing is ever loaded, because there is no balancer.
     no_store = cast("ExpertStore", None)
     placements = PlacementHandler(no_store, shape, lambda _epoch: None, lambda _epoch: None)
     sharer, hotness = CheckpointSharer(None, 1), HotnessHandler(shape, loop, no_store)
@@ -105,7 +105,7 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
 
 
 def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
-    """A function instead of a kernel: the loop only calls it."""
+    """Make a function that stands in for a kernel and computes nothing."""
     ready_TH = torch.ones(most_tokens, hidden)
 
     def compute(
@@ -117,7 +117,7 @@ def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
 
 
 def _loaded_kernel(shape: Shape, threads: int) -> ExpertKernel:
-    """The kernel that `auto` picks, with a random layer."""
+    """Load a random layer into the kernel that `auto` picks."""
     source = Source(shape, torch.bfloat16)
     sizes = ExpertSizes(shape.hidden, shape.intermediate, shape.num_experts, shape.top_k)
     kernel = choose_kernel([source.form], KernelSpec(torch.bfloat16, threads=threads), sizes).kernel
@@ -131,7 +131,7 @@ def _run_commands(
     kernel: ExpertKernel,
     batches: Batches,
 ) -> None:
-    """Call the kernel here, without slots, while the launcher keeps the loop idle."""
+    """Execute the launcher's commands: time the kernel here, without slots, while the loop is idle."""
     with torch.inference_mode():
         for command, reply in commands:
             took = []

@@ -1,4 +1,4 @@
-"""Sizes that client and server share without a checkpoint."""
+"""Model shape and message sizes that the benchmark's client and server share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["model_shape", "request_bytes", "result_bytes"]
 
 
 def model_shape(hidden: int, num_experts: int, top_k: int) -> ModelShape:
-    """A model of one MoE layer."""
+    """Shape of a model with one MoE layer."""
     return ModelShape("bench", num_experts, hidden, top_k, ("layer",), "bfloat16", "bench dispatch")
 
 
 def request_bytes(plan: Plan, hidden: int, tokens: int) -> int:
-    """Header and payload of a request."""
+    """Bytes of a request in a slot: header and payload."""
     layout = payload_layout(tokens, hidden, plan.top_k, WireDtype.BFLOAT16)
     return REQUEST_HEADER_BYTES + layout.total
 
 
 def result_bytes(hidden: int, tokens: int) -> int:
-    """Header and payload of a result."""
+    """Bytes of a result in a slot: header and payload."""
     return RESULT_HEADER_BYTES + result_length(tokens, hidden)

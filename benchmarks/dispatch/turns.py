@@ -1,4 +1,4 @@
-"""Turns: calls one after another for a while, and their statistics."""
+"""Turns: a measured function called one time after another for a while, and the statistics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from eaas_cli.bench.figures import figure
 __all__ = ["LEAST_CALLS", "WARM_CALLS", "Turn", "summary", "take_turn"]
 
 LEAST_CALLS = 20
-# Caches are cold and the peer sleeps after a pause.
+# Uncounted calls at the start of a turn: caches are cold and the peer sleeps after a pause.
 WARM_CALLS = 5
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Statistics of a turn.
+    """Statistics of the calls in one turn.
 
     Attributes:
-        p50_us, p99_us: Over all calls.
+        p50_us, p99_us: Percentiles over all calls, microseconds.
     """
 
     p50_us: float
@@ -32,7 +32,7 @@ class Turn:
 
     @classmethod
     def of(cls, took_ns: Sequence[int]) -> Turn:
-        """Statistics of the calls' times."""
+        """Compute the statistics from the calls' times in nanoseconds."""
         p50, p99 = np.percentile(np.asarray(took_ns, dtype=np.float64) / 1e3, (50, 99))
         return cls(float(p50), float(p99), len(took_ns))
 
@@ -44,7 +44,7 @@ def take_turn(
     least: int = LEAST_CALLS,
     pause_s: float = 0.0,
 ) -> list[int]:
-    """Call repeatedly.
+    """Call the measured function for at least `seconds` and at least `least` times.
 
     Args:
         pause_s: Sleep before each call.
@@ -68,7 +68,7 @@ def take_turn(
 
 
 def summary(turns: Sequence[Turn]) -> dict[str, float]:
-    """Medians over the turns, for the document."""
+    """Medians of p50 and p99 over the turns, for the document."""
     return {
         "p50": figure(median(turn.p50_us for turn in turns)),
         "p99": figure(median(turn.p99_us for turn in turns)),

@@ -1,4 +1,4 @@
-"""Processor time of a server while idle, and while one client keeps it busy."""
+"""Measures a server's processor time while idle, and while one client keeps it busy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from eaas_cli.local.fork_server import ForkServer
 
 __all__ = ["bench_upkeep"]
 
-# After a connection: gRPC's threads settle.
+# Pause after a connection in which gRPC's threads settle.
 _SETTLE_S = 0.5
-# Longer than any server spins.
+# Pause that is longer than any server spins.
 _PAUSE_S = 0.001
 
 
 def bench_upkeep(plan: Plan, slots: int, fork_server: ForkServer) -> dict[str, Any]:
-    """Measure `server` of the document."""
+    """Measure a server that computes nothing; return the document's `server`."""
     transport, hidden, tokens = plan.transports[0], plan.hidden[0], plan.upkeep_tokens
     request = random_request(tokens, hidden, plan.num_experts, plan.top_k)
     with working([null_server(plan, hidden, tokens, slots)], fork_server) as (server,):
@@ -65,7 +65,7 @@ def bench_upkeep(plan: Plan, slots: int, fork_server: ForkServer) -> dict[str, A
 
 
 class _Watch:
-    """Processor time of a process from now on.
+    """Measures the processor time of a process from now on.
 
     Attributes:
         seconds: Duration until `fraction` was called.
@@ -77,7 +77,7 @@ class _Watch:
         self.seconds = 0.0
 
     def fraction(self) -> float:
-        """Share of one core, until now."""
+        """Processor time from the start until now, as a share of one core."""
         ran_s = processor_s(self._pid) - self._ran_s
         self.seconds = time.monotonic() - self._began
         return ran_s / self.seconds

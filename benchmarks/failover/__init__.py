@@ -1,4 +1,4 @@
-"""The cost of lost servers: faults on a running cluster, against the same work without them."""
+"""Benchmark of lost servers: faults on a running cluster, against the same work without them."""
 
 from benchmarks.failover.run import bench_failover
 

@@ -1,4 +1,4 @@
-"""Losses: pure sums over rounds.
+"""Computes the throughput that faults cost. Pure: rounds in, sums out.
 
 Each fault has two adjacent rounds with the same work: one without it (quiet) and one with it (faulted). Their
 difference is the cost of the fault.
@@ -26,10 +26,10 @@ class Strike:
     """A fault, with its two rounds. Times are monotonic seconds.
 
     Attributes:
-        back_s: When every expert had all of its replicas again.
+        back_s: Time when every expert had all of its replicas again.
         replacement_cpu_s: Processor time of the replacement's start and load.
-        quiet: The round without it.
-        faulted: The round with it.
+        quiet: The round without the fault.
+        faulted: The round with the fault.
     """
 
     kind: str
@@ -52,7 +52,7 @@ def _rate(rounds: Sequence[Round]) -> float:
 
 
 def lost(strikes: Sequence[Strike], cores: int) -> dict[str, float]:
-    """Shares of the throughput without faults.
+    """Compute the losses by faults, as shares of the throughput without faults.
 
     Returns:
         `tokens_per_s_quiet`, `tokens_per_s_faulted`; `gross`: the lost share; `gross_error`: its standard
@@ -77,14 +77,14 @@ def lost(strikes: Sequence[Strike], cores: int) -> dict[str, float]:
 
 
 def phases(strikes: Sequence[Strike]) -> dict[str, float]:
-    """Tokens per second of faulted rounds before the fault, until all replicas were back, and after."""
+    """Tokens per second of the faulted rounds: before the fault, until all replicas were back, after."""
     counts, seconds = (
         {"before": 0.0, "during": 0.0, "after": 0.0},
         dict.fromkeys(("before", "during", "after"), 0.0),
     )
     for strike in strikes:
         r = strike.faulted
-        # Every piece of text counts as the mean number of tokens.
+        # Each piece of text counts as the mean number of tokens per piece.
         stamps = [stamp for answer in r.answers for stamp in answer.stamps_s]
         per_piece = r.tokens / max(1, len(stamps))
         back = min(strike.back_s, r.ended_s)
@@ -96,7 +96,7 @@ def phases(strikes: Sequence[Strike]) -> dict[str, float]:
 
 
 def timeline(rounds: Sequence[Round], bin_s: float) -> list[tuple[float, float]]:
-    """(seconds from the first round's begin, tokens per second), bin by bin, rounds put end to end."""
+    """Compute (seconds since the first round's begin, tokens/s) for each bin, with rounds put end to end."""
     found: list[tuple[float, float]] = []
     offset = 0.0
     for r in rounds:

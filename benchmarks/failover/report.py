@@ -12,7 +12,7 @@ __all__ = ["draw_plot", "print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print a row per fault, then the losses."""
+    """Print a row per fault, then the lost throughput."""
     rows = [
         (
             row["kind"],

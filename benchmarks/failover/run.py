@@ -1,4 +1,4 @@
-"""The runs (EaaS section 5.4: servers fail one after another while the others serve)."""
+"""The run: servers fail one after another while the others serve (EaaS section 5.4)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["KINDS", "bench_failover"]
 
 KINDS = ("kill", "hang")
 _PROMPT_TOKENS = 16
-# Time of a fault, as a share of the quiet round.
+# Time of the fault in its round, as a share of the quiet round's duration.
 _STRIKE_AT = 0.25
-# A hung server resumes after this, when its lease (2 s) has expired.
+# A hung server resumes after this many seconds, when its lease (2 s) has expired.
 _HANG_S = 2.5
 _BACK_S = 60.0
 _POLL_S = 0.25
 _BIN_S = 0.25
-# Attempts of a fixed-group round, until one lasts beyond its fault.
+# Largest number of attempts at a fixed-group round that lasts beyond its fault.
 _ROUNDS = 3
 
 
@@ -83,7 +83,7 @@ def bench_failover(
     ):
         bench = _Bench(cluster, prompts, max_tokens, redundancy)
         say("warming up ...")
-        # Twice: the second round gives the duration.
+        # Run two rounds, because the second one gives the duration.
         bench.quiet(), bench.quiet()
         strikes = []
         for number, (kind, server) in enumerate(drawn):
@@ -97,7 +97,7 @@ def bench_failover(
 
 
 class _Bench:
-    """A running cluster and the work of a round."""
+    """A running cluster, the streams of a round, and the faults in it."""
 
     def __init__(
         self, cluster: LocalCluster, prompts: list[list[int]], max_tokens: int, redundancy: int
@@ -109,7 +109,7 @@ class _Bench:
         self._usual_s = 0.0
 
     def quiet(self) -> Round:
-        """A round without a fault."""
+        """Run a round of streams without a fault."""
         quiet = self._begin().result()
         self._usual_s = quiet.seconds
         return quiet
@@ -118,7 +118,7 @@ class _Bench:
         return Streams(lambda: self._cluster.endpoint, self.prompts, self.max_tokens)
 
     def strike(self, kind: str, server: str, *, quiet_first: bool) -> Strike:
-        """The two rounds of a fault."""
+        """Run the two rounds of a fault: one with it, and one without it before or after."""
         quiet = self.quiet() if quiet_first else None
         streams = self._begin()
         try:
@@ -134,7 +134,7 @@ class _Bench:
     def _kill(self, server: str) -> float:
         self._child(server).signal(signal.SIGKILL)
         self._cluster.restart(server)
-        # All of its time so far went into start and load.
+        # The replacement has used its processor time so far to start and load.
         return processor_s(self._child(server).pid)
 
     def _hang(self, server: str) -> float:
@@ -144,7 +144,7 @@ class _Bench:
             time.sleep(_HANG_S)
         finally:
             child.signal(signal.SIGCONT)
-        # There is no replacement.
+        # A hung server has no replacement process.
         return 0.0
 
     def _child(self, server: str) -> ChildProcess:
@@ -165,7 +165,7 @@ class _Bench:
         raise ClusterError(f"the cluster was not whole again after {_BACK_S:.0f} s")
 
     def restart_all(self, server: str) -> dict[str, Any]:
-        """A round of a fixed group: the end of one process ends all, and all are restarted.
+        """Run a round of a fixed group, in which the end of one process ends all, and all are restarted.
 
         Raises ClusterError: rounds end before their fault.
         """
@@ -183,7 +183,7 @@ class _Bench:
         try:
             time.sleep(_STRIKE_AT * self._usual_s)
             at = time.monotonic()
-            # SIGKILL for all: a collective that lost a member hangs.
+            # Kill all, because a collective that lost a member hangs.
             self._child(server).signal(signal.SIGKILL)
             for child in cluster.children.values():
                 child.signal(signal.SIGKILL)
@@ -244,12 +244,12 @@ def _document(
 
 
 def _after(entry: dict[str, Any]) -> list[float]:
-    """Times of pieces of text after the fault."""
+    """Times of the pieces of text that came after the fault."""
     return [s for answer in entry["round"].answers for s in answer.stamps_s if s > entry["at"]]
 
 
 def _pause(entry: dict[str, Any]) -> float:
-    """Seconds from the fault to the next piece of text."""
+    """Seconds from the fault to the next piece of text of any stream."""
     return min(_after(entry)) - float(entry["at"])
 
 

@@ -1,4 +1,4 @@
-"""The work of a round: parallel streams, each a long greedy answer."""
+"""The load of a round: parallel streams, each a long greedy answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AGAIN_S = 0.05
 
 @dataclass
 class Round:
-    """The result of a round. Times are monotonic seconds.
+    """The result of a round of streams. Times are monotonic seconds.
 
     Attributes:
         failed: The first error of each failed stream; it was repeated from its beginning until it succeeded.
@@ -34,17 +34,17 @@ class Round:
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last answer."""
+        """Seconds from the first request to the last answer."""
         return self.ended_s - self.began_s
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
+        """Number of tokens in all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
     def stall_s(self) -> float:
-        """Longest pause within a stream."""
+        """Longest pause within a stream, seconds."""
         return max((answer.stall_s for answer in self.answers), default=0.0)
 
 
@@ -69,19 +69,19 @@ class Streams:
         self._thread.start()
 
     def result(self) -> Round:
-        """Wait for the end of the round."""
+        """Wait for the end of the round; return its result."""
         self._thread.join()
         if self._error is not None:
             raise self._error
         return self._round
 
     def give_up(self) -> None:
-        """Stop the streams."""
+        """Cancel the round's streams."""
         self._given_up.set()
 
     @property
     def running(self) -> bool:
-        """Whether streams are running."""
+        """Whether streams of the round are still running."""
         return self._thread.is_alive()
 
     def _run(self) -> None:

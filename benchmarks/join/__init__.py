@@ -1,4 +1,4 @@
-"""Time for a new expert server to serve, and its effect on other clients."""
+"""Benchmark of a joining expert server: time until it serves, and effect on other clients."""
 
 from benchmarks.join.run import bench_join
 

@@ -1,4 +1,4 @@
-"""A checkpoint of a given size with meaningless weights."""
+"""Makes a checkpoint of a given size with meaningless weights, for servers to load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eaas_cli.demo_model.architectures import DemoSizes, build_config
 __all__ = ["write_checkpoint"]
 
 _LAYERS, _HIDDEN, _TOP_K, _VOCAB = 8, 1024, 4, 1000
-# Gate, up and down, each H x H/2, in bfloat16.
+# Bytes of an expert: gate, up and down, each H x H/2, in bfloat16.
 _EXPERT_BYTES = 3 * _HIDDEN * (_HIDDEN // 2) * 2
 _BLOCK = 1 << 20
 

@@ -1,4 +1,4 @@
-"""A server that streams bytes: `python -m benchmarks.join.loopback_process CHUNKS`."""
+"""A gRPC server that streams bytes over loopback: `python -m benchmarks.join.loopback_process CHUNKS`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Loopback(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def main(chunks: int) -> None:
-    """Serve until SIGTERM. Each answer has `chunks` chunks."""
+    """Stream bytes to the benchmark until SIGTERM. Each answer has `chunks` chunks."""
     bind_to_launcher()
     with Shutdown() as shutdown:
 

@@ -1,4 +1,4 @@
-"""Raw speed of the sources of weights: disk and loopback."""
+"""Measures the raw speed of the media that weights come from: disk and loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CHUNK_BYTES", "METHOD", "disk_rate", "evict", "loopback_rate"]
 
 METHOD = "/eaas.bench.Loopback/Read"
 CHUNK_BYTES = 2 << 20
-"""Size of a message, as between expert servers."""
+"""Bytes of a message in the loopback stream, as between expert servers."""
 
 _READ_BYTES = 16 << 20
 _START_S = 60.0
@@ -27,7 +27,7 @@ def evict(directory: Path) -> None:
     for file in _shards(directory):
         fd = os.open(file, os.O_RDONLY)
         try:
-            # Dirty pages cannot be evicted.
+            # Write dirty pages to disk, because they cannot be evicted.
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -35,7 +35,7 @@ def evict(directory: Path) -> None:
 
 
 def disk_rate(directory: Path, most_bytes: int) -> float:
-    """Bytes/s of reading evicted shards."""
+    """Measure the bytes/s of reading a checkpoint's shards from disk."""
     evict(directory)
     buffer = memoryview(bytearray(_READ_BYTES))
     done = 0
@@ -51,7 +51,7 @@ def disk_rate(directory: Path, most_bytes: int) -> float:
 
 
 def loopback_rate(most_bytes: int) -> float:
-    """Bytes/s of a gRPC stream from another process over 127.0.0.1. Raises EaasError."""
+    """Measure the bytes/s of a gRPC stream from another process over 127.0.0.1. Raises EaasError."""
     arguments = [str(max(1, most_bytes // CHUNK_BYTES))]
     child = ChildProcess("loopback", arguments, None, "benchmarks.join.loopback_process")
     try:

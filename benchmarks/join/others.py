@@ -1,4 +1,4 @@
-"""Another client's layer calls while a server joins, at a steady pace."""
+"""Layer calls of another client at a steady rate, to measure how a joining server slows them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _COVERED_S = 60.0
 
 
 class Others:
-    """Calls of one client.
+    """Makes one client's layer calls at a steady rate and records their durations.
 
     Args:
         cluster: Cluster to call.
         tokens: Tokens per call.
-        calls_per_s: Rate. The time of a call counts from its scheduled time, so that it includes waiting for
+        calls_per_s: Rate. A call's duration counts from its scheduled time, so that it includes the wait for
             the call before.
     """
 
@@ -43,7 +43,7 @@ class Others:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Call in a thread during the block. Raises the error of a call."""
+        """Make layer calls in a thread during the block. Raises the error of a call."""
         with ThreadPoolExecutor(1, "others") as pool:
             calling = pool.submit(self._run)
             try:
@@ -53,7 +53,7 @@ class Others:
             calling.result()
 
     def seconds(self, begin: float, end: float) -> list[float]:
-        """Durations of the calls scheduled between two times."""
+        """Durations, in seconds, of the calls scheduled between two times."""
         return [took for due, took in tuple(self.calls) if begin <= due < end]
 
     def _run(self) -> None:
@@ -74,7 +74,7 @@ class Others:
 
 @contextmanager
 def joined_client(model: Path, monitor_address: str) -> Iterator[Cluster]:
-    """A client without a model, once every expert is covered."""
+    """Yield an attention client without a model, joined to the cluster, once every expert is covered."""
     cluster = Cluster(
         monitor_address,
         Checkpoint.open(model).shape,
@@ -90,7 +90,7 @@ def joined_client(model: Path, monitor_address: str) -> Iterator[Cluster]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Percentile of the values; nan if there are none."""
+    """Compute a percentile of the values; nan if there are none."""
     if not values:
         return math.nan
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -10,7 +10,7 @@ __all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print a row per join."""
+    """Print a row per join of a server."""
     rows = [
         (
             row["source"],

@@ -1,4 +1,4 @@
-"""The runs of `python -m benchmarks.join`.
+"""The run of `python -m benchmarks.join`.
 
 A second server joins a cluster of one and gets half of the experts. The time from its registration (JOINING)
 to SERVING is compared with the raw speed of the medium.
@@ -29,9 +29,9 @@ __all__ = ["bench_join"]
 
 _JOIN_S = 300.0
 _POLL_S = 0.002
-# After SERVING the other server unloads experts.
+# Pause after SERVING, in which the other server unloads experts.
 _AFTER_S = 1.0
-# Warm-up of the calls: slot views and caches.
+# Warm-up of the client's calls, which fills slot views and caches.
 _WARM_S = 1.0
 
 
@@ -46,7 +46,7 @@ def bench_join(
     say: Callable[[str], None],
     fork_server: ForkServer | None = None,
 ) -> dict[str, Any]:
-    """Measure joins.
+    """Measure how a second expert server joins, for each source of its weights.
 
     Args:
         share_bytes: Weights for the new server.
@@ -147,7 +147,10 @@ def _join(
 
 
 def _watch(client: Cluster, cluster: LocalCluster) -> tuple[float, float]:
-    """Times of JOINING and SERVING of the second server, in monotonic seconds. Raises ClusterError."""
+    """Wait until the second server serves; return the times of JOINING and SERVING, in monotonic seconds.
+
+    Raises ClusterError.
+    """
     deadline = time.monotonic() + _JOIN_S
     name, joined = cluster.running_servers()[-1].name, 0.0
     while True:

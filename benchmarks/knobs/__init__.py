@@ -1,1 +1,1 @@
-"""ScalpeLB's knobs, learned by gradient from routing traces, against its defaults."""
+"""Benchmark of ScalpeLB's knobs: learned by gradient from routing traces, against its defaults."""

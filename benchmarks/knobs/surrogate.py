@@ -25,20 +25,20 @@ __all__ = ["Cycle", "Outcome", "cycle_outcome", "sinkhorn", "soft_counts"]
 
 _BISECTIONS = 40
 _SINKHORN = 20
-# Temperatures relative to the given one: counts and packing are dimensionless, PARs and distances of loads
+# Temperatures relative to the given one. Counts and packing are dimensionless; PARs and distances of loads
 # differ by tenths.
 _PAR_PART, _DECISION_PART = 0.05, 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class Cycle:
-    """One window, samples of the next ones, and the anchors. Float64 tensors.
+    """The input of a relaxed cycle: one window, samples of the next ones, and the anchors. Float64 tensors.
 
     Attributes:
-        mean_LE, std_LE: Of the window.
+        mean_LE, std_LE: Mean and standard deviation of the window's loads.
         late_mean_LE, late_std_LE: The same, weighted towards its end.
         tv_L: Total-variation distance of its halves.
-        load_LE: Its sum.
+        load_LE: Sum of the window's loads.
         next_BLE: Loads of later iterations.
         current_LSE: 1 if a replica is held, else 0.
         slots_LS: Replicas that servers may hold.
@@ -62,10 +62,10 @@ class Cycle:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Outcome of a cycle; scalars with a gradient.
+    """The outcome of a relaxed cycle, as scalars with a gradient.
 
     Attributes:
-        par: Mean over layers and later iterations.
+        par: PAR (peak over average load), mean over layers and later iterations.
         transit: Replicas to load, mean over layers.
     """
 
@@ -76,7 +76,7 @@ class Outcome:
 def cycle_outcome(
     knobs_K: torch.Tensor, cycle: Cycle, temperature: float, *, straight_through: bool = False
 ) -> Outcome:
-    """Outcome of a cycle with these knobs.
+    """Compute the outcome of a cycle with these knobs, differentiable in the knobs.
 
     Args:
         knobs_K: k, shift_tv, budget, drift_tol, heavy_frac.
@@ -148,7 +148,7 @@ def cycle_outcome(
 def soft_counts(
     weight_LE: torch.Tensor, slots_L: torch.Tensor, servers: int, temperature: float
 ) -> torch.Tensor:
-    """float64 (L, E): replica counts, 1 to `servers` each, that sum to the slots; see the module."""
+    """Compute soft replica counts: float64 (L, E), 1 to `servers` each, that sum to the slots."""
     experts = weight_LE.shape[1]
     spare = int((slots_L - experts).max())
     most = min(servers - 1, spare)
@@ -179,7 +179,7 @@ def soft_counts(
 def sinkhorn(
     logits_LSE: torch.Tensor, rows_LE: torch.Tensor, columns_LS: torch.Tensor
 ) -> torch.Tensor:
-    """float64 (L, S, E), above 0: sums over servers are `rows`, over experts nearly `columns`."""
+    """Scale exp(logits) to float64 (L, S, E); sums over servers are `rows`, over experts nearly `columns`."""
     log_rows_LE, log_columns_LS = torch.log(rows_LE), torch.log(columns_LS.double())
     x_LSE = logits_LSE
     for _ in range(_SINKHORN):

@@ -1,4 +1,4 @@
-"""Learns ScalpeLB's knobs: gradient steps along recorded traces, then replays of traces held out.
+"""Learns ScalpeLB's knobs by gradient steps along recorded traces, then replays held-out traces.
 
     features of a window, standardised --tanh--> hidden --sigmoid, between two bounds--> knobs
 
@@ -49,13 +49,13 @@ _BOUNDS = {
     "heavy_frac": (0.02, 0.98),
 }
 _DEFAULTS = (0.2, 8.0, 0.2, 0.5)
-# A sigmoid does not reach its ends: defaults at a bound start this far from it.
+# Defaults at a bound start this far from it, because a sigmoid does not reach its ends.
 _EDGE = 0.02
 _HIDDEN = 8
 _RATE = 0.03  # Adam's
 _HOT, _COLD = 0.5, 0.05  # temperatures of the first and the last epoch
 _LIFETIME = 2  # windows over which a cycle is judged
-_SAMPLES = 3  # iterations of each of these windows that are looked at
+_SAMPLES = 3  # iterations of each of these windows that are evaluated
 _LAYERS_AT_ONCE = 12
 
 
@@ -89,12 +89,12 @@ class Window:
 
 
 class Network(torch.nn.Module):
-    """Features to knobs; at first ScalpeLB's defaults.
+    """The network from a window's features to knobs. Before training it gives ScalpeLB's defaults.
 
     Args:
-        features_NF: Of the windows that are trained on, for their mean and scale.
+        features_NF: Features of the training windows, for their mean and scale.
         experts: E, which decides the default of `k`.
-        seed: Of the hidden weights.
+        seed: Seed of the hidden weights.
     """
 
     def __init__(self, features_NF: Float, experts: int, seed: int) -> None:
@@ -102,7 +102,7 @@ class Network(torch.nn.Module):
         generator = torch.Generator().manual_seed(seed)
         count = features_NF.shape[1]
         self._mean_F = torch.from_numpy(features_NF.mean(axis=0))
-        # A feature that is constant in training carries no information: it must not count elsewhere.
+        # A feature that is constant in training carries no information, so it must not count in other traces.
         scale_F = features_NF.std(axis=0)
         self._scale_F = torch.from_numpy(np.where(scale_F > 1e-6, scale_F, 1e6))
         weights = torch.randn(_HIDDEN, count, generator=generator, dtype=torch.float64)
@@ -116,13 +116,13 @@ class Network(torch.nn.Module):
         self._low_K, self._range_K = torch.from_numpy(low_K), torch.from_numpy(high_K - low_K)
 
     def forward(self, features_F: torch.Tensor) -> torch.Tensor:
-        """float64 (K): the knobs; the budget is not rounded."""
+        """Compute the knobs from features: float64 (K); the budget is not rounded."""
         x_F = (features_F - self._mean_F) / self._scale_F
         hidden = torch.tanh(self.hidden @ x_F + self.hidden_bias)
         return self._low_K + self._range_K * torch.sigmoid(self.out @ hidden + self.out_bias)
 
     def knobs(self, features_F: Float) -> dict[str, Any]:
-        """Knobs by name, as `policies.scalpel` takes them."""
+        """Compute the knobs from features, by name, as `policies.scalpel` takes them."""
         with torch.no_grad():
             values = self(torch.from_numpy(features_F)).tolist()
         knobs: dict[str, Any] = dict(zip(_BOUNDS, values, strict=True))
@@ -131,7 +131,10 @@ class Network(torch.nn.Module):
 
 
 def features(window_WLE: npt.NDArray[Any], servers: int) -> Float:
-    """float64 (F): burstiness, shift, skew, redundancy, log2 of experts per server, log10 of tokens."""
+    """Features of a window's loads, float64 (F).
+
+    Burstiness, shift, skew, redundancy, log2 of experts per server, log10 of tokens.
+    """
     load_LE = window_WLE.sum(axis=0, dtype=np.float64)
     tokens_L = load_LE.sum(axis=1)
     layers, experts = load_LE.shape
@@ -150,7 +153,7 @@ def features(window_WLE: npt.NDArray[Any], servers: int) -> Float:
 
 
 def windows(trace: Trace, interval: int, servers: int) -> Iterator[Window]:
-    """All windows of a trace that are followed by at least one more."""
+    """Split a trace into its windows, without the last one, which has no successor to judge it by."""
     for end in range(interval, trace.iterations - interval + 1, interval):
         counts_WLE = trace.counts_ILE[end - interval : end]
         last = min(trace.iterations, end + _LIFETIME * interval)
@@ -166,7 +169,7 @@ def windows(trace: Trace, interval: int, servers: int) -> Iterator[Window]:
 def cycle_of(
     window: Window, knobs_K: Float, current_LSE: Holds, layers: npt.NDArray[np.int64]
 ) -> Cycle:
-    """A cycle of some layers, with anchors that the policy makes with these knobs."""
+    """Build a cycle of some layers, with anchors that the policy makes with these knobs."""
     k, shift_tv, budget, *_ = knobs_K
     counts_WLE = window.counts_WLE[:, layers]
     servers, experts = current_LSE.shape[1:]
@@ -195,10 +198,10 @@ def train(
     options: Options,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Learn from some traces, and replay others with the learned knobs and with the static defaults.
+    """Learn knobs from traces, and replay held-out traces with the learned knobs and with the defaults.
 
     Args:
-        traces, held_out: With their names. All that are trained on have the same number of experts.
+        traces, held_out: (name, trace) pairs. All training traces have the same number of experts.
 
     Returns:
         JSON: `loss`, the cost of the training traces with the defaults and after each epoch; `held_out`, for
@@ -210,7 +213,7 @@ def train(
     """
     _check(traces, held_out, options)
     threads = torch.get_num_threads()
-    # The tensors are small: more threads take 20 times as long, and would change the sums.
+    # The tensors are small, so more threads take 20 times as long. They would also change the sums.
     torch.set_num_threads(1)
     try:
         network, loss = _learn([trace for _, trace in traces], options, say)
@@ -256,7 +259,7 @@ def _train_on(
     # Transit adds up over all cycles and layers, PAR is a mean.
     weight = options.transit_weight * len(found) * layers / _LIFETIME
     for number, window in enumerate(found):
-        if number:  # No knob changes what the first cycle does: it places everything.
+        if number:  # No knob changes the first cycle, which places everything.
             knobs_K = network(torch.from_numpy(window.features_F))
             chosen = np.sort(random.permutation(layers)[:_LAYERS_AT_ONCE])
             cycle = cycle_of(window, knobs_K.detach().numpy(), held_LSE, chosen)
@@ -268,7 +271,7 @@ def _train_on(
 
 
 def _cost(known: Sequence[Sequence[Window]], network: Network, options: Options) -> float:
-    """Mean over traces of the PAR of the next window plus lambda * transit, by the policy itself."""
+    """Run the policy with the network's knobs; mean over traces of the next PAR + lambda * transit."""
     costs = []
     for found in known:
         layers, experts = found[0].load_LE.shape
@@ -287,7 +290,7 @@ def _cost(known: Sequence[Sequence[Window]], network: Network, options: Options)
 
 
 def _advance(window: Window, network: Network, current_LSE: Holds, *, anew: bool) -> Holds:
-    """Holds after the policy's own cycle."""
+    """Run one cycle of the policy with the network's knobs; return which server then holds which replicas."""
     servers, experts = current_LSE.shape[1:]
     problem = make_problem(window.load_LE, servers, experts + servers, current_LSE)
     knobs = network.knobs(window.features_F)
@@ -295,7 +298,7 @@ def _advance(window: Window, network: Network, current_LSE: Holds, *, anew: bool
 
 
 class _Planner:
-    """ScalpeLB with learned knobs, for `replay`."""
+    """Planner for `replay` that runs ScalpeLB with learned knobs."""
 
     def __init__(self, network: Network, servers: int) -> None:
         self._network, self._servers = network, servers
@@ -332,7 +335,7 @@ def _compare(name: str, trace: Trace, network: Network, options: Options) -> dic
 
 
 def _not_empty(load: Float) -> Float:
-    """A layer without a token has no balance: its experts get one each."""
+    """Give each expert of a layer without tokens a load of one, so that its balance is defined."""
     return np.where(load.sum(axis=-1, keepdims=True) > 0, load, 1.0)
 
 

@@ -1,14 +1,14 @@
-"""A monitor process with growing numbers of simulated members.
+"""Benchmark of a monitor process with growing numbers of simulated members.
 
 Measurements and modules:
 
     heartbeats   processor time, memory and answers of the monitor, without watchers         stage
-    watching     the same with watchers, and the time until they know of an end              stage, run
+    watching     the same with watchers, and the time until they learn of an end             stage, run
 
 On the wire a simulated member acts like `MemberSession`: Register, a Heartbeat stream with a message per
 second (sent once the last was answered), and a Watch stream. It describes itself as a server or a client of a
-model with 48 layers. A few processes hold thousands of members and make HTTP/2 frames by hand (`http2`):
-gRPC's client would cost more than the monitor. By default each member has its own connection.
+model with 48 layers. A few processes hold thousands of members and make HTTP/2 frames by hand (`http2`),
+because gRPC's client would cost more than the monitor. By default each member has its own connection.
 
 Watchers begin at the present, as after a reconnect; the snapshot is measured separately. The last member
 ends, silently (`death`: its streams break and its lease expires) or with a `goodbye`. `first` and `last` are
@@ -28,7 +28,7 @@ The document of `python -m benchmarks.monitor --json`:
                  all watchers), signs_per_s (those without a change), out_of_turn
     ENDS         first, last, spread, not_told (watchers without the event after 30 s)
 
-A member does not register again after the monitor ended its stream: the step ends there. It also ends if
+A step ends when the monitor ends a member's stream: the member does not register again. It also ends if
 watchers miss an end. Members' processes share the machine; `cpu_cores` is that of the monitor alone.
 """
 

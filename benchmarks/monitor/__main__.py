@@ -1,4 +1,4 @@
-"""Measure the cost of members for the monitor, and the time until all know of a death (minutes)."""
+"""Measure the cost of members for the monitor, and the time until all watchers see a death (minutes)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of each measurement.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Measure the cost of members for the monitor, and the time until all know of a death (minutes)."""
+    """Measure the cost of members for the monitor, and the time until all watchers see a death (minutes)."""
     from benchmarks.monitor import make_plan
     from benchmarks.monitor.report import print_report
     from benchmarks.monitor.run import bench_monitor

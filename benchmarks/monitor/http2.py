@@ -53,7 +53,7 @@ _MESSAGE_HEAD = struct.Struct(">BI")
 
 
 class Frame(NamedTuple):
-    """A received frame."""
+    """A frame received from the monitor."""
 
     kind: int
     flags: int
@@ -62,13 +62,13 @@ class Frame(NamedTuple):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """The bytes of a frame."""
+    """Encode a frame as bytes."""
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
 def window_update(stream: int, more: int) -> bytes:
-    """A frame that extends the peer's window by `more` bytes; stream 0 is the connection."""
+    """Make a frame that extends the peer's window by `more` bytes; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", more))
 
 
@@ -85,7 +85,7 @@ OPENING = (
 def request_head(
     stream: int, path: str, authority: str, metadata: Iterable[tuple[str, str]] = ()
 ) -> bytes:
-    """The HEADERS frame of a gRPC call (HPACK, RFC 7541: literals without indexing)."""
+    """Make the HEADERS frame of a gRPC call (HPACK, RFC 7541: literals without indexing)."""
     fields = (
         (":path", path),
         (":authority", authority),
@@ -93,7 +93,7 @@ def request_head(
         ("content-type", "application/grpc"),
         *metadata,
     )
-    # Of HPACK's static table: `:method: POST` and `:scheme: http`.
+    # Entries of HPACK's static table: `:method: POST` and `:scheme: http`.
     block = b"\x83\x86" + b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
     return frame(HEADERS, _END_HEADERS, stream, block)
 
@@ -105,18 +105,18 @@ def _text(text: str) -> bytes:
 
 
 def message(payload: bytes) -> bytes:
-    """An uncompressed gRPC message."""
+    """Encode a payload as an uncompressed gRPC message."""
     return _MESSAGE_HEAD.pack(0, len(payload)) + payload
 
 
 class Frames:
-    """Splits the bytes of a connection into frames."""
+    """Splits the received bytes of a connection into frames."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the complete frames; iterate to the end."""
+        """Add received bytes; yield the frames that are complete. The caller must iterate to the end."""
         if self._rest:
             data = self._rest + data
         start, end = 0, len(data)
@@ -137,7 +137,7 @@ class Messages:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the complete messages; iterate to the end."""
+        """Add a DATA payload; yield the messages that are complete. The caller must iterate to the end."""
         if self._rest:
             data = self._rest + data
         start, end = 0, len(data)

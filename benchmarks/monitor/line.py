@@ -1,4 +1,4 @@
-"""One connection to a monitor, with any number of gRPC calls on it."""
+"""One connection of simulated members to the monitor, with any number of gRPC calls on it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Call", "Line"]
 
 _CONNECT_S = 10.0
 _CHUNK = 1 << 18
-# Bytes after which the server's window is extended.
+# Received bytes after which this side extends the server's window.
 _UPDATE_AT = 1 << 24
 _SERVICE = "/eaas.rpc.v1.MonitorService/"
 
 
 class Call(NamedTuple):
-    """Callbacks of a call.
+    """Callbacks of a gRPC call to the monitor.
 
     Attributes:
-        answered: Called with each message.
-        ended: Called when the server has ended the call.
+        answered: Called with each message from the monitor.
+        ended: Called when the monitor has ended the call.
     """
 
     answered: Callable[[bytes], None]
@@ -34,9 +34,9 @@ class Call(NamedTuple):
 
 
 class Line:
-    """One connection. Only the constructor blocks; `fileno` is for a selector.
+    """One connection to the monitor. Only the constructor blocks; `fileno` is for a selector.
 
-    Raises OSError: nothing listens there.
+    Raises OSError: nothing listens at the address.
     """
 
     def __init__(self, address: str) -> None:
@@ -47,7 +47,7 @@ class Line:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
         self._out = bytearray(http2.OPENING)
-        # DATA that does not fit the server's window yet, in order.
+        # DATA frames that do not fit the server's window yet, in order.
         self._held: deque[bytes] = deque()
         self._window = 65_535
         self._unread = 0
@@ -56,16 +56,16 @@ class Line:
         self._next_stream = 1
 
     def fileno(self) -> int:
-        """Descriptor of the socket."""
+        """Descriptor of the connection's socket."""
         return self._socket.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether bytes wait for the kernel."""
+        """Whether bytes wait that the kernel has not accepted."""
         return bool(self._out)
 
     def call(self, method: str, request: bytes, call: Call, *, more: bool = False) -> int:
-        """Begin a call of the monitor's service; return its stream.
+        """Begin a call of the monitor's gRPC service; return the id of its HTTP/2 stream.
 
         Args:
             method: Its name in the contract.
@@ -80,7 +80,7 @@ class Line:
         return stream
 
     def send(self, stream: int, message: bytes, flags: int = 0) -> None:
-        """Send a message (`http2.message`) with the next `flush`."""
+        """Queue a message (`http2.message`) on a call for the next `flush`."""
         data = http2.frame(http2.DATA, flags, stream, message)
         if self._held or self._window < len(message):
             self._held.append(data)
@@ -89,18 +89,18 @@ class Line:
             self._out += data
 
     def cancel(self, stream: int) -> None:
-        """Cancel a call, without a callback."""
+        """Cancel a call; its `ended` callback is not called."""
         if self._calls.pop(stream, None) is not None:
             self._out += http2.frame(http2.RST_STREAM, 0, stream, http2.CANCEL)
 
     def flush(self) -> None:
-        """Send what the kernel accepts."""
+        """Send as many queued bytes as the kernel accepts."""
         if self._out:
             with contextlib.suppress(BlockingIOError):
                 del self._out[: self._socket.send(self._out)]
 
     def pump(self) -> None:
-        """Process received bytes. Raises ConnectionError if the server is gone."""
+        """Read received bytes and call the callbacks. Raises ConnectionError if the monitor has closed."""
         try:
             data = self._socket.recv(_CHUNK)
         except BlockingIOError:
@@ -136,5 +136,5 @@ class Line:
             known[0].ended()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the monitor."""
         self._socket.close()

@@ -6,7 +6,7 @@ Commands, one line of JSON each, answered when done:
     watch     [count, revision, life]           null
     vanish    [place, goodbye]                  {id, incarnation, at}
     revive    place                             null, once it is registered again
-    seen      [id, incarnation, count, wait_s]  {count, first, last}, once `count` watchers know or after
+    seen      [id, incarnation, count, wait_s]  {count, first, last}, once `count` watchers saw it or after
                                                 `wait_s`
     figures                                     `LoadGenerators.take_figures`
 """
@@ -31,7 +31,7 @@ __all__ = ["main"]
 
 
 def main(arguments: str) -> None:
-    """Simulate members until the launcher closes `control`; arguments as in `LoadGenerators`."""
+    """Simulate members until the launcher closes `control`. Arguments as in `LoadGenerators`."""
     bind_to_launcher()
     configure_logging("bench-members")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -64,7 +64,7 @@ class _CommandLoop:
         self._control = control
         self._selector = selector
         self._pending = b""
-        # Returns the answer of the running command in a list, or an empty list.
+        # Polls the running command: returns its answer in a list, or an empty list if it still runs.
         self._done: Callable[[], list[Any]] | None = None
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ class _CommandLoop:
                 self._control.sendall(json.dumps(answer[0]).encode() + b"\n")
 
     def _listen(self) -> bool:
-        """Read commands; False once the launcher has closed."""
+        """Read the launcher's commands and begin them; False once the launcher has closed the connection."""
         data = self._control.recv(65_536)
         self._pending += data
         *lines, self._pending = self._pending.split(b"\n")
@@ -90,7 +90,7 @@ class _CommandLoop:
         return bool(data)
 
     def _begin(self, command: str, *words: Any) -> Callable[[], list[Any]]:
-        """Begin a command; the result returns its answer in a list, or an empty list."""
+        """Begin a launcher's command; the result polls it: the answer in a list, or an empty list."""
         load_generators, began = self._load_generators, time.monotonic()
         if command == "join":
             load_generators.join()

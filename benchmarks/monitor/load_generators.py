@@ -1,4 +1,4 @@
-"""Some of the simulated members in one process and one thread."""
+"""One process's share of the simulated members, in one thread."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from eaas.rpc.v1 import monitor_pb2 as pb
 
 __all__ = ["LoadGenerators"]
 
-# Registrations under way at a time.
+# Largest number of concurrent registrations.
 _JOINING = 32
 _TICK_S = 0.002
 
 
 class LoadGenerators:
-    """Members that send a heartbeat every `interval_s`, once the last was answered.
+    """Simulated members that each send a heartbeat every `interval_s`, once the last one is answered.
 
     Args:
-        numbers: Numbers of the members (`member.describe`).
+        numbers: Numbers of this process's members (`member.describe`).
 
     Attributes:
         ended: Streams and calls that the monitor ended.
@@ -50,7 +50,7 @@ class LoadGenerators:
         ]
         self._to_join: deque[SimulatedMember] = deque()
         self._joining = 0
-        # Ordered by time: all members have the same interval.
+        # Next heartbeats, ordered by time because all members have the same interval.
         self._due: deque[tuple[float, SimulatedMember]] = deque()
         self._delays_us: list[int] = []
         self._sent = self._late = 0
@@ -61,7 +61,7 @@ class LoadGenerators:
     # -- commands ------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Register all members and start their heartbeats."""
+        """Begin to register all members at the monitor; their heartbeats follow."""
         self._to_join.extend(self._members)
 
     @property
@@ -70,7 +70,7 @@ class LoadGenerators:
         return not self._to_join and not self._joining
 
     def watch(self, count: int, revision: int, life: int) -> None:
-        """Let the first `count` members watch from a position."""
+        """Make the first `count` members watch the membership from a revision."""
         position = pb.WatchRequest(from_revision=revision, life=life, heartbeats_tell=True)
         for member in self._members[len(self._watchers) : count]:
             watcher = Watcher(self.sightings, revision)
@@ -79,7 +79,7 @@ class LoadGenerators:
             self._dirty.add(member.line)
 
     def seen(self, member_id: str, incarnation: int) -> dict[str, Any]:
-        """Number of watchers that know of a death, and the first and last time."""
+        """Count the watchers that saw a member's death; the first and the last time (monotonic seconds)."""
         times = self.sightings.of_death(member_id, incarnation)
         return {"count": len(times), "first": times[:1], "last": times[-1:]}
 
@@ -91,7 +91,7 @@ class LoadGenerators:
         else:
             member.vanish()
         self._dirty.add(member.line)
-        # Before the flush: a watcher may know before this process continues.
+        # Take the time before the flush, because a watcher may see the end before this process continues.
         at = time.monotonic()
         self._flush()
         return {"id": member.id, "incarnation": member.incarnation, "at": at}
@@ -101,7 +101,7 @@ class LoadGenerators:
         self._to_join.append(self._members[place])
 
     def take_figures(self) -> dict[str, Any]:
-        """Counters since the last call."""
+        """Return the counters since the last call, and reset them."""
         sightings = self.sightings
         figures = {
             "delays_us": self._delays_us,
@@ -120,7 +120,7 @@ class LoadGenerators:
     # -- the loop ------------------------------------------------------------------------------
 
     def turn(self, now: float) -> float:
-        """Send what is due; return the seconds until the next turn."""
+        """Send due registrations and heartbeats; return the seconds until the next turn."""
         while self._to_join and self._joining < _JOINING:
             self._joining += 1
             member = self._to_join.popleft()
@@ -140,7 +140,7 @@ class LoadGenerators:
         return max(_TICK_S, wait_s)
 
     def ready(self, line: Line) -> None:
-        """Handle a ready connection."""
+        """Read and send on a connection that the selector reports as ready."""
         line.pump()
         self._dirty.add(line)
 
@@ -176,7 +176,7 @@ class LoadGenerators:
         self._dirty.clear()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to the monitor."""
         for line in self._lines:
             self._selector.unregister(line)
             line.close()

@@ -12,7 +12,7 @@ from eaas.types import Member, MemberState, ModelShape, Role
 
 __all__ = ["SimulatedMember", "describe"]
 
-# A realistic shape of 48 layers: members send it.
+# Model shape that members send when they register; a realistic one, of 48 layers.
 _SHAPE = ModelShape(
     model_type="qwen3_moe",
     num_experts=128,
@@ -25,7 +25,7 @@ _SHAPE = ModelShape(
 
 
 def describe(number: int) -> Member:
-    """Describe the member of a number; every second one is an expert server."""
+    """Make the description that a member registers with; every second number is an expert server."""
     server = number % 2 == 0
     return Member(
         id=f"{'server' if server else 'client'}-{number}",
@@ -40,14 +40,14 @@ def describe(number: int) -> Member:
 
 
 class SimulatedMember:
-    """One member on a connection, which others may share.
+    """One simulated member on a connection, which other members may share.
 
     Attributes:
         incarnation: Current incarnation; 0 before the first.
         sent_at: Monotonic seconds of the last heartbeat.
         waits: Whether that heartbeat is unanswered.
-        overdue: Whether the next heartbeat was due meanwhile.
-        dead: Whether it has ended.
+        overdue: Whether the next heartbeat became due before that answer.
+        dead: Whether the member has ended.
     """
 
     __slots__ = (
@@ -74,17 +74,17 @@ class SimulatedMember:
 
     @property
     def id(self) -> str:
-        """Member id."""
+        """Member id that it registers with."""
         return self._description.id
 
     def register(
         self, registered: Callable[[SimulatedMember], None], ended: Callable[[], None]
     ) -> None:
-        """Register, again if it was registered before.
+        """Register at the monitor; a member that was registered before gets a new incarnation.
 
         Args:
-            registered: Called on success.
-            ended: Called at the end of the call, also without an answer.
+            registered: Called with this member on success.
+            ended: Called at the end of the call, with or without an answer.
         """
 
         def answered(data: bytes) -> None:
@@ -108,7 +108,7 @@ class SimulatedMember:
         self.line.call("Register", request.SerializeToString(), Call(answered, ended))
 
     def beat(self, now: float, call: Call) -> None:
-        """Send a heartbeat; the first one begins the stream with the callbacks `call`."""
+        """Send a heartbeat to the monitor; the first one opens the stream, with the callbacks `call`."""
         self.sent_at, self.waits, self.overdue = now, True, False
         if self._beats:
             self.line.send(self._beats, self._beat)
@@ -118,17 +118,17 @@ class SimulatedMember:
             )
 
     def watch(self, position: pb.WatchRequest, call: Call) -> None:
-        """Begin to watch."""
+        """Open a Watch stream at the monitor, from this position."""
         self._watch = self.line.call("Watch", position.SerializeToString(), call)
 
     def say_goodbye(self, call: Call) -> None:
-        """Deregister and end."""
+        """Deregister at the monitor, then end the streams."""
         request = pb.DeregisterRequest(id=self.id, incarnation=self.incarnation, reason="goodbye")
         self.line.call("Deregister", request.SerializeToString(), call)
         self.vanish()
 
     def vanish(self) -> None:
-        """End silently: the streams break."""
+        """End silently: cancel the member's streams without deregistering."""
         self.dead = True
         for stream in (self._beats, self._watch):
             self.line.cancel(stream)

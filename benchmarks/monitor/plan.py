@@ -1,4 +1,4 @@
-"""The plan of a run."""
+"""The plan of `python -m benchmarks.monitor`, from its command line."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from eaas_cli.option_values import numbers, once
 
 __all__ = ["Plan", "make_plan"]
 
-# Open files of a process besides its connections.
+# Open files of a process in addition to its connections.
 _OTHER_FILES = 256
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run.
+    """Numbers of members and watchers, and durations, that a run measures.
 
     Attributes:
         members: Numbers of members, one step each.
-        watchers: Numbers of watchers in a step; all members come last.
+        watchers: Numbers of watchers in a step; the last is always all members.
         per_connection: Members that share a connection.
         loaders: Processes that simulate members.
         seconds: Seconds of each measurement.
         settle_s: Seconds before a measurement.
-        deaths: Ends of each kind, for each number of watchers.
+        deaths: Number of ends of each kind (death, goodbye), for each number of watchers.
         patience_s: Deadline for all members to join.
     """
 
@@ -40,14 +40,14 @@ class Plan:
     patience_s: float = 300.0
 
     def watcher_steps(self, members: int) -> tuple[int, ...]:
-        """The numbers of watchers of a step."""
+        """Numbers of watchers to measure in a step with this many members."""
         return (*(w for w in self.watchers if w < members), members)
 
 
 def make_plan(
     *, members: str, watchers: str, per_connection: int, loaders: int, seconds: float
 ) -> Plan:
-    """Check the options and make a plan.
+    """Check the options of `python -m benchmarks.monitor` and make a plan.
 
     Raises ConfigError: an option is wrong, or the limit of open files is too low.
     """

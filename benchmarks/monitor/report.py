@@ -1,4 +1,4 @@
-"""The report."""
+"""The report of `python -m benchmarks.monitor`."""
 
 from __future__ import annotations
 

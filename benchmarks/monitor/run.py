@@ -1,4 +1,4 @@
-"""The run and its document."""
+"""The run of `python -m benchmarks.monitor` and its document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eaas_cli.bench.machine import busy_core_seconds, describe_machine
 
 __all__ = ["bench_monitor", "is_broken", "watching_step"]
 
-# Deadline for all watchers to know of a death.
+# Deadline for all watchers to see a death.
 _DEATH_S = 30.0
 
 
@@ -40,7 +40,7 @@ def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         "machine": describe_machine()
         | {
             "grpc": grpc.__version__,
-            # Includes this benchmark.
+            # The busy cores include this benchmark.
             "busy_cores": figure((busy_core_seconds() - busy_s) / (time.monotonic() - began)),
         },
         "settings": {
@@ -56,7 +56,7 @@ def bench_monitor(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """One step; without `watching` if members cannot join."""
+    """Measure one number of members; the row has no `watching` if they cannot join."""
     row: dict[str, Any] = {"members": members, "watching": []}
     with stage(plan, members) as here:
         say(f"{members} members join")
@@ -78,7 +78,7 @@ def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]
 
 
 def watching_step(plan: Plan, here: Stage, watchers: int) -> dict[str, Any]:
-    """Measure the monitor with watchers, and the time until they know of an end."""
+    """Measure the monitor with watchers, and the time until they see a member's end."""
     here.watch(watchers)
     found = {"watchers": watchers} | here.measure()
     for kind, goodbye in (("goodbye", True), ("death", False)):
@@ -99,13 +99,13 @@ def watching_step(plan: Plan, here: Stage, watchers: int) -> dict[str, Any]:
 
 
 def is_broken(cell: dict[str, Any]) -> bool:
-    """Whether streams have ended, or watchers missed an end."""
+    """Whether the monitor ended streams or watchers missed a member's end, which ends the step."""
     ends = [cell[kind]["not_told"] for kind in ("goodbye_ms", "death_ms") if kind in cell]
     return bool(cell["ended"] or any(ends))
 
 
 def _end_of_one(here: Stage, watchers: int, *, goodbye: bool) -> tuple[float, float, int]:
-    """End the last member; milliseconds until the first and the last watcher know, and how many miss it."""
+    """End the last member; return when the first and the last watcher saw it (ms), and how many did not."""
     shares = here.shares(watchers)
     place = here.size_of_last - 1
     # A watcher does not see its own end.

@@ -1,4 +1,4 @@
-"""A monitor process and its simulated members."""
+"""A monitor process and the processes of its simulated members, seen by the launcher."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SNAPSHOT_S = 60.0
 
 
 class Stage:
-    """A monitor with members; made by `stage`.
+    """A running monitor with its processes of simulated members; made by `stage`.
 
     Attributes:
-        size_of_last: Members in the last process.
+        size_of_last: Number of members in the last process.
     """
 
     def __init__(self, monitor: ChildProcess, workers: Sequence[Worker], plan: Plan, members: int):
@@ -44,22 +44,22 @@ class Stage:
         self.size_of_last = self._sizes[-1]
 
     def ask(self, *command: object) -> list[Any]:
-        """Send the same command to each process; return the answers in order."""
+        """Send the same command to each process of members; return the answers in order."""
         return self.ask_each([command] * len(self._workers))
 
     def ask_each(self, commands: Sequence[Sequence[object]]) -> list[Any]:
-        """Send one command to each process; return the answers in order."""
+        """Send each process of members its own command; return the answers in order."""
         for worker, command in zip(self._workers, commands, strict=True):
             worker.send(command, self._plan.patience_s)
         return [worker.receive() for worker in self._workers]
 
     def ask_last(self, *command: object) -> Any:
-        """Send a command to the last process; return its answer."""
+        """Send a command to the last process of members; return its answer."""
         self._workers[-1].send(command, self._plan.patience_s)
         return self._workers[-1].receive()
 
     def snapshot(self) -> tuple[pb.Snapshot, float]:
-        """The snapshot for a new watcher, and its seconds."""
+        """Fetch the snapshot that a new watcher gets; return it and the seconds that it took."""
         began = time.monotonic()
         with channel(self.address) as link:
             call = monitor_pb2_grpc.MonitorServiceStub(link).Watch(
@@ -70,7 +70,7 @@ class Stage:
         return snapshot, time.monotonic() - began
 
     def watch(self, count: int) -> None:
-        """Let `count` members watch from the present revision, as after a reconnect."""
+        """Make `count` members watch from the current revision, as after a reconnect."""
         snapshot, _ = self.snapshot()
         self.ask_each([("watch", n, snapshot.revision, snapshot.life) for n in self.shares(count)])
 
@@ -113,13 +113,16 @@ class Stage:
 
 
 def _ends(members: int, processes: int) -> list[int]:
-    """Boundaries of the processes' members."""
+    """Split the members over the processes; return the boundaries."""
     return [members * n // processes for n in range(processes + 1)]
 
 
 @contextmanager
 def stage(plan: Plan, members: int) -> Iterator[Stage]:
-    """A monitor with default settings, and processes of members that have not joined. Raises EaasError."""
+    """Start a monitor with default settings, and processes of members that have not joined.
+
+    Raises EaasError.
+    """
     monitor = ChildProcess("monitor", ["monitor", "--host", "127.0.0.1", "--port", "0"], None)
     try:
         wait_ready([monitor], _START_S)
@@ -146,7 +149,7 @@ def stage(plan: Plan, members: int) -> Iterator[Stage]:
 
 
 def percentiles_ms(delays_us: Sequence[int]) -> dict[str, float] | None:
-    """p50, p99 and maximum; None without values."""
+    """p50, p99 and maximum of delays, converted to milliseconds; None without values."""
     if not delays_us:
         return None
     ordered = sorted(delays_us)

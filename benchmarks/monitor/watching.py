@@ -1,4 +1,4 @@
-"""Events that the watchers of one process received, and when."""
+"""Records the membership events that one process's watchers receive from the monitor, and their times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Key = tuple[str, int]
 
 
 class Sightings:
-    """Times of each death, over all watchers of this process.
+    """Times at which this process's watchers saw each death, and counters of their messages.
 
     Attributes:
         signs: Messages without a change.
@@ -24,12 +24,12 @@ class Sightings:
     def __init__(self) -> None:
         self.messages = self.bytes = self.signs = self.gaps = 0
         self._deaths: dict[_Key, list[float]] = defaultdict(list)
-        # All watchers get the same bytes: parse them once.
+        # The last message, parsed once, because all watchers get the same bytes.
         self._last = b""
         self._read = pb.WatchResponse()
 
     def read(self, data: bytes) -> pb.WatchResponse:
-        """Parse a message."""
+        """Count and parse a message of a watch stream."""
         self.messages += 1
         self.bytes += len(data)
         if data != self._last:
@@ -37,24 +37,24 @@ class Sightings:
         return self._read
 
     def saw(self, event: pb.MemberEvent) -> None:
-        """Record an event."""
+        """Record the time of a membership event if it is a death."""
         if event.member.state == common_pb2.MEMBER_STATE_DEAD:
             self._deaths[event.member.id, event.member.incarnation].append(time.monotonic())
 
     def of_death(self, member_id: str, incarnation: int) -> list[float]:
-        """Times at which watchers learned of a death, in order (monotonic seconds)."""
+        """Times at which watchers saw a member's death, in order (monotonic seconds)."""
         return self._deaths.get((member_id, incarnation), [])
 
 
 class Watcher:
-    """One watch stream.
+    """The receiving end of one member's watch stream.
 
     Args:
         sightings: Record of this process.
 
     Attributes:
-        revision: Last known revision; -1 before the first message.
-        life: Life of the monitor; 0 if unknown.
+        revision: Last received revision; -1 before the first message.
+        life: Incarnation of the monitor; 0 if unknown.
     """
 
     def __init__(self, sightings: Sightings, revision: int = -1) -> None:
@@ -63,7 +63,7 @@ class Watcher:
         self.life = 0
 
     def take(self, data: bytes) -> None:
-        """Handle a message."""
+        """Process one message of the watch stream: an event, a snapshot or a liveness sign."""
         response = self._sightings.read(data)
         kind = response.WhichOneof("kind")
         if kind == "event":

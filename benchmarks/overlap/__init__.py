@@ -1,1 +1,1 @@
-"""Double-batch overlap: decode steps with it, without it, and with `auto`."""
+"""Benchmark of double-batch overlap: decode steps with it, without it, and with `auto`."""

@@ -36,7 +36,7 @@ def main(
     from eaas_cli.option_values import numbers
 
     end_on_sigterm()
-    # Before the imports: transformers takes seconds, and a mistake should be named at once.
+    # Check before the imports, which take seconds, so that a mistake is named at once.
     latency_us = numbers("--latency", latency, least=0)
     batches = numbers("--sequences", sequences)
     with collector_off():

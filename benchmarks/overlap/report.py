@@ -10,7 +10,7 @@ __all__ = ["print_report"]
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print a decode step with and without overlap."""
+    """Print the time of a decode step with and without overlap, per latency and batch size."""
     rows = [
         (
             str(row["added_latency_us"]),

@@ -1,4 +1,4 @@
-"""Decode steps as one batch and as two alternating micro-batches, with distant servers.
+"""The run: decode steps as one batch and as two alternating micro-batches, with distant servers.
 
 Each latency has its own cluster (`expert_server.added_latency_us`). Three models join it, which differ in
 `attention_client.overlap` only, and decode the same sequences round by round.
@@ -44,7 +44,7 @@ def bench_overlap(
     say: Callable[[str], None],
     fork_server: ForkServer | None = None,
 ) -> dict[str, Any]:
-    """Measure decode steps.
+    """Measure decode steps with overlap off, on and `auto`, for each latency and batch size.
 
     Args:
         model: Checkpoint.
@@ -95,7 +95,7 @@ def bench_overlap(
                     say(f"{latency} us away, {batch} sequences")
                     row = _compare(models, batch, prompt_tokens, steps, rounds)
                     rows.append({"added_latency_us": latency, "sequences": batch} | row)
-                # Reference cycles: the models must leave before the cluster ends.
+                # Collect reference cycles, because the models must leave before the cluster ends.
                 del models
                 gc.collect()
     return {
@@ -144,7 +144,7 @@ def _compare(
 
 
 class _Stopwatch(StoppingCriteria):  # type: ignore[misc]
-    """Records the time after each token; never stops."""
+    """A stopping criterion of transformers that records the time after each token and never stops."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -155,7 +155,7 @@ class _Stopwatch(StoppingCriteria):  # type: ignore[misc]
 
 
 def _decode(model: PreTrainedModel, prompts_BT: torch.Tensor, steps: int) -> list[float]:
-    """Seconds of each decode step, without the prompt."""
+    """Decode `steps` tokens; return the seconds of each decode step, without the prompt."""
     watch = _Stopwatch()
     model.generate(
         prompts_BT,
@@ -170,7 +170,7 @@ def _decode(model: PreTrainedModel, prompts_BT: torch.Tensor, steps: int) -> lis
 
 
 def _passes(model: PreTrainedModel) -> tuple[float, float]:
-    """Forward passes so far: whole, overlapped."""
+    """Count a model's forward passes so far: (as one batch, overlapped)."""
     cluster = next(m._eaas_cluster for m in model.modules() if hasattr(m, "_eaas_cluster"))
     forwards = cluster.metrics.registry.get_sample_value
     name = "eaas_forward_passes_total"

@@ -1,4 +1,4 @@
-"""Planning time by policy and size."""
+"""Benchmark of the placement policies: planning time by policy and size."""
 
 from benchmarks.policies.run import bench_policies
 from benchmarks.policies.sizes import SIZES, Size, parse_size

@@ -1,4 +1,4 @@
-"""Planning time: the policies plan the same loads in turn."""
+"""The run: the placement policies plan the same loads in turn, on one core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eaas_cli.option_values import known
 
 __all__ = ["bench_policies"]
 
-# Log-normal popularity of experts (a few at ten times the mean), and its change for the second plan.
+# Spread of the experts' log-normal popularity (a few at ten times the mean); its change for the second plan.
 _SIGMA, _CHANGE = 1.0, 0.3
 
 _Spent = tuple[float, float]  # milliseconds of wall time and of this thread's processor time
@@ -32,7 +32,7 @@ def bench_policies(
     rounds: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure planning.
+    """Measure the planning time of policies, and the quality of their plans.
 
     Args:
         sizes: Planning tasks.

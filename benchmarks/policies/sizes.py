@@ -1,4 +1,4 @@
-"""Planning tasks: layers, experts, servers, slots, and the allowed time."""
+"""Sizes of planning tasks: layers, experts, servers, slots, and the allowed time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SIZES", "Size", "parse_size"]
 
 @dataclass(frozen=True)
 class Size:
-    """One planning task.
+    """The size of one planning task.
 
     Attributes:
         layers: L.
@@ -28,7 +28,7 @@ class Size:
     limit_ms: float | None = None
 
 
-# DeepSeek-R1 at its published decode and prefill sizes, and a large cluster.
+# Default tasks: DeepSeek-R1 at its published decode and prefill sizes, and a large cluster.
 SIZES = (
     Size(58, 256, 64, 320, 10.0),
     Size(58, 256, 288, 576, 25.0),
@@ -37,7 +37,7 @@ SIZES = (
 
 
 def parse_size(text: str) -> Size:
-    """Parse L,E,S,P. Raises ConfigError."""
+    """Parse the option's L,E,S,P (layers, experts, servers, slots). Raises ConfigError."""
     try:
         layers, experts, servers, slots = map(int, text.split(","))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: validated without torch, then opened lazily."""
+"""Hugging Face checkpoints: files are validated without torch, and tensors are opened lazily."""
 
 from eaas.checkpoint.files import precheck
 from eaas.checkpoint.model import Checkpoint, ExpertTensor

@@ -4,8 +4,8 @@ A safetensors file is
 
     u64 n | n bytes of JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
-with offsets relative to the start of the data, without gaps or overlaps. All errors are found here, before
-any process starts.
+with offsets relative to the start of the data, without gaps or overlaps. The launcher runs this check before
+it starts any process, so that a bad checkpoint fails early.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor's location, dtype (safetensors' name) and shape.
+    """A tensor's location in a safetensors file, its dtype (safetensors' name) and its shape.
 
     Attributes:
         offset: First byte in the file.
@@ -67,7 +67,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """The valid header of a shard.
+    """The validated header of a safetensors shard.
 
     Attributes:
         tensors: Tensor name -> entry.
@@ -84,7 +84,7 @@ class ShardHeader:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A complete and valid checkpoint.
+    """The validated files of a complete checkpoint: config and shard headers.
 
     Attributes:
         config: Content of config.json.
@@ -98,7 +98,7 @@ class CheckpointFiles:
     tensors: Mapping[str, TensorEntry]
 
     def digest(self, sampled: Collection[str]) -> str:
-        """SHA-256 of config.json, all tensors' names, shapes and dtypes, and samples of some tensors.
+        """Identify the model: SHA-256 of config.json, names, shapes and dtypes, and samples of tensors.
 
         The samples distinguish checkpoints of one architecture (a fine-tune from its base) without reading
         hundreds of gigabytes. The digest does not depend on the division into shards.
@@ -141,7 +141,7 @@ def precheck(path: str | os.PathLike[str]) -> None:
 
 
 def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:
-    """Read config.json, the index and all shard headers. Raises the errors of `precheck`."""
+    """Read config.json, the index and all shard headers of a directory. Raises the errors of `precheck`."""
     try:
         return _read_files(Path(path))
     except OSError as error:
@@ -196,8 +196,8 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _read_index(directory: Path) -> dict[str, str]:
-    """Tensor name -> shard name; empty if there is only one file."""
-    if (directory / SINGLE).is_file():  # transformers, too, prefers it to an index
+    """Read the index: tensor name -> shard name; empty if the checkpoint is a single file."""
+    if (directory / SINGLE).is_file():  # transformers also prefers it to an index
         return {}
     file = directory / INDEX
     if not file.is_file():
@@ -224,7 +224,7 @@ def _read_index(directory: Path) -> dict[str, str]:
 
 
 def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
-    """The error for a directory with neither model.safetensors nor an index."""
+    """Make the error for a directory with neither model.safetensors nor an index."""
     names = sorted(os.listdir(directory))
     if any(name.endswith(".safetensors") for name in names):
         return MissingShardError(
@@ -240,10 +240,10 @@ def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
 
 
 def read_header(shard: Path) -> ShardHeader:
-    """Read the header of a shard, and check that it matches the file.
+    """Read the header of a safetensors shard, and check that it matches the file.
 
     Raises:
-        CorruptShardError: It does not.
+        CorruptShardError: The header is malformed or does not match the file.
         OSError: The file cannot be read.
     """
 

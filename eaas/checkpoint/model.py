@@ -1,7 +1,7 @@
-"""A checkpoint as transformers sees it; tensors are read on demand.
+"""A checkpoint as transformers loads it; tensors are read on demand.
 
-Functions import transformers themselves: the import takes seconds, and the launcher needs neither it nor
-numpy.
+The functions import transformers when they run, because the import takes seconds and the launcher needs
+neither transformers nor numpy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "ExpertTensor"]
 
-# transformers maps most of these with `attribute_map`, not all.
+# transformers maps most of these names with `attribute_map`, but not all.
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -43,7 +43,7 @@ _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "
 
 @dataclass(frozen=True)
 class ExpertTensor:
-    """A checkpoint tensor of an experts module's parameter.
+    """A checkpoint tensor that belongs to a parameter of a layer's experts module.
 
     Attributes:
         key: Name in the checkpoint.
@@ -86,7 +86,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], digest: str = "") -> Checkpoint:
-        """Validate a local directory and read its config, index and headers.
+        """Validate a local checkpoint directory and read its config, index and headers.
 
         Args:
             path: The directory.
@@ -113,24 +113,24 @@ class Checkpoint:
 
     @cached_property
     def keys(self) -> Mapping[str, Path]:
-        """Tensor name -> shard."""
+        """Names of all tensors -> shard that holds them."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
 
     def expert_modules(self) -> dict[str, nn.Module]:
-        """Name -> meta module of each MoE layer, in order."""
+        """Experts module of each MoE layer, in order: name -> module on the meta device."""
         return {name: self.skeleton.get_submodule(name) for name in self.shape.layer_names}
 
     def expert_keys(self) -> frozenset[str]:
-        """Names of the tensors for expert servers."""
+        """Names of the tensors that expert servers load."""
         return frozenset(tensor.key for tensor in self.expert_tensors)
 
     def other_keys(self) -> frozenset[str]:
-        """Names of the tensors for attention clients, without those that the model does not use."""
+        """Names of the tensors that attention clients load, without those that the model does not use."""
         return frozenset(self._targets) - self.expert_keys()
 
     @cached_property
     def expert_tensors(self) -> tuple[ExpertTensor, ...]:
-        """All expert tensors, sorted by layer and in transformers' natural order of names.
+        """All tensors of the experts, sorted by layer and in transformers' natural order of names.
 
         Raises UnsupportedModelError if a parameter has neither one tensor per expert nor one for all.
         """
@@ -144,7 +144,7 @@ class Checkpoint:
         num_experts = self.shape.num_experts
         for (layer, target, pattern), keys in sorted(groups.items(), key=lambda item: item[0][0]):
             if len(keys) == num_experts and num_experts > 1:
-                # transformers numbers the experts by this order.
+                # transformers derives the experts' numbers from this order.
                 tensors += [
                     ExpertTensor(key, layer, expert, target, pattern)
                     for expert, key in enumerate(keys)
@@ -159,7 +159,7 @@ class Checkpoint:
         return tuple(tensors)
 
     def slice(self, key: str) -> TensorSlice:
-        """A tensor that is read when indexed: `slice[...]`, or `slice[a:b]` for some rows.
+        """Return a tensor that is read when indexed: `slice[...]`, or `slice[a:b]` for some rows.
 
         Raises KeyError for an unknown name, MissingShardError or CorruptShardError if the shard was removed
         or changed since the checkpoint was opened.
@@ -177,18 +177,18 @@ class Checkpoint:
             ) from error
 
     def release(self) -> None:
-        """Close all shards without remaining slices."""
+        """Close all shard files of which no slice remains."""
         self._shards.clear()
 
     def weight_mapping(self) -> list[Any]:
-        """transformers' rules to rename and convert tensors; a new list, because they keep state."""
+        """Return a new list of transformers' rules to rename and convert tensors; rules keep state."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         return list(get_model_conversion_mapping(self.skeleton))
 
     @cached_property
     def _targets(self) -> dict[str, tuple[str, str | None]]:
-        """Checkpoint key -> (parameter or buffer of the model, conversion rule), in natural order.
+        """Map each checkpoint key to (parameter or buffer of the model, conversion rule), in natural order.
 
         Same steps as transformers' `convert_and_load_state_dict_in_model`.
         """
@@ -232,7 +232,7 @@ def _load_config(files: CheckpointFiles) -> Any:
 
 
 def _model_class(files: CheckpointFiles, config: Any) -> type:
-    """The text-generation class for a config; raises where its code has no experts for us."""
+    """Return the text-generation class for a config; raise if its model code has no separable experts."""
     with collector_off():
         from transformers import AutoModelForCausalLM
         from transformers.models.auto.auto_factory import _get_model_class
@@ -279,7 +279,7 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
 
 
 def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
-    """The config's dtype, else the first floating one of the checkpoint, like transformers."""
+    """The config's dtype, else that of the checkpoint's first floating-point tensor, like transformers."""
     import torch
 
     if isinstance(config.dtype, torch.dtype):
@@ -310,7 +310,7 @@ def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
 def _shape(
     files: CheckpointFiles, config: Any, skeleton: Any, modules: Mapping[str, nn.Module]
 ) -> ModelShape:
-    """The shape, without the digest."""
+    """Compute the model's shape from its config and modules, without the digest."""
     from eaas.types import ModelShape
 
     name = f"{files.path}: {config.model_type}"
@@ -347,7 +347,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _as_int(value: object) -> int:
-    """Convert a config value (a number, or a list with one number per layer); else 0."""
+    """Convert a config value (a number, or a list with one number per layer) to an integer; else 0."""
     if isinstance(value, list):
         return max(map(_as_int, value), default=0)
     return value if isinstance(value, int) else 0

@@ -1,4 +1,4 @@
-"""Weights are read and packed in pieces, so that other work can run in between."""
+"""Divides the reading and packing of weights into pieces, so that a serving process can work in between."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ __all__ = ["PIECE_BYTES", "Look", "Pause", "at_once", "pieces", "unseen"]
 PIECE_BYTES = 1 << 20
 
 Pause = Callable[[], None]
-"""Called before each piece, by the working thread; returns when the piece may begin."""
+"""Callback before each piece, on the loading thread; it returns when the piece may begin."""
 
 Look = Callable[[memoryview], object]
-"""Called with each piece after it was read, while it is in the CPU cache."""
+"""Callback with each piece right after it was read, while it is in the CPU cache."""
 
 
 def at_once() -> None:
-    """The default `pause`: continue at once."""
+    """Do not pause before a piece (default `pause`)."""
 
 
 def unseen(_piece: memoryview) -> None:
-    """The default `look`: ignore the piece."""
+    """Ignore a piece that was read (default `look`)."""
 
 
 def pieces(count: int, most: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
-    """Divide the range 0 to `count` into pieces (begin, end) of at most `most`."""
+    """Divide the range 0 to `count` into consecutive pieces (begin, end) of at most `most`."""
     for begin in range(0, count, most):
         yield begin, min(begin + most, count)

@@ -1,4 +1,4 @@
-"""Silences transformers' terminal output."""
+"""Silences transformers' terminal output while a model loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["quiet_transformers"]
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Disable transformers' progress bars and log lines below errors inside the block."""
+    """Disable transformers' progress bars and log lines below errors inside a `with` block."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

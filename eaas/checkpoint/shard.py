@@ -1,7 +1,8 @@
 """Safetensors shards as open files, read on demand without memory mapping.
 
-A mapping counts as the process's memory, is charged in full without overcommit, and ends the process (SIGBUS)
-if the file shrinks. A read copies the bytes to their destination without the GIL, or raises an error.
+A memory mapping counts as memory of the process, is charged in full without overcommit, and kills the process
+(SIGBUS) if the file shrinks. A read copies the bytes to their destination without the GIL, or raises an
+error.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _TORCH_DTYPES = {
 
 
 class Shard:
-    """A safetensors file, open until the last reference to it or its slices is gone.
+    """A safetensors file, open until the last reference to it or to its slices is dropped.
 
     Args:
         path: The file.
@@ -64,7 +65,7 @@ class Shard:
         self.header = header
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
-        # Not parsed again: with thousands of tensors json holds the GIL for milliseconds.
+        # Not parsed again, because with thousands of tensors json holds the GIL for milliseconds.
         begin = bytearray(header.nbytes)
         self.read_into(memoryview(begin), 0)
         file_bytes = os.fstat(self._fd).st_size
@@ -72,14 +73,14 @@ class Shard:
             raise ValueError("it has changed since the checkpoint was opened")
 
     def slice(self, key: str) -> TensorSlice:
-        """A tensor that is read on demand. Raises KeyError for an unknown name."""
+        """Return a tensor of the shard that is read on demand. Raises KeyError for an unknown name."""
         entry = self.header.tensors[key]
         return TensorSlice(self, key, entry.shape, entry.offset, entry.nbytes)
 
     def read_into(
         self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
     ) -> None:
-        """Fill the buffer from an offset of the file; call `pause` before and `look` after each piece.
+        """Fill a buffer from an offset of the file; call `pause` before and `look` after each piece.
 
         Raises OSError or ValueError.
         """
@@ -94,7 +95,7 @@ class Shard:
             look(buffer[first:end])
 
     def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
-        """Announce reads to the operating system, as (offset, count) each."""
+        """Tell the operating system to read ahead these ranges of the file, as (offset, count) each."""
         for offset, count in places:
             for begin, end in pieces(count):
                 pause()
@@ -103,7 +104,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A tensor of a shard, or consecutive rows of it, read on demand.
+    """A tensor of a shard, or consecutive rows of it, read from the file on demand.
 
     transformers uses `[...]`, `[a:b]`, `get_shape` and `get_dtype`.
 
@@ -123,7 +124,7 @@ class TensorSlice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Torch dtype. Raises UnsupportedModelError if torch lacks it."""
+        """Torch dtype of the tensor. Raises UnsupportedModelError if torch lacks it."""
         import torch
 
         if self.get_dtype() not in _TORCH_DTYPES:
@@ -135,20 +136,20 @@ class TensorSlice:
         return dtype
 
     def get_shape(self) -> list[int]:
-        """Sizes of all dimensions."""
+        """Sizes of all dimensions of the tensor."""
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        """safetensors' name of the dtype."""
+        """safetensors' name of the tensor's dtype."""
         return self.shard.header.tensors[self.key].dtype
 
     def row(self, index: int) -> TensorSlice:
-        """One row of the first dimension, without that dimension."""
+        """Return one row of the tensor's first dimension as a slice without that dimension."""
         rows = self._rows(index, index + 1)
         return replace(rows, shape=rows.shape[1:])
 
     def __getitem__(self, item: EllipsisType | slice) -> torch.Tensor:
-        """Read all of it, or consecutive rows, into a new tensor. Raises the errors of `read_into`."""
+        """Read the whole tensor, or consecutive rows, into a new tensor. Raises the errors of `read_into`."""
         import torch
 
         first, last, _ = (0, 0, 0) if item is Ellipsis else item.indices(self.shape[0])
@@ -158,7 +159,7 @@ class TensorSlice:
         return raw.view(part.dtype).view(part.shape)
 
     def read_into(self, buffer: memoryview, pause: Pause = at_once, look: Look = unseen) -> None:
-        """Read all of it into a buffer of `nbytes`; call `pause` before and `look` after each piece.
+        """Read the whole tensor into a buffer of `nbytes`; call `pause` before and `look` after each piece.
 
         Raises CorruptShardError.
         """
@@ -181,7 +182,7 @@ class TensorSlice:
 
 
 def prefetch(slices: Iterable[TensorSlice], pause: Pause = at_once) -> None:
-    """Announce reads of all slices to the operating system."""
+    """Tell the operating system to read ahead the bytes of all these tensor slices."""
     places: dict[Shard, list[tuple[int, int]]] = {}
     for part in slices:
         places.setdefault(part.shard, []).append((part.offset, part.nbytes))

@@ -1,4 +1,4 @@
-"""Snapshots of a running cluster, for the dashboard and the terminal."""
+"""Snapshots of a running cluster for the dashboard and `eaas top`: read, fold, compare."""
 
 from eaas.cluster_snapshot.model import ClusterSnapshot
 from eaas.cluster_snapshot.reader import SnapshotReader

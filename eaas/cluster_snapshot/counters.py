@@ -1,4 +1,4 @@
-"""An endpoint's counters, parsed from its /metrics. No I/O."""
+"""Parses an HTTP endpoint's counters from its /metrics page. No I/O."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TOTALS = {
 _FAILOVERS = "eaas_failovers_total"
 
 COUNTED = (*_TOTALS, _FAILOVERS)
-"""Names of the parsed metrics."""
+"""Names of the Prometheus metrics that are parsed."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Totals since the endpoint's start; `running` and `waiting` are current values.
+    """Totals since the HTTP endpoint's start; `running` and `waiting` are current values.
 
     Attributes:
         tokens: Generated tokens.
@@ -52,7 +52,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of an interval; None without events.
+    """Rates of an endpoint over an interval; None if there was no event to measure.
 
     Attributes:
         tokens_per_s: Generated tokens.
@@ -66,7 +66,7 @@ class Rates:
 
 
 def read_counters(text: str) -> Counters:
-    """Parse counters in Prometheus' text format; missing ones are 0."""
+    """Parse an endpoint's counters from Prometheus' text format; missing counters are 0."""
     totals: dict[str, float] = {}
     failovers: dict[str, float] = {}
     for line in text.splitlines():
@@ -82,7 +82,7 @@ def read_counters(text: str) -> Counters:
 
 
 def rates(before: Counters, after: Counters, seconds: float) -> Rates:
-    """Rates between two readings, `seconds` apart; zero after a restart of the endpoint."""
+    """Compute the rates between two readings of an endpoint, `seconds` apart; zero after its restart."""
     if seconds <= 0 or after.tokens < before.tokens:
         return Rates()
     firsts = after.first_tokens - before.first_tokens

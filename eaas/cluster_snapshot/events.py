@@ -1,4 +1,4 @@
-"""Events between two snapshots of a cluster. Pure."""
+"""Derives events (joined, dead, failover, rebalance) from two snapshots of a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["between"]
 _KINDS = {
     MemberState.SERVING: ("serving", "serves"),
     MemberState.DRAINING: ("draining", "is leaving: others take its experts over"),
-    # Late, stuck, or without answers to its clients: the monitor's log names the cause.
+    # A suspected member is late, stuck, or does not answer its clients. The monitor's log names the cause.
     MemberState.SUSPECT: ("suspected", "is SUSPECT"),
     MemberState.DEAD: ("dead", "is DEAD"),
     MemberState.LEFT: ("left", "has left"),
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def between(before: ClusterSnapshot, after: ClusterSnapshot) -> tuple[Event, ...]:
-    """Events that the newer snapshot shows; none for the first snapshot."""
+    """List the events between two snapshots of the cluster; none for the first snapshot."""
     if not before.sources:
         return ()
     return tuple(
@@ -48,7 +48,7 @@ def _sources(before: ClusterSnapshot, after: ClusterSnapshot) -> Iterator[tuple[
 
 
 def _members(before: ClusterSnapshot, after: ClusterSnapshot) -> Iterator[tuple[str, str, str]]:
-    # No events for the monitor's first answer.
+    # The monitor's first answer causes no events.
     if not before.members:
         return
     yield from _reach(before, after)
@@ -108,7 +108,7 @@ def _failovers(before: ClusterSnapshot, after: ClusterSnapshot) -> Iterator[tupl
 def _decisions(
     before: tuple[Decision, ...] | None, after: tuple[Decision, ...] | None
 ) -> Iterator[tuple[str, str, str]]:
-    # Decisions in the balancer's first answer are older.
+    # Decisions in the balancer's first answer are from before the snapshots.
     if before is None or after is None:
         return
     newest = max((d.number for d in before), default=0)
@@ -121,12 +121,12 @@ def _decisions(
 
 
 def moved(replicas: int) -> str:
-    """The number of moves, as a clause."""
+    """Describe a number of moved experts as a clause."""
     return f"{counted(replicas, 'replica')} {'moves' if replicas == 1 else 'move'}"
 
 
 def decision_text(decision: Decision) -> str:
-    """A decision and its reason in one line."""
+    """Describe a balancer's decision and its reason in one line."""
     change = f"PAR {decision.par_now:.2f} to {decision.par_then:.2f}" if decision.par_now else ""
     moves = moved(decision.transit) if decision.is_counted else "the experts are placed"
     what = {

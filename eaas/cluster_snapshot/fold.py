@@ -1,4 +1,4 @@
-"""Folds readings into snapshots. No I/O, no clock."""
+"""Folds readings of monitor, balancer and endpoint into cluster snapshots. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eaas.types import Member
 
 __all__ = ["SnapshotFold"]
 
-# Limits of events and of points of the curves.
+# Limits on the number of events, and of points of the curves.
 _EVENTS = 200
 _POINTS = 300
 # Interval of the rates, long enough for slow tokens. After a longer pause rates and curves start again.
@@ -24,7 +24,7 @@ _RATES_S = 10.0
 
 
 class SnapshotFold:
-    """Keeps the last answer of each source while it is silent."""
+    """Folds readings into snapshots; keeps the last answer of a source that stops answering."""
 
     def __init__(self) -> None:
         self.snapshot = ClusterSnapshot()
@@ -35,7 +35,7 @@ class SnapshotFold:
         self._curve: deque[Point] = deque(maxlen=_POINTS)
 
     def take(self, reading: Reading) -> ClusterSnapshot:
-        """Fold in the newest reading; return the new snapshot."""
+        """Fold in the newest reading of the cluster; return the new snapshot."""
         before, now = self.snapshot, reading.at
         if now - before.at > _RATES_S:
             self._counters.clear()
@@ -107,7 +107,7 @@ class SnapshotFold:
 
 
 def _sort_key(member: Member) -> tuple[str, list[tuple[int, str]], str]:
-    """Sort by role, then by id with numbers in natural order; independent of the member's state."""
+    """Sort key for members: by role, then by id with numbers in natural order; independent of the state."""
     parts = re.findall(r"[0-9]+|[^0-9]+", member.id)
     natural = [(int(p), "") if p[0] in "0123456789" else (-1, p) for p in parts]
     return member.role.value, natural, member.id

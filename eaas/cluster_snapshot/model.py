@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Load:
-    """Load of the expert servers in the balancer's window.
+    """Load of the expert servers in the balancer's load window.
 
     Attributes:
         servers: Ids, in the order of axis S.
@@ -46,13 +46,13 @@ class Load:
 
     @property
     def par(self) -> float | None:
-        """Mean PAR over the layers; None without tokens."""
+        """Mean peak-to-average ratio (PAR) of the server loads over the layers; None without tokens."""
         return float(self.par_L.mean()) if self.tokens_LS.any() else None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One entry of the balancer's history (`balancer.proto`, HistoryEntry).
+    """One decision of the balancer, from its history (`balancer.proto`, HistoryEntry).
 
     Attributes:
         verdict: "nothing", "shares" or "moves".
@@ -75,18 +75,18 @@ class Decision:
 
     @property
     def is_counted(self) -> bool:
-        """Whether `transit` is known; it is 0 if servers came or left and no moves were planned."""
+        """Whether `transit` is known; it is 0 if servers joined or left and no moves were planned."""
         return self.verdict != "moves" or self.transit > 0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One reading of the cluster. None means not requested, or no answer.
+    """One reading of monitor, balancer and endpoint. None means not requested, or no answer.
 
     Attributes:
         at: Monotonic seconds.
         monitor, balancer, endpoint: Why the source did not answer; empty if it did.
-        placement: None, too, if it has not changed.
+        placement: Also None if it has not changed.
         dead_grace_s: Seconds for which the balancer waits for a dead server's return.
         bound: Lower bound of the mean PAR of any placement, from the balancer's last plan.
     """
@@ -106,7 +106,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """A source of readings.
+    """Status of a source of readings: the monitor, the balancer or the endpoint.
 
     Attributes:
         name: "monitor", "balancer" or "endpoint".
@@ -119,7 +119,7 @@ class Source:
     why: str = ""
 
     def text(self, now: float) -> str:
-        """Describe the status in a few words."""
+        """Describe whether the source answers, in a few words."""
         if self.silent_since is None:
             return f"{self.name} answers"
         return f"{self.name} unreachable since {now - self.silent_since:.0f} s"
@@ -127,11 +127,11 @@ class Source:
 
 @dataclass(frozen=True)
 class MemberSnapshot:
-    """A member, and its measurements from two readings.
+    """A member of the cluster, and its measurements from two readings.
 
     Attributes:
         member: As last reported by the monitor.
-        lease_age_s: Seconds since its last heartbeat; also counts while the monitor is away.
+        lease_age_s: Seconds since its last heartbeat; also rises while the monitor is unreachable.
         utilisation: Share of busy time between the readings; None if unknown.
         unreachable: For expert servers: client id -> why this client cannot reach the server.
     """
@@ -144,7 +144,7 @@ class MemberSnapshot:
 
 @dataclass(frozen=True)
 class Event:
-    """An event in the cluster.
+    """An event in the cluster between two snapshots, for the event list.
 
     Attributes:
         at: Monotonic seconds.
@@ -162,7 +162,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Point:
-    """One point of the curves; None means unknown."""
+    """One point of the dashboard's curves; None means unknown."""
 
     at: float
     par: float | None
@@ -172,12 +172,12 @@ class Point:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """State of the cluster at one moment.
+    """State of the cluster at one moment, for display.
 
     Attributes:
         at: Monotonic seconds.
         sources: Status of monitor, balancer and endpoint, by name.
-        members: Sorted by role and id; includes gone members that the monitor still lists.
+        members: Sorted by role and id; includes DEAD and LEFT members that the monitor still lists.
         placement: None before the first one.
         dead_grace_s: Seconds for which the balancer waits for a dead server's return; None if unknown.
         rates: Rates of the last seconds.
@@ -202,19 +202,19 @@ class ClusterSnapshot:
 
     @property
     def gap(self) -> float | None:
-        """PAR divided by its bound; None if either is unknown."""
+        """PAR of the placement divided by its lower bound; None if either is unknown."""
         return self.par / self.bound if self.par and self.bound else None
 
     @cached_property
     def live_S(self) -> npt.NDArray[np.bool_]:
-        """Which of the placement's servers answer requests."""
+        """Mask of the placement's servers that answer requests."""
         answering = {m.member.id for m in self.members if m.member.state in ANSWERING}
         servers = self.placement.servers if self.placement is not None else ()
         return np.array([s in answering for s in servers], np.bool_)
 
     @cached_property
     def live_replicas_LE(self) -> npt.NDArray[np.int64]:
-        """Live replicas of each expert, for the client that reaches the fewest.
+        """Live replicas of each expert, for the attention client that reaches the fewest.
 
         All statements about coverage use this count.
         """
@@ -235,7 +235,7 @@ class ClusterSnapshot:
         return int(self.live_replicas_LE.min()) if self.live_replicas_LE.size else 0
 
     def live(self, role: Role) -> tuple[Member, ...]:
-        """Members of a role that are not gone."""
+        """Members of a role that are neither DEAD nor LEFT."""
         return tuple(
             m.member for m in self.members if m.member.role is role and not m.member.state.is_gone
         )

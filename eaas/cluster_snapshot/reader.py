@@ -29,8 +29,8 @@ _PLAN_S = 5.0
 _DECISIONS = 20
 # Interval for reading the placement; also read when servers report a newer epoch.
 _PLACEMENT_S = 10.0
-# The bound needs a plan, which costs the balancer time: interval, interval without a result, and largest
-# share of its time.
+# The bound needs a plan, which costs the balancer time. These are the interval, the interval after no result,
+# and the largest share of its time.
 _BOUND_S = 30.0
 _NO_BOUND_S = 3.0
 _BOUND_SHARE = 0.01
@@ -42,7 +42,7 @@ _VERDICTS = {
 
 
 class SnapshotReader:
-    """Reads a cluster with each call of `look`. For one thread at a time; close it.
+    """Reads monitor, balancer and endpoint with each call of `look`. For one thread at a time; close it.
 
     Args:
         ask_members: Takes a timeout in seconds; returns the members with their current loads. None, EaasError
@@ -62,7 +62,7 @@ class SnapshotReader:
         self._ask_counters = ask_counters
         self._tls = tls
         self._fold = SnapshotFold()
-        # The three sources are read in parallel: one that hangs costs only its own timeout.
+        # The three sources are read in parallel, so that a source that hangs costs only its own timeout.
         self._pool = ThreadPoolExecutor(3, thread_name_prefix="snapshot")
         self._connection: tuple[str, Any, Any] | None = None
         self._balancer_at = ""
@@ -74,11 +74,11 @@ class SnapshotReader:
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """The last snapshot."""
+        """The last snapshot of the cluster."""
         return self._fold.snapshot
 
     def look(self) -> ClusterSnapshot:
-        """Read all sources once; blocks up to about a second, 5 s with a plan."""
+        """Read monitor, balancer and endpoint once; blocks up to about a second, 5 s with a plan."""
         asked = [self._pool.submit(ask) for ask in (self._members, self._endpoint, self._balancer)]
         parts: dict[str, Any] = {}
         for future in asked:
@@ -89,7 +89,7 @@ class SnapshotReader:
         return self._fold.take(Reading(time.monotonic(), **parts))
 
     def close(self) -> None:
-        """Close connections and threads."""
+        """Close the reader's connections and threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._disconnect()
 
@@ -113,7 +113,7 @@ class SnapshotReader:
     def _balancer(self) -> dict[str, Any]:
         address = self._balancer_at
         if not address:
-            # Known from the second reading on.
+            # The balancer's address is available from the second reading on.
             why = "the cluster has none" if self._fold.snapshot.members else ""
             return {"balancer": why}
         stub = self._stub(address)
@@ -155,7 +155,7 @@ class SnapshotReader:
             pause_s = _BOUND_S
             return bound
         except grpc.RpcError as error:
-            # No load yet, a roll-out in progress, or a plan that takes too long.
+            # There is no load yet, a roll-out is in progress, or the plan takes too long.
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise
             return None

@@ -1,4 +1,4 @@
-"""A snapshot reader over the network: monitor by gRPC, endpoint by HTTP."""
+"""A cluster snapshot reader over the network: it reads the monitor by gRPC and the endpoint by HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def remote_reader(
     headers: Mapping[str, str] | None = None,
     tls: Identity | None = None,
 ) -> Iterator[SnapshotReader]:
-    """Context manager of a reader.
+    """Open a `SnapshotReader` for a running cluster, as a context manager.
 
     Args:
         monitor_address: host:port, or "host:port,host:port" for several monitors.

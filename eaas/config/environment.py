@@ -1,4 +1,4 @@
-"""Environment variables other than settings of `cluster.yaml`."""
+"""Names of environment variables that are not settings of `cluster.yaml`."""
 
 __all__ = ["ENDPOINT_VARIABLE", "KEY_VARIABLE"]
 

@@ -28,11 +28,11 @@ REMOVED = {
     "attention_client.scheduler.weight_pairs": "is fixed at 16",
     "attention_client.scheduler.predicted_layers": "is fixed at 1",
 }
-"""Settings of earlier versions, and what holds now."""
+"""Removed settings of earlier versions, and their replacements."""
 
 
 def variable(*place: str) -> str:
-    """Name of the environment variable of a section or a field."""
+    """Name of the environment variable of a section, or of a field in it."""
     return (PREFIX + BETWEEN.join(place)).upper()
 
 

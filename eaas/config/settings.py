@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 HOLD_BACK_S = 5.0
-"""Longest time a client stays on the old placement while it connects to servers of the new one.
+"""Longest time an attention client uses the old placement while it connects to servers of the new one.
 
 The balancer keeps moved experts in place for longer than this (`ack_timeout_s` of the planner).
 """
@@ -49,7 +49,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
 def _on_off(value: object) -> object:
-    """YAML reads a bare on or off as a boolean."""
+    """Map booleans to "on" and "off", because YAML reads a bare on or off as a boolean."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
@@ -377,12 +377,12 @@ class ClusterConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Precedence: command line, environment, file."""
+        """Order the sources of settings by precedence: command line, environment, file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
 
 
 def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> ClusterConfig:
-    """Read the settings of a cluster.
+    """Read the settings of a cluster from `cluster.yaml`, the environment and the command line.
 
     Args:
         path: `cluster.yaml`; None uses defaults and the environment only.
@@ -418,7 +418,7 @@ _OTHER_VARIABLES = (KEY_VARIABLE, ENDPOINT_VARIABLE)
 
 
 def _refuse_unknown_variables() -> None:
-    # pydantic ignores variables of unknown sections: a typo would go unnoticed.
+    # pydantic ignores variables of unknown sections, so that a typo would go unnoticed.
     for name in os.environ:
         section = name.upper().removeprefix(PREFIX).partition(BETWEEN)[0]
         known = section.lower() in ClusterConfig.model_fields or name.upper() in _OTHER_VARIABLES

@@ -1,4 +1,4 @@
-"""Python client of the balancer: all operator calls of `balancer.proto`."""
+"""Python client of the balancer, with all operator calls of `balancer.proto`; used by `eaas` commands."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from eaas.types import Placement, Role
 __all__ = ["MOST_NUMBER", "BalancerClient"]
 
 MOST_NUMBER = 2**31 - 1
-"""Largest number of servers, layers or experts in a call; the balancer has lower limits."""
+"""Largest number of servers, layers or experts in a call to the balancer, which has lower limits."""
 
 _CALL_S = 10.0
 # Planning at full size takes seconds.
 _PLAN_S = 60.0
-# A refusal is only a message for people, who also see the launcher's log.
+# A refusal only informs the operator, who also sees the launcher's log.
 _REFUSAL_S = 2.0
 _LONGEST_REASON = 4096
 _ATTEMPTS = 3
-# A retry is safe: it has the request id of the first attempt.
+# A retry is safe, because it has the request id of the first attempt.
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class BalancerClient:
-    """Client of one balancer. Thread-safe; close it, or use it as a context manager.
+    """Client of one balancer, for operators and launchers. Thread-safe; close it or use `with`.
 
-    Failed calls are retried with the same request id, so that nothing happens twice; `drain`, `scale` and
-    `refuse_scale` are not, since launchers call them, which have other work. Every method raises ClusterError
-    if the balancer refuses (with its message) or cannot be reached.
+    Failed calls are retried with the same request id, so that nothing happens twice. `drain`, `scale` and
+    `refuse_scale` are not retried, because launchers call them and have other work to do. Every method raises
+    ClusterError if the balancer refuses (with its message) or cannot be reached.
 
     Args:
         address: host:port of the balancer.
@@ -56,11 +56,11 @@ class BalancerClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the gRPC connection to the balancer."""
         self._channel.close()
 
     def placement(self) -> Placement | None:
-        """The current placement; None if there is none."""
+        """Get the current placement from the balancer; None if there is none."""
         answer = self._call("GetPlacement", pb.GetPlacementRequest())
         return Placement.from_proto(answer.placement) if answer.placement.epoch else None
 
@@ -76,7 +76,7 @@ class BalancerClient:
         redundancy: int | None = None,
         num_redundant_experts: int | None = None,
     ) -> pb.PlanResponse:
-        """Plan a placement without applying it (arguments: `balancer.proto`, PlanRequest)."""
+        """Make the balancer plan a placement without applying it (see `balancer.proto`, PlanRequest)."""
         request = pb.PlanRequest(
             policy=policy,
             knobs=dict(knobs or {}),
@@ -91,54 +91,54 @@ class BalancerClient:
         return answer
 
     def apply(self, plan_id: str) -> pb.ApplyResponse:
-        """Roll out a plan."""
+        """Make the balancer roll out a plan (move experts between servers)."""
         answer: pb.ApplyResponse = self._change("Apply", plan_id=plan_id)
         return answer
 
     def apply_placement(self, placement: Placement) -> pb.ApplyResponse:
-        """Roll out a given placement; its epoch is ignored."""
+        """Make the balancer roll out a given placement; the epoch in it is ignored."""
         answer: pb.ApplyResponse = self._change("Apply", placement=placement.to_proto())
         return answer
 
     def rebalance(self, policy: str = "", *, force: bool = False) -> pb.RebalanceResponse:
-        """Plan now and roll out the plan if it pays, or always with `force`."""
+        """Make the balancer plan now and roll out the plan if it is worth its cost, or with `force`."""
         answer: pb.RebalanceResponse = self._change(
             "Rebalance", _PLAN_S, policy=policy, force=force
         )
         return answer
 
     def set_policy(self, policy: str, knobs: Mapping[str, float] | None = None) -> str:
-        """Change the policy. Returns the previous one."""
+        """Change the balancer's placement policy. Returns the previous one."""
         return str(self._change("SetPolicy", policy=policy, knobs=dict(knobs or {})).policy)
 
     def pin(self, layer: int, expert: int, server_id: str) -> None:
-        """Make a server hold an expert, independent of the policy."""
+        """Pin an expert to a server: the server holds the expert under every policy."""
         self._change("PinExpert", layer=layer, expert=expert, server_id=server_id)
 
     def unpin(self, layer: int, expert: int, server_id: str) -> None:
-        """Undo `pin`."""
+        """Remove the pin of an expert to a server (see `pin`)."""
         self._change("UnpinExpert", layer=layer, expert=expert, server_id=server_id)
 
     def add_replica(self, layer: int, expert: int, server_id: str = "") -> str:
-        """Add a pinned replica, by default on the least loaded server. Returns the server."""
+        """Add a pinned replica of an expert, by default on the least loaded server. Returns the server."""
         answer = self._change("AddReplica", layer=layer, expert=expert, server_id=server_id)
         return str(answer.server_id)
 
     def remove_replica(self, layer: int, expert: int, server_id: str) -> None:
-        """Remove a replica."""
+        """Remove a replica of an expert from a server."""
         self._change("RemoveReplica", layer=layer, expert=expert, server_id=server_id)
 
     def drain(self, server_id: str) -> None:
-        """Make a server leave after its experts have moved."""
+        """Drain an expert server: it leaves the cluster after its experts have moved."""
         self._call("DrainServer", pb.DrainServerRequest(server_id=server_id), attempts=1)
 
     def scale(self, servers: int) -> int:
-        """Make a launcher start or stop servers until there are this many. Returns the request's id."""
+        """Set the desired number of expert servers; launchers start or stop them. Returns the request id."""
         request = pb.ScaleRequest(servers=min(max(0, servers), MOST_NUMBER))
         return int(self._call("Scale", request, attempts=1).wish)
 
     def refuse_scale(self, wish: int, reason: str) -> None:
-        """Report that a launcher cannot provide the number of servers.
+        """Report to the balancer that a launcher cannot provide the number of servers.
 
         Args:
             wish: Id of the request, from `WatchScale`.
@@ -148,21 +148,21 @@ class BalancerClient:
         self._call("RefuseScale", request, _REFUSAL_S, attempts=1)
 
     def scale_state(self) -> pb.GetScaleResponse:
-        """Limits of the number of servers, and the result of the last request."""
+        """Get the limits of the number of expert servers, and the result of the last `scale`."""
         answer: pb.GetScaleResponse = self._call("GetScale", pb.GetScaleRequest())
         return answer
 
     def hotness(self) -> pb.GetHotnessResponse:
-        """Token counts of the load window."""
+        """Get the experts' token counts in the balancer's load window."""
         answer: pb.GetHotnessResponse = self._call("GetHotness", pb.GetHotnessRequest())
         return answer
 
     def history(self, limit: int = 0) -> list[pb.HistoryEntry]:
-        """The last decisions, newest first."""
+        """Get the balancer's last decisions, newest first."""
         return list(self._call("History", pb.HistoryRequest(limit=limit)).entries)
 
     def _change(self, name: str, timeout_s: float = _CALL_S, **fields: Any) -> Any:
-        """Make a call with an effect, with a new request id."""
+        """Make a call that changes the cluster, with a new request id."""
         request = getattr(pb, f"{name}Request")(request_id=secrets.token_hex(16), **fields)
         return self._call(name, request, timeout_s)
 
@@ -178,6 +178,6 @@ class BalancerClient:
                     raise ClusterError(
                         f"the balancer at {self.address}: {error.details()}"
                     ) from error
-            # A restarted balancer needs a moment.
+            # A restarting balancer needs a moment before it answers.
             time.sleep(backoff.next_s())
         raise AssertionError("unreachable")

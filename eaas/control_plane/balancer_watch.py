@@ -1,4 +1,4 @@
-"""Subscription to a stream of the balancer, across its restarts and changes of address."""
+"""Subscription to a stream of the balancer that survives its restarts and changes of address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _JOIN_S = 3.0
 
 
 class BalancerWatch:
-    """Reads a stream in a daemon thread, which starts with the construction.
+    """Reads a stream of the balancer in a daemon thread, which starts at construction.
 
     Args:
         balancer_address: Returns the balancer's host:port, None if there is none. Called before each attempt
@@ -54,7 +54,7 @@ class BalancerWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread. Idempotent."""
+        """Stop the thread that reads the stream. Idempotent."""
         with self._lock:
             self._closed.set()
             if self._call is not None:

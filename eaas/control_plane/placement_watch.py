@@ -1,4 +1,4 @@
-"""Subscription to placements."""
+"""Subscription to new placements from the balancer, in attention clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = get_logger(__name__)
 
 
 class PlacementWatch(BalancerWatch):
-    """Calls `on_placement` from a daemon thread with each placement of a newer epoch.
+    """Calls `on_placement` from a daemon thread with each newer placement that the balancer announces.
 
     Args:
         balancer_address: See `BalancerWatch`.

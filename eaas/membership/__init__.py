@@ -1,1 +1,1 @@
-"""A process's membership: session with the monitor, cluster view, failure reports."""
+"""A process's membership of the cluster: session with the monitor, cluster view, failure reports."""

@@ -1,4 +1,4 @@
-"""A member's view of the cluster, folded from the monitor's stream. No I/O, no clock."""
+"""A member's view of the cluster, folded from the monitor's Watch stream. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from eaas.types import Member, MemberState, Role
 __all__ = ["MembershipFold", "MembershipView"]
 
 _MOST_MEMBERS = 1 << 16
-# A member that this process itself marked DEAD is forgotten after this long: no monitor will report it.
+# A member that this process itself marked DEAD is forgotten after this long, as no monitor will report it.
 _FORGET_S = 600.0
 
 RETURN_GRACE_S = 7.0
-"""Time for members to register with a restarted monitor before they count as DEAD.
+"""Seconds for members to register with a restarted monitor before they count as DEAD.
 
 A member needs at most its stream's silence limit to notice, plus two backoffs of a second.
 """
@@ -26,11 +26,11 @@ A member needs at most its stream's silence limit to notice, plus two backoffs o
 
 @dataclass(frozen=True)
 class MembershipView:
-    """The members at one revision. It goes stale while the monitor is away (`age_s`).
+    """The cluster's members at one revision. It goes stale while the monitor is unreachable (`age_s`).
 
     Attributes:
         revision: The monitor's revision; comparable only within one incarnation of the monitor.
-        members: By id; includes gone members until the monitor forgets them.
+        members: By id; includes DEAD and LEFT members until the monitor forgets them.
         heard_at: Monotonic time of the monitor's last message, in seconds; -inf before the first.
     """
 
@@ -39,20 +39,20 @@ class MembershipView:
     heard_at: float = -math.inf
 
     def age_s(self, now: float) -> float:
-        """Seconds since the monitor's last message; inf before the first."""
+        """Seconds since the monitor's last message; inf before the first message."""
         return now - self.heard_at
 
     def live(self, role: Role) -> tuple[Member, ...]:
-        """The members of a role that are not gone, sorted by id."""
+        """Return the members of a role that are neither DEAD nor LEFT, sorted by id."""
         found = (self.members[member_id] for member_id in sorted(self.members))
         return tuple(m for m in found if m.role is role and not m.state.is_gone)
 
 
 class MembershipFold:
-    """Folds a Watch stream into views, across reconnects.
+    """Folds the monitor's Watch stream into views of the members, across reconnects.
 
-    A restarted monitor starts empty and learns its members as they register again. Members that it does not
-    know yet keep their state for `RETURN_GRACE_S`.
+    A restarted monitor starts empty and learns its members as they register again. Members that have not
+    registered yet keep their state for `RETURN_GRACE_S`.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class MembershipFold:
 
     @property
     def position(self) -> pb.WatchRequest:
-        """The Watch request that continues from the current view."""
+        """Return the Watch request that continues the stream from the current view."""
         return pb.WatchRequest(from_revision=self.view.revision, life=self._life, knows_left=True)
 
     def take(self, response: pb.WatchResponse, now: float) -> bool:
-        """Fold in one message; return whether the members changed.
+        """Fold in one message of the Watch stream; return whether the members changed.
 
         Raises:
             ValueError: A field is out of range, a role or state is unknown, or there are too many members.
@@ -121,7 +121,7 @@ class MembershipFold:
             self._awaited_until = now + RETURN_GRACE_S
         else:
             self._awaited &= frozenset(missing)
-        # The others ended and were forgotten while the stream was down.
+        # Members missing from the snapshot ended and were forgotten while the stream was down.
         kept = {}
         for member_id, member in missing.items():
             if member_id not in self._awaited:

@@ -1,4 +1,4 @@
-"""Reports of request outcomes to the monitor, off the data path."""
+"""An attention client's reports of request outcomes to the monitor, off the data path."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ _JOIN_S = 3.0
 
 
 class OutcomeSource(Protocol):
-    """Source of outcome totals."""
+    """Source of a client's totals of request outcomes, per expert server."""
 
     def wait_for_failure(self, timeout_s: float) -> None:
-        """Wait for a failure since the last such wait, or for the timeout."""
+        """Wait until a request fails (since the last such wait), or for the timeout."""
 
     def wake(self) -> None:
-        """Make a running `wait_for_failure` return."""
+        """Make a running `wait_for_failure` return without a failure."""
 
     def read(self) -> Sequence[pb.ServerOutcomes]:
-        """The current totals, one message per server."""
+        """Return the current totals of request outcomes, one message per expert server."""
 
 
 class OutcomeReporter:
-    """Reports changed totals from a daemon thread: at each heartbeat, and at once after a failure.
+    """Reports changed totals of request outcomes to the monitor, from a daemon thread.
+
+    It reports at each heartbeat, and at once after a failure.
 
     Args:
-        session: The client's session.
+        session: The client's session with the monitor.
         source: The client's totals.
-        settle: Counts late answers, which an idle client does not read by itself; returns whether some are
+        settle: Counts late answers, which an idle client does not read on its own; returns whether some are
             still missing.
     """
 
@@ -46,13 +48,13 @@ class OutcomeReporter:
         self._source = source
         self._settle = settle
         self._closed = threading.Event()
-        # Totals that the monitor has.
+        # Totals that the monitor has received.
         self._told: dict[str, pb.ServerOutcomes] = {}
         self._thread = threading.Thread(target=self._run, name="outcomes", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """Stop the thread that sends the reports. Idempotent."""
         self._closed.set()
         self._source.wake()
         self._thread.join(_JOIN_S)

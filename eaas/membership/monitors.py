@@ -1,4 +1,4 @@
-"""Connections to the cluster's monitors: one leads, the others stand by."""
+"""Connections to the cluster's monitors, of which one leads and the others stand by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LEADER_KEY", "MonitorConnection", "Monitors", "ask_members", "tls_hi
 LEADER_KEY = "eaas-monitor-leader"
 """Metadata of a refusal (UNAVAILABLE): host:port of the leader."""
 
-# Statuses that do not come from the leader.
+# A call with one of these statuses did not reach the leader.
 _AWAY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -31,7 +31,7 @@ _AWAY = (
 
 
 class MonitorConnection:
-    """Connection to one monitor.
+    """gRPC connection of a member to one monitor.
 
     Attributes:
         address: host:port.
@@ -51,7 +51,7 @@ class MonitorConnection:
         self.stub: Any = monitor_pb2_grpc.MonitorServiceStub(self._channel)
 
     def renew(self) -> None:
-        """Reconnect if the certificate has changed. Running calls continue."""
+        """Reconnect to the monitor if the TLS certificate has changed. Running calls continue."""
         with self._lock:
             if self._tls is None or self._tls.version == self._shown:
                 return
@@ -62,7 +62,7 @@ class MonitorConnection:
             self._connect()
 
     def members(self, timeout_s: float) -> list[Member] | None:
-        """Read all members with their current loads; None if the monitor ends the stream first.
+        """Read all members with their current loads from this monitor; None if it ends the stream first.
 
         Raises:
             grpc.RpcError: It does not answer in time, or is not the leader.
@@ -77,7 +77,7 @@ class MonitorConnection:
         return None
 
     def close(self) -> None:
-        """Close the channel and end its calls."""
+        """Close the channel to the monitor, which ends its calls."""
         with self._lock:
             self._channel.close()
             if self._former is not None:
@@ -85,7 +85,7 @@ class MonitorConnection:
 
 
 class Monitors:
-    """Connections to all monitors, one of them current. Thread-safe.
+    """Connections to all monitors, of which one is current. Thread-safe.
 
     Args:
         addresses: "host:port", or "host:port,host:port" for several monitors. No other address is used, even
@@ -98,7 +98,7 @@ class Monitors:
         self._connections = [MonitorConnection(address, tls) for address in dict.fromkeys(names)]
         self._lock = threading.Lock()
         self._now = self._connections[0]
-        # The last one that did not answer: a monitor that names it as the leader is out of date.
+        # The last monitor that did not answer. A monitor that names it as the leader is out of date.
         self._silent: MonitorConnection | None = None
 
     @property
@@ -108,13 +108,13 @@ class Monitors:
 
     @property
     def now(self) -> MonitorConnection:
-        """The current connection."""
+        """The current connection: calls go to this monitor."""
         return self._now
 
     def leave(self, monitor: MonitorConnection, error: Exception) -> bool:
         """Switch to another monitor after a failed call, unless the leader itself gave the error.
 
-        The next one is the leader that the monitor named, else the next in the list.
+        The next monitor is the leader named in the error, else the next in the list.
 
         Returns:
             Whether the current connection changed.
@@ -136,13 +136,13 @@ class Monitors:
             return self._now is not monitor
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all monitors."""
         for monitor in self._connections:
             monitor.close()
 
 
 def ask_members(monitors: Monitors, timeout_s: float) -> list[Member]:
-    """Read all members with their current loads from the leader; wait for a takeover.
+    """Read all members with their current loads from the leading monitor; wait for a takeover.
 
     Raises:
         ClusterError: No monitor answered in time.
@@ -170,7 +170,7 @@ def ask_members(monitors: Monitors, timeout_s: float) -> list[Member]:
 
 
 def tls_hint(error: grpc.RpcError) -> str:
-    """Hint for the error of a failed call if only the server seems to use TLS."""
+    """Return a hint for the error of a failed call if only the called server seems to use TLS."""
     closed = error.code() is grpc.StatusCode.UNAVAILABLE and "Socket closed" in error.details()
     return " (a server with TLS closes connections without it: give --tls DIR)" if closed else ""
 

@@ -14,11 +14,11 @@ __all__ = ["ANSWERING", "fewest_replicas", "unreachable"]
 _USING = (MemberState.SERVING, MemberState.SUSPECT)
 
 ANSWERING = (MemberState.SERVING, MemberState.DRAINING, MemberState.SUSPECT)
-"""States of a server that answers requests; a DRAINING one keeps its experts until others have them."""
+"""States of a server that answers requests; a DRAINING server keeps its experts until others have them."""
 
 
 def unreachable(members: Iterable[Member]) -> dict[str, dict[str, str]]:
-    """Why live clients cannot reach live servers: {server id: {client id: reason}}."""
+    """Collect why live attention clients cannot reach live servers: {server id: {client id: reason}}."""
     known = tuple(members)
     lives = {
         (m.id, m.incarnation) for m in known if m.role is Role.EXPERT_SERVER and not m.state.is_gone
@@ -40,11 +40,11 @@ def fewest_replicas(
 ) -> npt.NDArray[np.int64]:
     """Count reachable replicas of each expert, for the client that reaches the fewest: int64 (L, E).
 
-    Only clients that serve and reach at least one of the servers count: a client that reaches none is cut off
-    itself. A client of an earlier release reports nothing and counts as reaching all.
+    Only clients that serve and reach at least one of the servers count, because a client that reaches none is
+    itself cut off. A client of an earlier release reports nothing and counts as reaching all.
 
     Args:
-        holds_LSE: bool (L, S, E); of the placement.
+        holds_LSE: bool (L, S, E); replicas of the placement, by layer, server and expert.
         servers: Ids, in the order of axis S.
         members: All members.
     """

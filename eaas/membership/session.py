@@ -1,7 +1,7 @@
-"""A process's membership: registration, heartbeats, and a view of the other members.
+"""A process's session with the monitor: registration, heartbeats, and a view of the other members.
 
-All of it is off the data path. While the monitor is away the last view stays, and the session reconnects by
-itself.
+It is off the data path. While the monitor is unreachable the process keeps the last view, and the session
+reconnects automatically.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REGISTER_S = 2.0
 _REPORT_S = 1.0
 _GOODBYE_S = 1.0
 _JOIN_S = 3.0
-# Final refusals: a retry cannot help.
+# The monitor refuses with these for good, so that a retry cannot help.
 _FINAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -52,7 +52,7 @@ _FINAL = (
 
 @dataclass(frozen=True)
 class Report:
-    """A member's own state, sent with each heartbeat (fields: `eaas.types.Member`).
+    """A member's own state and counters, sent with each heartbeat (fields: `eaas.types.Member`).
 
     Attributes:
         stalled_s: Seconds for which overdue work has made no progress; 0 while it progresses.
@@ -71,7 +71,7 @@ class Report:
 
 
 class MemberSession:
-    """Registers at once, then keeps lease and view up to date from daemon threads.
+    """Registers a process with the monitor at once, then keeps lease and view current from daemon threads.
 
     Callbacks run on these threads and must not block; their exceptions are logged.
 
@@ -138,7 +138,7 @@ class MemberSession:
 
     @property
     def view(self) -> MembershipView:
-        """The newest view; empty until the monitor's first snapshot."""
+        """The newest view of the cluster's members; empty until the monitor's first snapshot."""
         return self._fold.view
 
     @property
@@ -148,11 +148,11 @@ class MemberSession:
 
     @property
     def heartbeat_s(self) -> float:
-        """Heartbeat interval, set by the monitor."""
+        """Heartbeat interval in seconds, set by the monitor."""
         return self._heartbeat_s
 
     def report_outcomes(self, outcomes: Sequence[pb.ServerOutcomes]) -> bool:
-        """Report request outcomes to the monitor; return whether it took them. Blocks up to 1 s."""
+        """Report request outcomes to the monitor; return whether it accepted them. Blocks up to 1 s."""
         request = pb.ReportOutcomeRequest(
             client_id=self._member.id, client_incarnation=self._incarnation, servers=outcomes
         )
@@ -164,21 +164,21 @@ class MemberSession:
         return True
 
     def report_now(self) -> None:
-        """Send a heartbeat at once (the state has changed)."""
+        """Send a heartbeat at once, because this member's state has changed."""
         self._due.set()
 
     def wait_for(
         self, wanted: Callable[[MembershipView], bool], timeout_s: float
     ) -> MembershipView | None:
-        """Wait for a view that `wanted` accepts and return it; None after the timeout."""
+        """Wait for a view of the members that `wanted` accepts and return it; None after the timeout."""
         with self._viewed:
             found = self._viewed.wait_for(lambda: wanted(self.view), timeout_s)
             return self.view if found else None
 
     def ask_members(self, timeout_s: float) -> dict[str, Member] | None:
-        """Read the members with their current loads; None if the monitor does not answer in time.
+        """Read all members with their current loads; None if the monitor does not answer in time.
 
-        The view does not follow loads, which change all the time.
+        The view has no current loads, because they change all the time.
         """
         # Only the streams decide which monitor is current.
         try:
@@ -189,7 +189,7 @@ class MemberSession:
         return None if members is None else {m.id: m for m in members}
 
     def keep_record(self, version: int, data: bytes, timeout_s: float) -> None:
-        """Store a record for the next process with this member's id.
+        """Store a record at the monitor for the next process with this member's id.
 
         Args:
             version: Greater than that of the last record.
@@ -205,7 +205,7 @@ class MemberSession:
         self._monitors.now.stub.KeepRecord(request, timeout=timeout_s)
 
     def record(self, timeout_s: float) -> bytes:
-        """Read the last record of this member's id; empty if there is none.
+        """Read the last record of this member's id from the monitor; empty if there is none.
 
         Raises:
             grpc.RpcError: The monitor does not answer in time.
@@ -214,7 +214,7 @@ class MemberSession:
         return bytes(self._monitors.now.stub.GetRecord(request, timeout=timeout_s).data)
 
     def close(self, deregister: bool = True) -> None:
-        """End the session; with `deregister` the member is LEFT at once. Idempotent."""
+        """End the session with the monitor; with `deregister` the member is LEFT at once. Idempotent."""
         with self._calls_lock:
             if self._closed.is_set():
                 return
@@ -251,7 +251,7 @@ class MemberSession:
                 self._monitors.leave(monitor, error)
                 pause_s = backoff.next_s()
                 final_now = error.code() in final
-                # Retry once: a monitor that has just started may not have published its secret.
+                # Retry once, because a monitor that has just started may not have published its secret.
                 final.add(grpc.StatusCode.UNAUTHENTICATED)
                 if final_now or time.monotonic() + pause_s >= deadline:
                     raise ClusterError(
@@ -270,7 +270,7 @@ class MemberSession:
             in_flight=report.in_flight,
             experts=report.experts,
             epoch=report.epoch,
-            # Sent with the first heartbeat: registrations stay small.
+            # Sent with the first heartbeat, so that registrations stay small.
             reach=None if report.reach is None else (),
         )
         request = pb.RegisterRequest(
@@ -302,7 +302,7 @@ class MemberSession:
     def _keep_lease(self) -> None:
         backoff = Backoff()
         registered = True
-        # Causes logged since the last registration: each is logged once.
+        # Causes logged since the last registration, because each is logged once.
         logged: set[str] = set()
         while not self._closed.is_set():
             monitor = self._monitors.now
@@ -318,7 +318,7 @@ class MemberSession:
                 error_text = _why(error)
                 replaced = error.code() is grpc.StatusCode.ALREADY_EXISTS
                 if replaced and error_text not in logged and self._on_replaced:
-                    # Unknown to a monitor that lost its state, this process could go on; replaced, it cannot.
+                    # If the monitor lost its state, this process could continue; if replaced, it cannot.
                     _call(self._on_replaced)
                 self._leave(monitor, error)
             except ClusterError as error:
@@ -339,8 +339,8 @@ class MemberSession:
             self._closed.wait(backoff.next_s())
 
     def _leave(self, monitor: MonitorConnection, error: Exception) -> None:
-        """Switch both streams to another monitor."""
-        # `close` cancels the streams, too, but then deregisters with the leader.
+        """Switch heartbeats and Watch stream to another monitor."""
+        # `close` also cancels the streams, but then deregisters with the leader.
         if not self._closed.is_set() and self._monitors.leave(monitor, error):
             with self._calls_lock:
                 # The other thread may have switched already.
@@ -349,7 +349,7 @@ class MemberSession:
                 call.cancel()
 
     def _send_heartbeats(self, monitor: MonitorConnection, backoff: Backoff) -> None:
-        """Send heartbeats, each after the answer to the last one, until the stream ends."""
+        """Send heartbeats until the stream ends, each after the answer to the last one."""
         requests: queue.SimpleQueue[pb.HeartbeatRequest | None] = queue.SimpleQueue()
         sent: tuple[ServerReach, ...] | None = None
 
@@ -394,7 +394,7 @@ class MemberSession:
             requests.put(None)
 
     def _confirm(self, monitor: MonitorConnection, revision: int) -> None:
-        """Count an answer with the view's revision as a sign of life."""
+        """Count the monitor's answer with the view's revision as a sign of life of the monitor."""
         watched = self._watched
         if watched is not None and watched[0] is monitor and revision == self.view.revision:
             watched[1].add(pb.WatchResponse(still_at_revision=revision))
@@ -408,7 +408,7 @@ class MemberSession:
         while not self._closed.is_set():
             monitor = self._monitors.now
             position = self._fold.position
-            # Rarer heartbeats would not end the stream's silence in time.
+            # Heartbeats at a longer interval would not end the stream's silence in time.
             position.heartbeats_tell = self._heartbeat_s <= STREAM_SIGN_S
             try:
                 with self._tracked(monitor, monitor.stub.Watch(position)) as call:
@@ -444,7 +444,7 @@ class MemberSession:
 
     @contextlib.contextmanager
     def _tracked(self, monitor: MonitorConnection, call: Any) -> Iterator[Any]:
-        """Cancel the call at the end, or when the session closes or switches to another monitor."""
+        """Cancel a call when the block ends, or when the session closes or switches to another monitor."""
         with self._calls_lock:
             self._calls[call] = monitor
             if self._closed.is_set() or monitor is not self._monitors.now:

@@ -1,4 +1,4 @@
-"""Min-max split of load over replicas, for balancer and clients."""
+"""Min-max split of tokens over replicas, for the balancer (shares) and clients (dispatch)."""
 
 from eaas.minmax.split import levels_of, split_of
 

@@ -1,4 +1,4 @@
-"""NumPy interface of `_minmax` (semantics: `balancer.policies.split`)."""
+"""NumPy interface of the C module `_minmax` (semantics: `balancer.policies.split`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def split_of(
     speeds_S: npt.ArrayLike | None = None,
     backlog_S: npt.ArrayLike | None = None,
 ) -> tuple[Float, float]:
-    """Compute shares (S, E) and level; see `balancer.policies.split.split`."""
+    """Compute each server's share of each expert's load (S, E), and the level (`balancer.policies.split`)."""
     shares, speeds = _placement(shares_SE, speeds_S)
     servers, experts = shares.shape
     load = _floats("load_E", load_E, (experts,))
@@ -31,7 +31,7 @@ def split_of(
 def levels_of(
     load_BE: npt.ArrayLike, shares_SE: npt.ArrayLike, speeds_S: npt.ArrayLike | None = None
 ) -> Float:
-    """Compute levels (B); see `balancer.policies.split.levels`."""
+    """Compute the levels of B batches (B); see `balancer.policies.split.levels`."""
     shares, speeds = _placement(shares_SE, speeds_S)
     servers, experts = shares.shape
     batches = len(np.asarray(load_BE))

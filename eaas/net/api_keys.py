@@ -29,7 +29,7 @@ _KEY = re.compile(r"[!-~]+")
 
 
 class ApiKeys:
-    """Keys that allow a request. Thread-safe.
+    """API keys that admit a request to the HTTP endpoint. Thread-safe.
 
     Args:
         file: File of keys, read again when it changes. None uses the environment's key.
@@ -47,18 +47,18 @@ class ApiKeys:
 
     @classmethod
     def of(cls, file: str) -> ApiKeys | None:
-        """The configured keys; None if neither a file nor the environment has one."""
+        """Load the configured API keys; None if neither a file nor the environment has one."""
         if not file and KEY_VARIABLE not in os.environ:
             return None
         return cls(Path(file) if file else None)
 
     def allow(self, header: bytes) -> bool:
-        """Whether a request's Authorization header has one of the keys."""
+        """Whether a request's Authorization header presents one of the API keys."""
         found = _BEARER.fullmatch(header)
         if found is None:
             return False
         shown = hashlib.sha256(found[1]).digest()
-        # A list, to compare all keys in constant time.
+        # A list instead of a generator, so that all keys are compared and the time is constant.
         return any([hmac.compare_digest(shown, known) for known in self._now()])
 
     def _now(self) -> tuple[bytes, ...]:
@@ -82,7 +82,7 @@ class ApiKeys:
 
 
 def authorization(file: Path | None = None) -> dict[str, str]:
-    """The header that commands send: the file's first key, else the environment's, else none.
+    """The Authorization header that commands send: the file's first key, else the environment's, else none.
 
     Raises:
         ConfigError: See `ApiKeys`.

@@ -1,4 +1,4 @@
-"""A channel for long streams, whose readers sleep until a message arrives.
+"""A gRPC channel for long streams, whose readers sleep until a message arrives.
 
 Each blocking stream of gRPC has threads that wake five times a second to check for signals, which is most of
 the CPU time of an idle process. Here all streams wait in the one thread of grpc.aio, which does not poll, and
@@ -23,17 +23,17 @@ from eaas.net.tls import Identity
 
 __all__ = ["AsyncChannel", "Responses", "responses"]
 
-# To create or close a channel, which does not wait for the peer.
+# Timeout to create or close a channel, which does not wait for the peer.
 _LOCAL_S = 5.0
-# In addition to the call's own deadline.
+# Time added to the call's own deadline.
 _SLACK_S = 5.0
-# Limit of unread messages of a stream; a faster sender has to wait, and is let on after this time.
+# Limit of unread messages of a stream. A faster sender has to wait, at most for this time.
 _MOST_WAITING = 256
 _FULL_S = 0.05
 
 
 class AsyncChannel:
-    """The part of `grpc.Channel` that generated stubs use, for any thread except that of grpc.aio.
+    """gRPC channel with the methods that generated stubs use, for any thread except that of grpc.aio.
 
     Unary calls block and have a deadline; there are no futures. Response streams are iterators. Failures are
     both `grpc.RpcError` and `grpc.Call`.
@@ -54,7 +54,7 @@ class AsyncChannel:
         self._channel = run_on_loop(make(), _LOCAL_S)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """A method with one request and one response (arguments: `grpc.Channel.unary_unary`)."""
+        """Make a callable for a method with one request and one response (see `grpc.Channel.unary_unary`)."""
         method = self._channel.unary_unary(*args, **kwargs)
 
         def call(request: Any, timeout: float = UNARY_TIMEOUT_S) -> Any:
@@ -73,7 +73,7 @@ class AsyncChannel:
         return call
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Responses]:
-        """A method with one request and many responses (arguments: `grpc.Channel.unary_stream`)."""
+        """Make a callable for a method with one request, many responses (see `grpc.Channel.unary_stream`)."""
         method = self._channel.unary_stream(*args, **kwargs)
 
         def call(request: Any, timeout: float | None = None) -> Responses:
@@ -84,7 +84,7 @@ class AsyncChannel:
         return call
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Responses]:
-        """A method with many requests and responses (arguments: `grpc.Channel.stream_stream`)."""
+        """Make a callable for many requests and responses (see `grpc.Channel.stream_stream`)."""
         method = self._channel.stream_stream(*args, **kwargs)
 
         def call(requests: Iterator[Any], timeout: float | None = None) -> Responses:
@@ -95,7 +95,7 @@ class AsyncChannel:
         return call
 
     def close(self) -> None:
-        """Close the channel and end its calls. Idempotent."""
+        """Close the gRPC channel, which ends its calls. Idempotent."""
         run_on_loop(self._channel.close(), _LOCAL_S)
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class AsyncChannel:
 
 
 class Responses:
-    """A response stream for one reader; any thread may cancel it or add to it.
+    """A gRPC response stream for one reader; any thread may cancel it or add messages to it.
 
     Iteration raises `grpc.RpcError` if the stream breaks or is cancelled.
 
@@ -117,17 +117,17 @@ class Responses:
     """
 
     def __init__(self, start: Callable[[], Any], requests: Iterator[Any] | None = None) -> None:
-        # (message, False), or at the end (None or the failure, True).
+        # Entries are (message, False); at the end of the stream (None or the failure, True).
         self._inbox: queue.SimpleQueue[tuple[Any, bool]] = queue.SimpleQueue()
         self._task: asyncio.Task[None] | None = None
         grpc_loop().call_soon_threadsafe(self._start, start, requests)
 
     def cancel(self) -> None:
-        """End the stream. Idempotent."""
+        """End the gRPC stream. Idempotent."""
         grpc_loop().call_soon_threadsafe(self._stop)
 
     def add(self, message: Any) -> None:
-        """Let the reader find a message as if the peer had sent it."""
+        """Put a message into the stream as if the peer had sent it."""
         self._inbox.put((message, False))
 
     def __iter__(self) -> Self:
@@ -137,7 +137,7 @@ class Responses:
         return self.next()
 
     def next(self, silence_s: float | None = None) -> Any:
-        """The next message, like `__next__`. Raises TimeoutError if none comes within `silence_s`."""
+        """Wait for the next message, like `__next__`. Raises TimeoutError after `silence_s` without one."""
         try:
             item, is_end = self._inbox.get(timeout=silence_s)
         except queue.Empty:
@@ -180,7 +180,7 @@ class Responses:
 
 
 def responses(call: Responses, silence_s: float = STREAM_SILENCE_S) -> Iterator[Any]:
-    """Iterate over a response stream; the call is cancelled when the iteration ends.
+    """Iterate over a gRPC response stream; the call is cancelled when the iteration ends.
 
     Raises:
         TimeoutError: No message for `silence_s` seconds, connecting included.
@@ -198,7 +198,7 @@ def responses(call: Responses, silence_s: float = STREAM_SILENCE_S) -> Iterator[
 
 
 def _send(call: Any, requests: Iterator[Any]) -> None:
-    """Write requests as fast as the peer reads them, until the requests or the call end."""
+    """Write requests to the stream as fast as the peer reads them, until the requests or the call end."""
     for request in requests:
         if not run_on_loop(_written(call, request), None):
             return
@@ -206,7 +206,7 @@ def _send(call: Any, requests: Iterator[Any]) -> None:
 
 
 async def _written(call: Any, request: Any | None) -> bool:
-    """Send a request, or half-close for None; return whether the call continues."""
+    """Write one request to the stream, or half-close for None; return whether the call continues."""
     try:
         await (call.done_writing() if request is None else call.write(request))
     except (grpc.RpcError, asyncio.CancelledError, asyncio.InvalidStateError):

@@ -1,4 +1,4 @@
-"""Authorisation of calls by the role in the client certificate.
+"""Authorisation of gRPC calls by the role in the caller's TLS certificate.
 
 A certificate names its role by a URI among its alternative names: `eaas://ROLE/anything`, where ROLE is a
 value of `Role` or "operator". Connections without a client certificate are not checked.
@@ -14,25 +14,25 @@ import grpc
 __all__ = ["OPERATOR", "RoleGuard", "role_of", "role_uri", "served_by"]
 
 OPERATOR = "operator"
-"""The role of people and their programs."""
+"""The role of operators and their programs, in certificates."""
 
 _SCHEME = "eaas://"
 
 
 def served_by(handler: grpc.RpcMethodHandler) -> tuple[str, Callable[[Any, Any], Any]]:
-    """Kind of a method ("unary_stream") and the function that serves it."""
+    """Return the kind of a gRPC method ("unary_stream") and the function that serves it."""
     sides = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if streams else "unary" for streams in sides)
     return kind, getattr(handler, kind)
 
 
 def role_uri(role: str) -> str:
-    """The URI that names a role in a certificate."""
+    """Make the URI that names a role in a certificate."""
     return f"{_SCHEME}{role}"
 
 
 def role_of(context: Any) -> str | None:
-    """The role in a caller's certificate; empty if it has none, None without a certificate."""
+    """The role in a caller's certificate; empty if the certificate names none, None without a certificate."""
     shown = context.auth_context()
     if not shown.get("x509_common_name") and not shown.get("x509_subject_alternative_name"):
         return None
@@ -44,7 +44,7 @@ def role_of(context: Any) -> str | None:
 
 
 class RoleGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls from roles without permission, with PERMISSION_DENIED.
+    """Server interceptor that refuses calls from roles without permission, with PERMISSION_DENIED.
 
     Args:
         allowed: Roles by method ("/package.Service/Method"); other methods are open to all roles.
@@ -54,7 +54,7 @@ class RoleGuard(grpc.ServerInterceptor):  # type: ignore[misc]
         self._allowed = {method: frozenset(roles) for method, roles in allowed.items()}
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """See gRPC."""
+        """Wrap a method's handler with the check of the caller's role (gRPC's interceptor interface)."""
         handler = continuation(details)
         roles = self._allowed.get(details.method)
         if handler is None or roles is None:

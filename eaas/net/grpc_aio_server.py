@@ -1,6 +1,6 @@
-"""A gRPC server for very many streams, whose handlers are coroutines of one thread.
+"""A gRPC server for very many streams (the monitor's), whose handlers are coroutines of one thread.
 
-For services whose streams mostly wait: a busy handler blocks all the others.
+It suits services whose streams mostly wait, because a busy handler blocks all the others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from eaas.net.grpc_server import add_port, server_options
 
 __all__ = ["RunningAioServer", "serve_aio"]
 
-# In addition to the grace period of a stop: thousands of streams take time to end.
+# Time added to the grace period of a stop, because thousands of streams take time to end.
 _PATIENCE_S = 10.0
 
 
 class RunningAioServer:
-    """A running server. Its health is NOT_SERVING until `set_serving(True)`.
+    """A running coroutine server. Its health is NOT_SERVING until `set_serving(True)`.
 
     Any thread except that of `loop` may call its methods.
 
@@ -43,7 +43,7 @@ class RunningAioServer:
         self.loop: asyncio.AbstractEventLoop = loop
 
     def set_serving(self, serving: bool) -> None:
-        """Set the health of the whole server ("") and of the service."""
+        """Set the health that the server reports, for the whole server ("") and for its service."""
         run_on_loop(self._set_serving(serving), _PATIENCE_S)
 
     async def _set_serving(self, serving: bool) -> None:
@@ -52,7 +52,7 @@ class RunningAioServer:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, and cancel running ones after `grace_s` seconds. Blocks."""
+        """Stop the server: refuse new calls, and cancel running ones after `grace_s` seconds. Blocks."""
         run_on_loop(self._stop(grace_s), grace_s + _PATIENCE_S)
 
     async def _stop(self, grace_s: float) -> None:
@@ -71,7 +71,7 @@ def serve_aio(
     credentials: grpc.ServerCredentials | None = None,
     secret: str | None = None,
 ) -> RunningAioServer:
-    """Start a server with one service, health and reflection (see `eaas.net.grpc_server.serve`).
+    """Start a coroutine server with one service, health and reflection (see `eaas.net.grpc_server.serve`).
 
     Args:
         service: Full name ("eaas.rpc.v1.MonitorService").
@@ -81,8 +81,8 @@ def serve_aio(
     """
 
     async def start() -> RunningAioServer:
-        # By default gRPC refuses calls at random once 1,000 are pending: that many members may connect at the
-        # same moment.
+        # By default gRPC refuses calls at random once 1,000 are pending, and that many members may connect at
+        # the same moment.
         options = [
             *server_options(message_bytes, streams),
             ("grpc.server.max_pending_requests", max_calls),

@@ -1,4 +1,4 @@
-"""gRPC channels between processes; every call ends.
+"""gRPC channels between processes; a deadline or a silence limit ends every call.
 
 Unary calls have a default deadline. Streams have none: the sender sends a sign of life at least every
 `STREAM_SIGN_S`, and `async_channel.responses` ends a silent stream.
@@ -37,15 +37,15 @@ STREAM_SIGN_S = 2.0
 """The sender of a long stream sends a sign of life after this silence."""
 
 STREAM_SILENCE_S = 5.0
-"""A stream ends after this silence: two signs of life are missing."""
+"""A stream ends after this silence, because two signs of life are missing."""
 
 _OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    # No pings to measure bandwidth: windows are fixed, and idle processes stay idle.
+    # Windows are fixed, so that no pings measure the bandwidth and idle processes stay idle.
     ("grpc.http2.bdp_probe", 0),
-    # By default gRPC clients send no keepalives: a stream to a vanished peer would last as long as TCP
-    # retries.
+    # By default gRPC clients send no keepalives, so that a stream to a lost peer would last as long as
+    # TCP retries.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -56,10 +56,10 @@ _OPTIONS = (
     # By default a channel waits up to two minutes before it tries a returned peer again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Despite its name, the timeout of one attempt to connect.
+    # Despite its name, this is the timeout of one attempt to connect.
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
-# Response streams wait in C instead of waking Python ten times a second.
+# Response streams then wait in C instead of waking Python ten times a second.
 _BLOCKING_OPTIONS = (("SingleThreadedUnaryStream", 1),)
 
 
@@ -68,7 +68,7 @@ class _Caller(
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Adds the default deadline to unary calls and the server's secret to all calls.
+    """Client interceptor: adds the default deadline to unary calls and the server's secret to all calls.
 
     The details are a named tuple in gRPC's implementation (grpcio 1.85).
     """
@@ -95,7 +95,7 @@ class _Caller(
 
 
 def channel(address: str, peer: str | None = None, tls: Identity | None = None) -> grpc.Channel:
-    """Create a channel; it connects at the first call and reconnects as needed.
+    """Create a gRPC channel to a peer; it connects at the first call and reconnects as needed.
 
     Args:
         address: host:port of the peer ("[::1]:50051" for IPv6).
@@ -115,12 +115,12 @@ def channel_options(peer: str | None, tls: Identity | None) -> tuple[tuple[str, 
     if tls is None:
         return _OPTIONS
     assert peer is not None
-    # Accept only a certificate of this role, whatever the address.
+    # Accept only a certificate of this role, regardless of the address.
     return (*_OPTIONS, ("grpc.ssl_target_name_override", server_name(peer)))
 
 
 def leave(call: Any) -> None:
-    """Cancel a stream and free it. For the reading thread; idempotent.
+    """Cancel a response stream and free it. For the reading thread; idempotent.
 
     `call.cancel()` alone leaks about 20 KB per stream that waits in C: gRPC keeps the call until its last
     events are consumed, and a cancelled iterator consumes none.
@@ -131,12 +131,12 @@ def leave(call: Any) -> None:
         call._consume_next_event()
 
 
-# Separate: waiting threads must not consume random numbers that others have seeded.
+# Own random numbers, because waiting threads must not consume those that others have seeded.
 _random = random.Random()
 
 
 class Backoff:
-    """Growing pauses between attempts, with jitter so that members do not retry in lockstep."""
+    """Growing pauses between attempts to connect, with jitter so that members do not retry in lockstep."""
 
     def __init__(self, first_s: float = 0.1, last_s: float = 1.0) -> None:
         self._first_s = first_s
@@ -144,11 +144,11 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt, and lengthen the next pause."""
         pause_s = self._next_s
         self._next_s = min(self._last_s, 2 * pause_s)
         return pause_s * _random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Start again with the first pause, after a success."""
+        """Return to the shortest pause, after a success."""
         self._next_s = self._first_s

@@ -1,4 +1,4 @@
-"""Failures of calls, as gRPC's blocking calls raise them."""
+"""Exception for failed calls, with the interface of gRPC's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CallFailure"]
 
 
 class CallFailure(grpc.RpcError, grpc.Call):  # type: ignore[misc]
-    """A failed call without a `grpc.Call` object of gRPC.
+    """A failed gRPC call, raised where gRPC itself provides no `grpc.Call` object.
 
     Args:
         code: Status.
@@ -24,26 +24,26 @@ class CallFailure(grpc.RpcError, grpc.Call):  # type: ignore[misc]
 
     @classmethod
     def of(cls, error: grpc.aio.AioRpcError) -> CallFailure:
-        """Convert a failure of grpc.aio."""
+        """Convert a failure of grpc.aio to a `CallFailure`."""
         return cls(error.code(), error.details() or "", error.trailing_metadata() or ())
 
     @classmethod
     def cancelled(cls) -> CallFailure:
-        """A call that this process cancelled."""
+        """Make the failure of a call that this process cancelled."""
         return cls(grpc.StatusCode.CANCELLED, "cancelled by this process")
 
     def code(self) -> grpc.StatusCode:
-        """The status."""
+        """The status code of the failed call."""
         return self._code
 
     def details(self) -> str:
-        """The message."""
+        """The status message of the failed call."""
         return self._details
 
     def initial_metadata(self) -> tuple[Any, ...]:
-        """Always empty."""
+        """Initial metadata of the failed call; always empty."""
         return ()
 
     def trailing_metadata(self) -> tuple[Any, ...]:
-        """The trailing metadata."""
+        """Trailing metadata of the failed call."""
         return self._trailing

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 @functools.cache
 def grpc_loop() -> asyncio.AbstractEventLoop:
-    """The running loop, created on first use and never closed.
+    """Return the running event loop of grpc.aio; it is created on first use and never closed.
 
     A process must have only one: grpc.aio has a single event queue and may wake the wrong loop.
     """
@@ -25,13 +25,13 @@ def grpc_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_on_loop(coroutine: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:
-    """Run a coroutine on the loop and return its result; for any thread except the loop's.
+    """Run a coroutine on the event loop of grpc.aio and return its result; for any thread except the loop's.
 
     Args:
-        coroutine: To run.
+        coroutine: Runs on the loop.
         timeout_s: Longest wait; None means no limit.
 
     Raises:
-        TimeoutError: It did not end in time.
+        TimeoutError: The coroutine did not end in time.
     """
     return asyncio.run_coroutine_threadsafe(coroutine, grpc_loop()).result(timeout_s)

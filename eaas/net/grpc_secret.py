@@ -21,12 +21,12 @@ __all__ = ["AioSecretGuard", "SecretGuard", "proof"]
 
 _KEY = "authorization"
 _SCHEME = "Bearer "
-# Open for health probes. Health's streams are not: each would hold a thread.
+# Methods without the check, for health probes. Health's streams need the secret, because each holds a thread.
 _OPEN = frozenset({"/grpc.health.v1.Health/Check"})
 
 
 def proof(address: str | None) -> tuple[tuple[str, str], ...]:
-    """Metadata for a call; empty if the server has no record for this user.
+    """Metadata that presents the secret in a call; empty if the server has no record for this user.
 
     Args:
         address: host:port of the server; None for calls with TLS.
@@ -46,7 +46,7 @@ def proof(address: str | None) -> tuple[tuple[str, str], ...]:
 
 
 class _Check:
-    """Checks calls for the secret, and refuses those without."""
+    """Checks whether calls present the secret, and refuses those that do not."""
 
     def __init__(self, secret: str) -> None:
         self._wanted = f"{_SCHEME}{secret}".encode()
@@ -70,20 +70,20 @@ class _Check:
 
 
 class SecretGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the cluster's secret, with UNAUTHENTICATED."""
+    """Server interceptor that refuses calls without the cluster's secret, with UNAUTHENTICATED."""
 
     def __init__(self, secret: str) -> None:
         self._check = _Check(secret)
-        # A stream handler for every method: it refuses a call without waiting for a request.
+        # A stream handler serves every method, because it can refuse a call without waiting for a request.
         self._refusal = grpc.stream_unary_rpc_method_handler(self._check.refuse)
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """See gRPC."""
+        """Return the method's handler if the call presents the secret, else one that refuses the call."""
         return continuation(details) if self._check.passes(details) else self._refusal
 
 
 class AioSecretGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """`SecretGuard` for servers of grpc.aio."""
+    """Server interceptor like `SecretGuard`, for servers of grpc.aio."""
 
     def __init__(self, secret: str) -> None:
         self._check = _Check(secret)
@@ -92,7 +92,7 @@ class AioSecretGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        """See gRPC."""
+        """Return the method's handler if the call presents the secret, else one that refuses the call."""
         return await continuation(details) if self._check.passes(details) else self._refusal
 
 

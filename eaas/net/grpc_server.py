@@ -1,4 +1,4 @@
-"""gRPC servers of all processes: one port with services, health and reflection."""
+"""gRPC servers of all roles: one port with services, health and reflection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 STREAMS = 64
-"""Concurrent calls per connection; more wait at the client."""
+"""Limit of concurrent calls per connection; further calls wait at the client."""
 
 METADATA_BYTES = 8 << 10
 """Limit of the headers of one call."""
@@ -44,17 +44,17 @@ METADATA_BYTES = 8 << 10
 _HANDSHAKE_S = 10
 
 _OPTIONS = (
-    # With reuse (the default) a second server silently takes the same port and gets half of the calls.
+    # With reuse (the default) a second server would silently take the same port and half of the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    # Above the first limit some calls are refused at random, above the second all are.
+    # Above the first limit gRPC refuses some calls at random, above the second all calls.
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-    # Closes connections of silent peers.
+    # Keepalive: closes connections of silent peers.
     ("grpc.server_handshake_timeout_ms", 1000 * _HANDSHAKE_S),
-    # No pings to measure bandwidth: windows are fixed, and idle processes stay idle.
+    # Windows are fixed, so that no pings measure the bandwidth and idle processes stay idle.
     ("grpc.http2.bdp_probe", 0),
-    # A stream of a vanished peer must not hold its worker thread for ever.
+    # A stream of a lost peer must not hold its worker thread for ever.
     ("grpc.keepalive_time_ms", 10_000),
     # A client without calls reads its sockets only every 5 s.
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -66,7 +66,7 @@ _OPTIONS = (
 
 
 def server_options(message_bytes: int, streams: int = STREAMS) -> list[tuple[str, int]]:
-    """gRPC options of a server.
+    """gRPC options of every server.
 
     Args:
         message_bytes: Larger messages are refused with RESOURCE_EXHAUSTED before they are read.
@@ -74,7 +74,7 @@ def server_options(message_bytes: int, streams: int = STREAMS) -> list[tuple[str
     """
     return [
         *_OPTIONS,
-        # Further connections are closed at once: the process needs its other file descriptors.
+        # Further connections are closed at once, because the process needs its other file descriptors.
         ("grpc.max_allowed_incoming_connections", room_for_connections()),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_concurrent_streams", streams),
@@ -83,12 +83,12 @@ def server_options(message_bytes: int, streams: int = STREAMS) -> list[tuple[str
 
 @dataclass(frozen=True)
 class Service:
-    """One gRPC service to serve.
+    """One gRPC service, and the roles that may call it.
 
     Attributes:
         name: Full name ("eaas.rpc.v1.MonitorService").
         add: The generated `add_...Servicer_to_server`.
-        servicer: Handles the calls.
+        servicer: Object whose methods handle the calls.
         roles: Allowed roles of restricted methods (see `RoleGuard`).
     """
 
@@ -99,7 +99,7 @@ class Service:
 
 
 class RunningServer:
-    """A running server. Its health is NOT_SERVING until `set_serving(True)`.
+    """A running gRPC server. Its health is NOT_SERVING until `set_serving(True)`.
 
     Attributes:
         address: host:port for clients; the machine's host name if the server listens on all interfaces.
@@ -121,13 +121,13 @@ class RunningServer:
         self.set_serving(False)
 
     def set_serving(self, serving: bool) -> None:
-        """Set the health of the whole server ("") and of each service."""
+        """Set the health that the server reports, for the whole server ("") and for each service."""
         status = health_pb2.HealthCheckResponse
         for name in self._services:
             self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, and cancel running ones after `grace_s` seconds. Blocks."""
+        """Stop the server: refuse new calls, and cancel running ones after `grace_s` seconds. Blocks."""
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
         self._workers.shutdown(wait=False)
@@ -142,17 +142,17 @@ def serve(
     message_bytes: int = MESSAGE_BYTES,
     secret: str | None = None,
 ) -> RunningServer:
-    """Start a server with `services`, health and reflection.
+    """Start a gRPC server with `services`, health and reflection.
 
     Args:
-        services: To serve.
+        services: Services of this process.
         host: Name or address to listen on; "0.0.0.0" or "::" means all interfaces.
         port: 0 picks a free port (see `RunningServer.address`).
         max_workers: Concurrent calls, running streams included. More are refused with RESOURCE_EXHAUSTED at
             once: queued calls would only reach their deadlines.
         credentials: For TLS; None means plain text.
         message_bytes: Larger messages are refused.
-        secret: Required from callers (see `eaas.net.server_records`); None means no check.
+        secret: Callers must present it (see `eaas.net.server_records`); None means no check.
 
     Raises:
         PortInUseError: Another process uses the port.
@@ -215,7 +215,7 @@ def add_port(
 
 
 def check_port(host: str, port: int) -> None:
-    """Check that a process could listen there now, before it spends time on loading.
+    """Check that a gRPC server could listen on a port now, before the process spends time on loading.
 
     Raises:
         PortInUseError: Another process uses the port.
@@ -227,18 +227,18 @@ def check_port(host: str, port: int) -> None:
 
 
 def host_to_tell(host: str) -> str:
-    """The host for clients of a listener; the machine's name if it listens on all interfaces."""
+    """The host that clients of a listener use; the machine's name if it listens on all interfaces."""
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
 def join_host_port(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in brackets."""
+    """Write `host:port`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen_host(host: str, port: int) -> str:
-    # gRPC binds all addresses of a name and succeeds if one works: a port in use on 127.0.0.1 but free on
-    # ::1 would go unnoticed.
+    # gRPC binds all addresses of a name and succeeds if one works, so that a port in use on 127.0.0.1 but
+    # free on ::1 would go unnoticed.
     host = host.removeprefix("[").removesuffix("]")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -251,7 +251,7 @@ def _listen_host(host: str, port: int) -> str:
 
 
 def _try_bind(listen_host: str, port: int) -> int:
-    """The errno of a bind; 0 for success."""
+    """Try to bind a socket to a host and port; return the errno, 0 for success."""
     family = socket.AF_INET6 if ":" in listen_host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -30,17 +30,17 @@ _POLL_S = 0.1
 
 
 def identity(security: SecurityConfig, role: str) -> Identity | None:
-    """The process's TLS identity; None without TLS. Raises ConfigError (see `Identity`)."""
+    """Load the process's TLS identity; None without TLS. Raises ConfigError (see `Identity`)."""
     if not security.tls_dir:
         return None
-    # Imported here: `eaas --help` needs no gRPC.
+    # Imported here, because `eaas --help` needs no gRPC.
     from eaas.net.tls import Identity
 
     return Identity(Path(security.tls_dir), role)
 
 
 def guarded_port(security: SecurityConfig, role: str, host: str) -> Identity | None:
-    """The TLS identity of a process that listens for its cluster; None without TLS.
+    """Check the gRPC host against the policy; return the TLS identity, None without TLS.
 
     Raises:
         ConfigError: Other machines could connect without TLS, or `Identity` failed.
@@ -55,7 +55,7 @@ def guarded_port(security: SecurityConfig, role: str, host: str) -> Identity | N
 
 
 def monitor_secret(security: SecurityConfig, monitor: MonitorConfig) -> str | None:
-    """The secret required from callers of a monitor on loopback without TLS; else None.
+    """Return the secret that callers of a monitor on loopback without TLS must present; else None.
 
     Raises:
         ConfigError: There is no directory private to this user.
@@ -69,7 +69,7 @@ def monitor_secret(security: SecurityConfig, monitor: MonitorConfig) -> str | No
 
 
 def member_secret(monitor_address: str, host: str, tls: Identity | None) -> str | None:
-    """The secret required from callers of a balancer or an expert server: that of its monitor.
+    """Return the secret that callers of a balancer or expert server must present: that of its monitor.
 
     Args:
         monitor_address: "host:port", or "host:port,host:port" for several monitors.
@@ -78,7 +78,7 @@ def member_secret(monitor_address: str, host: str, tls: Identity | None) -> str 
     """
     if tls is not None or not only_here(host):
         return None
-    # A process that starts before its monitor must not serve without the secret: it waits for as long as it
+    # A process that starts before its monitor must not serve without the secret. It waits for as long as it
     # would try to register.
     addresses = [address.strip() for address in monitor_address.split(",")]
     deadline = time.monotonic() + _MONITOR_S
@@ -92,7 +92,7 @@ def member_secret(monitor_address: str, host: str, tls: Identity | None) -> str 
 
 
 def guarded_keys(security: SecurityConfig, host: str, file: str) -> ApiKeys | None:
-    """The API keys of the endpoint; None without keys.
+    """Check the endpoint's host against the policy; return its API keys, None without keys.
 
     Raises:
         ConfigError: Other machines could use the endpoint without a key, or `ApiKeys` failed.
@@ -107,19 +107,19 @@ def guarded_keys(security: SecurityConfig, host: str, file: str) -> ApiKeys | No
 
 
 def only_here(host: str) -> bool:
-    """Whether only this machine can connect to this host."""
+    """Whether only processes on this machine can connect to a listener on this host."""
     try:
         found = socket.getaddrinfo(
             host.strip("[]"), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except socket.gaierror:
-        # Binding this host fails with an error of its own.
+        # An unknown host fails later, when the process binds it.
         return True
     return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
 
 
 def _listens(address: str) -> bool:
-    """Whether a process listens at host:port; assumed for other machines."""
+    """Whether a process listens at host:port; assumed True for other machines."""
     host, _, port = address.rpartition(":")
     if not only_here(host):
         return True

@@ -1,7 +1,8 @@
-"""Ranges of all numbers and formats of all texts in protobuf messages.
+"""Ranges of all numbers and formats of all texts in protobuf messages, as a table.
 
-`eaas.net.message_validation` applies them. They are wide: they exclude values that no process can mean, and
-values that a counter, a float, a file name or a clock cannot hold. Handlers check the rest.
+`eaas.net.message_validation` applies them. The ranges are wide. They exclude only values that no process can
+mean, and values that a counter, a float, a file name or a clock cannot hold. Handlers check all other
+conditions.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from eaas.member_ids import ID, ID_RULE, LONGEST_ID
 __all__ = ["MOST_EPOCH", "TRUSTED_EPOCH", "Items", "Number", "Range", "Text", "range_of"]
 
 MOST_EPOCH = 2**53 - 1
-"""The largest epoch, incarnation or size: JSON and float64 represent integers exactly up to here."""
+"""The largest epoch, incarnation or size, because JSON and float64 hold integers exactly only up to it."""
 TRUSTED_EPOCH = MOST_EPOCH - 2**32
-"""The largest epoch that a balancer continues from: 2^32 more remain, whatever a member claims."""
+"""The largest epoch that a balancer continues from, so that no member can use up the remaining 2^32."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number from `least` to `most`; a repeated field has at most `items` of them."""
+    """Range of a numeric field, from `least` to `most`; a repeated field has at most `items` numbers."""
 
     least: float
     most: float
@@ -31,7 +32,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of at most `longest` characters.
+    """Format of a text field of at most `longest` characters.
 
     Attributes:
         longest: Limit of characters.
@@ -48,7 +49,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Items:
-    """At most `most` messages or map entries, with ranges of the map's keys and values."""
+    """Limit of a field of messages or a map to `most` entries, with ranges of the map's keys and values."""
 
     most: int
     key: Text | None = None
@@ -163,9 +164,9 @@ _EXCEPTIONS: dict[tuple[str, str], Range] = {
 
 
 def range_of(message: str, field: str) -> Range | None:
-    """Range of a field of a message; None for booleans, bytes, enums and single messages.
+    """Look up the range of a message field; None for booleans, bytes, enums and single messages.
 
-    Fields of one name have one range, with a few exceptions. A repeated field of messages has one, too: the
-    number of its entries.
+    Fields of one name have one range, with a few exceptions. The range of a repeated field of messages limits
+    the number of its entries.
     """
     return _EXCEPTIONS.get((message, field)) or _FIELDS.get(field)

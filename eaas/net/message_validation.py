@@ -21,7 +21,7 @@ _checkers: dict[str, _Checker] = {}
 
 
 class _OutOfRangeError(ValueError):
-    """Carries the path of the field."""
+    """A value is out of range; carries the path of its field."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where} {what}")
@@ -29,7 +29,7 @@ class _OutOfRangeError(ValueError):
 
 
 def check(message: Any) -> None:
-    """Validate the numbers and texts of a message.
+    """Validate all numbers and texts of a protobuf message.
 
     Args:
         message: Any message; types without an entry in the table pass.
@@ -44,7 +44,7 @@ def check(message: Any) -> None:
 
 
 def _checker(descriptor: Descriptor) -> _Checker:
-    # Compiled once per type: thousands of messages arrive per second.
+    # Compiled once per type, because thousands of messages arrive per second.
     known = _checkers.get(descriptor.full_name)
     if known is None:
         known = _checkers[descriptor.full_name] = _compile(descriptor)
@@ -65,7 +65,7 @@ def _compile(descriptor: Descriptor) -> _Checker:
 
     def checker(message: Any) -> None:
         for name, least, most in numbers:
-            # False for NaN, too.
+            # Also False for NaN.
             if not least <= (value := getattr(message, name)) <= most:
                 raise _refusal(name, value, least, most)
         for other in others:

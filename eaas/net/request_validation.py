@@ -19,7 +19,7 @@ __all__ = ["RequestGuard", "reader", "refusal"]
 
 
 def reader(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Wrap a deserializer: return the error of an invalid message instead of raising it.
+    """Wrap a request deserializer so that it returns the error of an invalid message instead of raising it.
 
     The guard then ends the call with that error. If a deserializer raises, gRPC answers without the cause and
     logs a traceback.
@@ -40,7 +40,7 @@ def reader(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def refusal(request: Any) -> tuple[grpc.StatusCode, str] | None:
-    """Status that refuses a request (of `reader`); None for a valid one."""
+    """Return the status that refuses a request read by `reader`; None for a valid request."""
     if isinstance(request, DecodeError):
         return grpc.StatusCode.INTERNAL, f"the request is not a valid protobuf message: {request}"
     if isinstance(request, ValueError):
@@ -49,10 +49,10 @@ def refusal(request: Any) -> tuple[grpc.StatusCode, str] | None:
 
 
 class RequestGuard(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses invalid requests and stream messages of a threaded server."""
+    """Server interceptor that refuses invalid requests and stream messages, before the handler."""
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """See gRPC."""
+        """Wrap a method's handler with the validation of its requests (gRPC's interceptor interface)."""
         handler = continuation(details)
         # A handler without a deserializer takes bytes. `Exchange` validates its frames while copying them.
         if handler is None or handler.request_deserializer is None or details.method == EXCHANGE:

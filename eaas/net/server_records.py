@@ -2,8 +2,8 @@
 
 Without TLS every local user can connect to a loopback port. So each server on loopback requires the cluster's
 secret and publishes a record (`eaas.user_files`) under its address. A caller of the same user finds the
-record by the address, and sends the secret only while the recorded process lives. No other process can listen
-at that address meanwhile, so no other user's process learns the secret or impersonates the server.
+record by the address, and sends the secret only while the recorded process lives. During that time no other
+process can listen at the address, so no other user's process learns the secret or impersonates the server.
 
 The monitor creates the secret; the other processes read it from the monitor's record. A monitor that restarts
 at its address finds its earlier record and keeps the secret.
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 OPERATOR_PATH = "/operator/"
-"""Path of an endpoint; the operator's token follows, which is the secret of the endpoint's record."""
+"""URL path of the HTTP endpoint; the operator's token follows (the secret in the endpoint's record)."""
 
 _SECRET_BYTES = 32
 _LOCAL = "localhost"
@@ -47,10 +47,10 @@ _LOCAL = "localhost"
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """A process that listens at an address.
+    """Record of a server process that listens at a loopback address.
 
     Attributes:
-        secret: Sent by its callers.
+        secret: Callers must present it.
         pid: Process id in /proc.
         proc: Device of that /proc; containers may have their own.
         started: Start time in ticks since boot; distinguishes processes with the same pid.
@@ -65,12 +65,12 @@ class ServerRecord:
     keep: bool
 
     def __repr__(self) -> str:
-        # Without the secret, which must not get into a log.
+        # The repr omits the secret, which must not get into a log.
         return f"ServerRecord(pid={self.pid})"
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self | None:
-        """Parse a record; None if it is not valid."""
+        """Parse the record of a server; None if it is not valid."""
         try:
             record = cls(**document)
         except TypeError:
@@ -79,17 +79,17 @@ class ServerRecord:
 
     @property
     def lives(self) -> bool:
-        """Whether the process lives; one in another container is invisible and counts as alive."""
+        """Whether the recorded process lives; one in another container is invisible and counts as alive."""
         return self.proc != _proc() or started_at(self.pid) == self.started
 
 
 def new_secret() -> str:
-    """32 random bytes in hex."""
+    """Make a random secret: 32 bytes in hex."""
     return secrets.token_hex(_SECRET_BYTES)
 
 
 def find(address: str) -> ServerRecord | None:
-    """Find the record of a server on loopback, preferably of a live one.
+    """Find the record of a server on loopback by its address, preferably of a live process.
 
     Args:
         address: host:port. Only the host names localhost and this machine's own are resolved.
@@ -105,11 +105,11 @@ def find(address: str) -> ServerRecord | None:
 
 
 def publish(address: str, secret: str, *, keep: bool = False) -> None:
-    """Publish this process's record, and replace any other record of the address.
+    """Publish the record of this server process, and replace any other record of the address.
 
     Args:
         address: host:port with a loopback address.
-        secret: Required from callers.
+        secret: Callers must present it.
         keep: See `ServerRecord`.
 
     Raises:
@@ -122,13 +122,13 @@ def publish(address: str, secret: str, *, keep: bool = False) -> None:
 
 
 def withdraw(address: str) -> None:
-    """Remove the record of an earlier process at an address that needs no secret now."""
+    """Remove the record of an earlier server process at an address that needs no secret now."""
     for key in _keys(address):
         user_files.remove(key)
 
 
 def cluster_secret(monitor_addresses: str) -> str | None:
-    """The secret of a cluster on this machine; None if its monitor has no record for this user.
+    """Read the secret of a cluster on this machine; None if its monitor has no record for this user.
 
     Args:
         monitor_addresses: "host:port", or "host:port,host:port".
@@ -141,7 +141,7 @@ def cluster_secret(monitor_addresses: str) -> str | None:
 
 
 def monitor_secret(address: str) -> str:
-    """The secret for a starting monitor: that of the earlier process at the address, else a new one.
+    """Choose the secret of a starting monitor: that of the earlier process at the address, else a new one.
 
     Args:
         address: host:port; port 0 means a free port.
@@ -150,7 +150,7 @@ def monitor_secret(address: str) -> str:
 
 
 def shared_secret(name: str) -> str:
-    """The common secret of several monitors of one cluster; the first one creates it.
+    """Read the common secret of several monitors of one cluster; the first monitor creates it.
 
     Args:
         name: Any text that identifies the cluster.
@@ -171,12 +171,12 @@ def shared_secret(name: str) -> str:
 
 
 def prune() -> None:
-    """Remove records of ended processes, except those that a restarted process needs."""
+    """Remove the records of ended server processes, except those that a restarted process needs."""
     found = user_files.read_all()
     records = {name: r for name, document in found.items() if (r := ServerRecord.of(document))}
     if all(record.lives for record in records.values()):
         return
-    # Read again under the lock: a process may have replaced its earlier record.
+    # Read again under the lock, because a process may have replaced its earlier record.
     with contextlib.suppress(ConfigError), user_files.change():
         found = user_files.read_all()
         records = {name: r for name, document in found.items() if (r := ServerRecord.of(document))}
@@ -199,7 +199,7 @@ def started_at(pid: int) -> int:
 
 
 def _own(secret: str, *, keep: bool) -> dict[str, Any]:
-    # Not getpid(): a process in a pid namespace may see another /proc.
+    # Not getpid(), because a process in a pid namespace may see another /proc.
     pid = int(os.readlink("/proc/self"))
     return asdict(ServerRecord(secret, pid, _proc(), started_at(pid), keep))
 
@@ -209,14 +209,14 @@ def _proc() -> int:
 
 
 def _keys(address: str) -> list[str]:
-    """Possible record names of an address; empty if it is not a loopback address."""
+    """Possible record names of a server address; empty if it is not a loopback address."""
     host, _, port = address.rpartition(":")
     return [f"{host}:{port}" for host in _loopback(host.strip("[]"))] if port.isdigit() else []
 
 
 @functools.lru_cache(256)
 def _loopback(host: str) -> tuple[str, ...]:
-    """Loopback addresses of a host."""
+    """Resolve a host to its loopback addresses."""
     try:
         hosts = [str(ipaddress.ip_address(host))]
     except ValueError:
@@ -225,7 +225,7 @@ def _loopback(host: str) -> tuple[str, ...]:
 
 
 def _resolve(host: str) -> list[str]:
-    # No other names: name servers may be slow, and cannot be trusted with loopback addresses.
+    # No other names are resolved, because name servers may be slow and may lie about loopback addresses.
     if host not in (_LOCAL, socket.gethostname()):
         return []
     try:

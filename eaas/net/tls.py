@@ -39,13 +39,13 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 def server_name(role: str) -> str:
-    """The DNS name in the certificate of a server of that role."""
+    """The DNS name in the certificate of a server of a role."""
     return f"{role}.eaas.internal"
 
 
 @dataclass(frozen=True, repr=False)
 class _Material:
-    """Contents of the three files. Never print it."""
+    """Contents of the three PEM files. Never print it."""
 
     ca: bytes
     certificate: bytes
@@ -53,7 +53,7 @@ class _Material:
 
 
 class Identity:
-    """A process's certificate, key and trusted authorities. Thread-safe.
+    """A process's TLS certificate, key and trusted authorities. Thread-safe.
 
     Args:
         directory: Directory of the PEM files.
@@ -72,7 +72,7 @@ class Identity:
         self._stamp = self._look()
         self._material = self._read()
         self._version = 1
-        # The last problem logged: each is logged once, not with every connection.
+        # The last problem logged, so that each is logged once and not with every connection.
         self._logged = ""
 
     def __repr__(self) -> str:
@@ -80,16 +80,16 @@ class Identity:
 
     @property
     def version(self) -> int:
-        """Generation of the loaded certificates. Reading it checks the files and reloads changed ones."""
+        """Generation of the loaded certificates; reading it checks the files and reloads changed ones."""
         return self._now()[0]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Credentials for a new channel; an existing channel keeps its own."""
+        """Make gRPC credentials for a new client channel; an existing channel keeps its own."""
         _, now = self._now()
         return grpc.ssl_channel_credentials(now.ca, now.key, now.certificate)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Credentials for a port: new connections use the newest files and need a client certificate."""
+        """gRPC credentials for a port: new connections use the newest files and need a client certificate."""
         given, first = self._now()
 
         def renewed() -> Any:
@@ -105,7 +105,7 @@ class Identity:
         )
 
     def _now(self) -> tuple[int, _Material]:
-        """The newest valid files. Files are replaced one by one: until all match, the old ones stay."""
+        """Return the newest valid files. Files are replaced one by one; old ones serve until all match."""
         with self._lock:
             try:
                 stamp = self._look()
@@ -156,7 +156,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _check(paths: tuple[Path, ...], ca: bytes, certificate: bytes, key: bytes) -> None:
-    """Check the files: for bad ones gRPC only reports "handshake failed" with each connection."""
+    """Check the PEM files, because for bad ones gRPC only reports "handshake failed" with each connection."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

@@ -1,10 +1,10 @@
-"""One-sided writes between two processes, with NIXL.
+"""One-sided writes between the arenas of client and server, with NIXL (the nixl transport).
 
 NIXL (UCX backend) picks the path to the peer: RDMA if there is a network card for it, else shared memory or
-TCP. A write can carry a *note*, which the peer gets after the bytes are in its memory.
+TCP. A write can carry a *note*; the peer receives it after the bytes are in its memory.
 
-There is no background progress: `written` and `notes` also advance running transfers, in both directions.
-NIXL's own progress thread would delay writes by 8 to 16 ms.
+Transfers do not progress in the background, because NIXL's progress thread would delay writes by 8 to 16 ms.
+Instead, `written` and `notes` also advance running transfers, in both directions.
 
 Words: a *handle* is the address of an agent; the *description* of a region is the right to write there.
 """
@@ -36,8 +36,8 @@ _Token = TypeVar("_Token")
 
 @functools.cache
 def why_not() -> str:
-    """Why NIXL is not available, with the remedy; empty if it is."""
-    # NIXL logs to stdout; our errors have the same information.
+    """Explain why NIXL is not available, with the remedy; empty if it is available."""
+    # NIXL logs to stdout. Our errors have the same information.
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     try:
         import nixl_cu12  # noqa: F401
@@ -48,13 +48,13 @@ def why_not() -> str:
 
 @functools.cache
 def nixl_version() -> str:
-    """The installed version."""
+    """The installed version of NIXL."""
     return importlib.metadata.version("nixl-cu12")
 
 
 @functools.cache
 def _errors() -> tuple[type[Exception], ...]:
-    """NIXL's exceptions, which have no common base class."""
+    """NIXL's exception types, which have no common base class."""
     from nixl_cu12 import _bindings
 
     of_module = vars(_bindings).values()
@@ -64,12 +64,12 @@ def _errors() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a buffer registered as target and source of writes.
+    """A part of a buffer that NIXL has registered as target and source of one-sided writes.
 
     Attributes:
         address: Address of its start in this process.
-        description: For peers.
-        view: Keeps the memory.
+        description: Message that lets peers write into the region.
+        view: Keeps the memory alive.
         registration: NIXL's handle.
     """
 
@@ -80,7 +80,7 @@ class Region:
 
 
 class Agent(Generic[_Token]):
-    """An endpoint for any number of peers. Thread-safe.
+    """A NIXL agent of this process, which writes into the memory of any number of peers. Thread-safe.
 
     Args:
         name: Unique among all agents known to the peers.
@@ -109,7 +109,7 @@ class Agent(Generic[_Token]):
     # -- setting up -----------------------------------------------------------------------------------
 
     def handle(self) -> bytes:
-        """Address of this agent, for peers."""
+        """Serialized address of this agent, for peers."""
         from nixl_cu12 import _bindings
 
         with self._lock:
@@ -117,7 +117,7 @@ class Agent(Generic[_Token]):
             return bytes(self._nixl.get_partial_agent_metadata(none, True))
 
     def register(self, buffer: mmap, start: int, end: int) -> Region:
-        """Allow peers to write into `buffer[start:end]`. Raises ConnectionLostError."""
+        """Register `buffer[start:end]`, so that peers can write into it. Raises ConnectionLostError."""
         view = np.frombuffer(buffer, np.uint8, end - start, start)
         address = view.ctypes.data
         with self._lock:
@@ -129,7 +129,7 @@ class Agent(Generic[_Token]):
         return Region(address, description, view, registration)
 
     def deregister(self, region: Region) -> None:
-        """Undo `register`. A peer on this host may still finish a write."""
+        """Revoke a registered region. A peer on this host may still finish a write."""
         with self._lock:
             try:
                 self._nixl.deregister_memory(region.registration)
@@ -137,7 +137,7 @@ class Agent(Generic[_Token]):
                 _log.warning("%s: memory not deregistered: %s", self.name, error)
 
     def learn(self, handle_or_description: bytes) -> str:
-        """Load a peer's handle or description. Returns the peer's name.
+        """Load a peer's handle or a region's description into NIXL. Returns the peer's name.
 
         The peer must be trusted and have this version of NIXL: forged data can crash the process.
 
@@ -152,7 +152,7 @@ class Agent(Generic[_Token]):
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def connect(self, peer: str) -> None:
-        """Start to connect to a loaded peer. Raises ConnectionLostError."""
+        """Start to connect to a peer whose handle is loaded. Raises ConnectionLostError."""
         with self._lock:
             try:
                 self._nixl.make_connection(peer)
@@ -164,12 +164,12 @@ class Agent(Generic[_Token]):
     def write(
         self, peer: str, source: int, target: int, length: int, token: _Token, note: bytes = b""
     ) -> None:
-        """Start to write `length` bytes from address `source` to the peer's address `target`.
+        """Start to write `length` bytes from address `source` into the peer's memory at address `target`.
 
-        Do not use either until `written` returns the token. The note arrives after the bytes.
+        Do not use either address until `written` returns the token. The note arrives after the bytes.
 
         Raises:
-            ConnectionLostError: The peer is gone, or an address is in no region.
+            ConnectionLostError: The connection is lost, or an address is in no region.
         """
         with self._lock:
             nixl = self._nixl
@@ -189,7 +189,7 @@ class Agent(Generic[_Token]):
             self._sending.append((peer, transfer, token))
 
     def note(self, peer: str, note: bytes) -> None:
-        """Send a note without a write, after all writes returned by `written`. Raises ConnectionLostError."""
+        """Send a note to a peer after the writes that `written` returned. Raises ConnectionLostError."""
         with self._lock:
             if self._nixl is None:
                 raise ConnectionLostError("nixl: closed")
@@ -199,7 +199,7 @@ class Agent(Generic[_Token]):
                 raise ConnectionLostError(f"nixl: {error}") from error
 
     def written(self) -> list[tuple[_Token, str]]:
-        """Writes that ended since the last call, as (token, error); the error is empty for success."""
+        """Return writes that ended since the last call, as (token, error); the error is empty for success."""
         with self._lock:
             ended: list[tuple[_Token, str]] = []
             in_progress = []
@@ -218,7 +218,7 @@ class Agent(Generic[_Token]):
             return ended
 
     def notes(self) -> list[tuple[str, bytes]]:
-        """Notes since the last call, as (sender, note). Raises ConnectionLostError."""
+        """Return peers' notes since the last call, as (sender, note). Raises ConnectionLostError."""
         with self._lock:
             if self._nixl is None:
                 return []
@@ -229,13 +229,13 @@ class Agent(Generic[_Token]):
         return [(peer, note) for peer, notes in found.items() for note in notes]
 
     def sending(self) -> bool:
-        """Whether writes are in progress."""
+        """Whether one-sided writes are in progress."""
         return bool(self._sending)
 
     # -- ending ---------------------------------------------------------------------------------------
 
     def forget(self, peer: str) -> None:
-        """Disconnect from a peer and abandon its writes. Does nothing for an unknown peer."""
+        """Disconnect from a peer and abandon the writes to it. Does nothing for an unknown peer."""
         with self._lock:
             for to, transfer, _ in self._sending:
                 if to == peer:
@@ -247,7 +247,7 @@ class Agent(Generic[_Token]):
                 _log.debug("%s: %s not forgotten: %s", self.name, peer, error)
 
     def close(self) -> None:
-        """Disconnect from all peers; later calls of `notes` return nothing. Idempotent."""
+        """Disconnect the agent from all peers; later calls of `notes` return nothing. Idempotent."""
         with self._lock:
             for _, transfer, _ in self._sending:
                 self._release(transfer)

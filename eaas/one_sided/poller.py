@@ -1,4 +1,4 @@
-"""A thread that polls sources without wake-ups, and sleeps while there is nothing to wait for."""
+"""A thread that polls for one-sided writes, which cause no wake-ups; it sleeps when none is expected."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from eaas.log import get_logger
 __all__ = ["Poller"]
 
 _logger = get_logger(__name__)
-# No pauses for this long after an event: the next one often follows soon.
+# No pauses for this long after an event, because the next one often follows soon.
 _HOT_US = 300
 
 
 def pause_us(idle_us: int, most_us: int) -> int:
-    """Pause after this idle time; delays an event by at most an eighth of it."""
+    """Pause before the next poll after this idle time; delays an event by at most an eighth of it."""
     return 0 if idle_us < _HOT_US else min(idle_us // 8, most_us)
 
 
 class Poller:
-    """Calls `poll` while there is something to wait for.
+    """Thread that calls `poll` repeatedly while an event is expected.
 
     Args:
         name: Name of the thread.
         poll: Polls once; returns whether anything happened.
-        busy: Whether there is something to wait for. If not, the thread sleeps until `wake`.
+        busy: Whether an event is expected. If not, the thread sleeps until `wake`.
         most_us: Longest pause; `wake` ends a pause.
-        pause: Takes microseconds; may wait in a better way than the poller, and returns whether it did.
+        pause: Takes microseconds; if it can, it waits in place of the poller and returns True.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Poller:
         self._thread.start()
 
     def wake(self) -> None:
-        """Poll now: there is something to wait for."""
+        """Wake the polling thread, because an event is now expected."""
         with self._changed:
             self._wakes += 1
             self._moved_ns = time.monotonic_ns()
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop the thread and wait for its end; not from within `poll`."""
+        """Stop the polling thread and wait for its end; do not call it from within `poll`."""
         with self._changed:
             self._closed = True
             self._wakes += 1
@@ -100,7 +100,7 @@ class Poller:
 
 
 def _minimise_timer_slack() -> None:
-    """Set the thread's timer slack to the minimum: by default sleeps are 50 us longer."""
+    """Set the thread's timer slack to the minimum, because by default sleeps are 50 us longer."""
     pr_set_timerslack = 29
     if ctypes.CDLL(None).prctl(pr_set_timerslack, ctypes.c_ulong(1)):
         _logger.debug("timer slack not set: pauses are longer by 50 us")

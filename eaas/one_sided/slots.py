@@ -1,4 +1,4 @@
-"""Slot addresses and notes of the nixl transport, for both sides."""
+"""Slot addresses and notes of the nixl transport, for client and server."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from eaas.wire import Arena
 __all__ = ["READY", "SlotMemory", "pack_note", "slots_span", "unpack_note"]
 
 READY = b"ready"
-"""First note of each side: it is connected and knows the peer's slots."""
+"""First note of each side: the sender is connected and has the addresses of the peer's slots."""
 
 _NOTE = struct.Struct("<IQ")
 
 
 def pack_note(slot: int, length: int) -> bytes:
-    """Encode a note: `length` bytes were written to a slot (index within the connection)."""
+    """Encode the note of a write: `length` bytes were written to a slot (index within the connection)."""
     return _NOTE.pack(slot, length)
 
 
 def unpack_note(note: bytes) -> tuple[int, int]:
-    """Decode a note into slot and length. Raises ValueError if it is not valid."""
+    """Decode the note of a write into slot and length. Raises ValueError if it is not valid."""
     if len(note) != _NOTE.size:
         raise ValueError(f"a note of {len(note)} bytes")
     slot, length = _NOTE.unpack(note)
@@ -31,13 +31,13 @@ def unpack_note(note: bytes) -> tuple[int, int]:
 
 
 def slots_span(arena: Arena, first: int, slots: int) -> tuple[int, int]:
-    """Start and end of a connection's slots in the arena's buffer."""
+    """Compute start and end of a connection's slots in the arena's buffer."""
     end = arena.result_offset(first + slots - 1) + arena.result_stride
     return arena.request_offset(first), end
 
 
 class SlotMemory(NamedTuple):
-    """Addresses of slots in one process, by index within the connection."""
+    """Addresses of a connection's slots in one process, by index within the connection."""
 
     requests_at: int
     results_at: int
@@ -45,7 +45,7 @@ class SlotMemory(NamedTuple):
 
     @classmethod
     def of(cls, arena: Arena, region: Region) -> SlotMemory:
-        """Addresses of slots in this process; the region starts with the first slot."""
+        """Make the addresses of slots in this process; the region starts with the first slot."""
         return cls(
             region.address,
             region.address + arena.request_stride,
@@ -54,11 +54,11 @@ class SlotMemory(NamedTuple):
 
     @classmethod
     def read(cls, message: pb.SlotMemory) -> SlotMemory:
-        """Addresses of the peer's slots."""
+        """Parse the peer's message with the addresses of its slots."""
         return cls(message.requests_at, message.results_at, message.stride)
 
     def message(self, region: Region) -> pb.SlotMemory:
-        """Message for the peer, with the right to write there."""
+        """Make the message for the peer with the slots' addresses and the right to write there."""
         return pb.SlotMemory(
             description=region.description,
             requests_at=self.requests_at,
@@ -67,9 +67,9 @@ class SlotMemory(NamedTuple):
         )
 
     def request(self, slot: int) -> int:
-        """Address of a slot's request header."""
+        """Memory address of a slot's request header."""
         return self.requests_at + slot * self.stride
 
     def result(self, slot: int) -> int:
-        """Address of a slot's result header."""
+        """Memory address of a slot's result header."""
         return self.results_at + slot * self.stride

@@ -1,7 +1,7 @@
 """OTLP encoding, with a fast path for spans of `eaas.telemetry.spans`.
 
-The library's encoder takes 40 us per span, mostly for type checks. Encoding shares the interpreter with the
-server's loop, so that this time would delay tokens.
+The OpenTelemetry library's encoder takes 40 us per span, mostly for type checks. Encoding shares the
+interpreter with the server's loop, so that this time would delay tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _REMOTE = _KNOWN | trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
 class SpanExporter(OTLPSpanExporter):
-    """The library's exporter with the fast encoder."""
+    """OpenTelemetry's exporter with the fast encoder."""
 
     def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
         return encode(data)
 
 
 def encode(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """Encode one process's spans like the library's `encode_spans`, in another order."""
+    """Encode one process's spans like the library's `encode_spans`, but in another order."""
     children = [span for span in spans if isinstance(span, EndedChild)]
     others = [span for span in spans if not isinstance(span, EndedChild)]
     # The library encodes the first child with resource and scope, which all spans share.

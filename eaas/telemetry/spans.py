@@ -1,7 +1,7 @@
 """Child spans of sampled spans, at a tenth of the SDK's cost.
 
-A traced request has hundreds of spans, for each layer, dispatch and server batch of each token. For each of
-them the SDK calls a sampler, checks attributes and takes locks. All of that is unnecessary if the parent is
+A traced request has hundreds of spans, one for each layer, dispatch and server batch of each token. For each
+span the SDK calls a sampler, checks attributes and takes locks. These steps are unnecessary if the parent is
 sampled and attributes are plain numbers and strings. The result is the SDK's `ReadableSpan`, for any
 processor.
 """
@@ -28,7 +28,7 @@ _UNSET = Status(StatusCode.UNSET)
 
 
 class ChildSpan:
-    """A running span; call `end`.
+    """A running span of a traced request; call `end`.
 
     Attributes:
         context: Context of this span.
@@ -68,16 +68,16 @@ class ChildSpan:
         self.start_ns = time.time_ns()
 
     def fail(self, reason: str) -> None:
-        """Set the status to an error."""
+        """Set the span's status to an error."""
         self.status = Status(StatusCode.ERROR, reason)
 
     def end(self) -> None:
-        """End the span and pass it to the processor."""
+        """End the span and pass it to the span processor."""
         self._of.processor.on_end(EndedChild(self._of, self, time.time_ns()))
 
 
 class EndedChild(ReadableSpan):
-    """An ended span, for the SDK's processors and exporters.
+    """An ended span in the form that the SDK's processors and exporters read.
 
     Attributes:
         child: The span.
@@ -103,7 +103,7 @@ class EndedChild(ReadableSpan):
 
 
 class ChildSpans:
-    """Creates child spans.
+    """Creates child spans of sampled spans in one process.
 
     Args:
         provider: Provides the resource and new ids.
@@ -113,7 +113,7 @@ class ChildSpans:
     def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
         self.processor = processor
         self.resource = provider.resource
-        # Same scope as that of the SDK's tracer with this name.
+        # The scope equals that of the SDK's tracer with this name.
         self.scope = InstrumentationScope(SCOPE, "", "")
         self.new_id = provider.id_generator.generate_span_id
 
@@ -125,5 +125,5 @@ class ChildSpans:
         kind: SpanKind = SpanKind.INTERNAL,
         links: Iterable[SpanContext] = (),
     ) -> ChildSpan:
-        """Start a span; `parent` must be sampled, `links` are related spans of other traces."""
+        """Start a child span; `parent` must be sampled, `links` are related spans of other traces."""
         return ChildSpan(self, name, parent, kind, attributes, tuple(links))

@@ -1,4 +1,4 @@
-"""A process's tracer, and span contexts as bytes for a slot.
+"""A process's tracer, and the encoding of span contexts as bytes in a slot.
 
 The sampling decision is made at the root of a trace, a request at an attention client. Without the context of
 a sampled request there are no further spans.
@@ -30,7 +30,7 @@ _LAST_S = 2.0
 
 
 class Tracing:
-    """Creates the spans of a process; close it.
+    """Creates the spans of a process and sends them to a collector; close it.
 
     Args:
         provider: Samples requests.
@@ -42,7 +42,7 @@ class Tracing:
     """
 
     def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
-        # Imported here: the SDK is optional.
+        # Imported here, because the SDK is optional.
         from eaas.telemetry.spans import SCOPE, ChildSpans
 
         provider.add_span_processor(processor)
@@ -51,7 +51,7 @@ class Tracing:
         self.children = ChildSpans(provider, processor)
 
     def close(self) -> None:
-        """Send the remaining spans for up to 2 s, then stop."""
+        """Send the remaining spans to the collector for up to 2 s, then stop tracing."""
         # The SDK (1.45) waits 30 s here, and its flush ignores the timeout.
         last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         last.start()
@@ -61,9 +61,9 @@ class Tracing:
 
 
 def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing | None:
-    """Start tracing in this process; None if it is disabled.
+    """Start tracing in this process; return None if it is disabled.
 
-    A thread sends spans in batches. If the collector does not answer, spans are dropped and the log says so.
+    A thread sends spans in batches. If the collector does not answer, spans are dropped, which is logged.
 
     Args:
         config: Settings.
@@ -102,12 +102,12 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
 
 
 def pack(context: SpanContext) -> bytes:
-    """Encode trace id and span id, big-endian as in W3C's traceparent."""
+    """Encode a span's trace id and span id for a slot, big-endian as in W3C's traceparent."""
     return context.trace_id.to_bytes(_TRACE_ID_BYTES, "big") + context.span_id.to_bytes(8, "big")
 
 
 def unpack(data: bytes) -> SpanContext | None:
-    """Decode the context of a remote sampled span; None if the bytes have none."""
+    """Decode the context of a remote sampled span from a slot; None if the bytes have none."""
     context = SpanContext(
         trace_id=int.from_bytes(data[:_TRACE_ID_BYTES], "big"),
         span_id=int.from_bytes(data[_TRACE_ID_BYTES:CONTEXT_BYTES], "big"),

@@ -1,4 +1,4 @@
-"""The interface of client and server: an arena of slots, their bytes and states."""
+"""The data path between client and expert server: an arena of slots, their bytes and states."""
 
 from eaas.wire.arena import Arena
 from eaas.wire.slot import RequestHeader, ResultHeader, SlotState

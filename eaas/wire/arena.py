@@ -4,8 +4,8 @@
                payload_capacity u64, result_capacity u64, incarnation u64, zeros
     64         generation of each slot, u32 each; padded to 64 bytes
     ...        flag of each slot, 64 bytes each
-    ...        bells, 64 bytes each: bell 0 is the server's, bell 1 + i that of the connection
-               whose first slot is i
+    ...        doorbells, 64 bytes each: doorbell 0 is the server's, doorbell 1 + i that of the
+               connection whose first slot is i
     ...        the slots (see `eaas.wire.slot`), all of the same size
 
 A shared arena is an unnamed file in /dev/shm: it cannot be replaced by a symlink, only its user can open it,
@@ -45,7 +45,7 @@ _HEADER = struct.Struct("<IHxxI4xQQQ24x")
 _LINE_BYTES = 64
 _WORD = struct.Struct("<I")
 
-# Not looked up in each call: attributes of an enum run Python code.
+# Constants, because attributes of an enum run Python code in each lookup.
 _FREE, _WRITTEN, _DONE, _OFFLINE = SlotState
 
 
@@ -70,17 +70,17 @@ def _slots_offset(slots: int) -> int:
 
 
 def arena_bytes(slots: int, payload_capacity: int, result_capacity: int) -> int:
-    """Size of an arena in bytes."""
+    """Compute the size of an arena in bytes."""
     slot_bytes = _request_stride(payload_capacity) + _result_stride(result_capacity)
     return _slots_offset(slots) + slots * slot_bytes
 
 
 class Arena:
-    """The slots of one server, in shared memory, or in private memory for a client on another host.
+    """The request slots of one expert server, in shared memory, or in private memory for a remote client.
 
     Created by `create_shared`, `create_local` or `attach`. The flag of a slot says whether client or server
     owns it; only a flag orders reads and writes of the bytes. Methods that change a flag return whether the
-    transition was allowed. Ring a bell (`flags.ring`) after changing a flag.
+    transition was allowed. Ring a doorbell (`flags.ring`) after changing a flag.
 
     Attributes:
         fd: File descriptor in the process that created the arena; -1 otherwise.
@@ -92,11 +92,11 @@ class Arena:
         result_stride: Bytes of a slot's result: header, result, padding.
         incarnation: The server's incarnation. After `attach`, compare it with the server's answer: process
             ids are reused.
-        flags: Flags of the slots (flag i belongs to slot i) and bells.
+        flags: Flags of the slots (flag i belongs to slot i) and doorbells.
     """
 
     def __init__(self, mapping: mmap.mmap, fd: int) -> None:
-        """Take ownership of a mapping with a valid header; use one of the class methods."""
+        """Take ownership of a mapping with a valid header; callers use one of the class methods."""
         _, _, slots, payload_capacity, result_capacity, incarnation = _HEADER.unpack_from(mapping)
         self.fd = fd
         self.size = len(mapping)
@@ -116,7 +116,7 @@ class Arena:
     def create_shared(
         cls, slots: int, payload_capacity: int, result_capacity: int, incarnation: int
     ) -> Arena:
-        """Create an arena for other processes of this user, with all slots FREE.
+        """Create an arena in /dev/shm for processes of this user, with all slots FREE.
 
         Raises:
             SharedMemoryError: /dev/shm is missing or has too little space.
@@ -124,7 +124,7 @@ class Arena:
         size = arena_bytes(slots, payload_capacity, result_capacity)
         fd = _create_file(size)
         try:
-            # Populated now, so that requests cause no page faults.
+            # The pages are populated now, so that requests cause no page faults.
             mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             _write_header(mapping, slots, payload_capacity, result_capacity, incarnation)
             return cls(mapping, fd)
@@ -136,7 +136,7 @@ class Arena:
     def create_local(
         cls, slots: int, payload_capacity: int, result_capacity: int, incarnation: int
     ) -> Arena:
-        """Create an arena in private memory: the client's side of a transport that copies slots."""
+        """Create an arena in private memory, for the client's side of a transport that copies slots."""
         size = arena_bytes(slots, payload_capacity, result_capacity)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         _write_header(mapping, slots, payload_capacity, result_capacity, incarnation)
@@ -144,7 +144,7 @@ class Arena:
 
     @classmethod
     def attach(cls, pid: int, fd: int, size: int) -> Arena:
-        """Attach to the arena of another process, which has it as descriptor `fd`.
+        """Map the arena of another process, in which it is open as descriptor `fd`.
 
         Raises:
             ConnectionLostError: The process or the descriptor does not exist.
@@ -161,15 +161,15 @@ class Arena:
         return cls(mapping, -1)
 
     def close(self) -> None:
-        """Release the memory; every further use raises ValueError. Idempotent.
+        """Release the arena's memory; every further use raises ValueError. Idempotent.
 
         NumPy views of the slots stay valid, and a thread in `flags.wait` ends with ValueError within 250 ms.
-        The memory is freed with the last of them.
+        The memory is freed with the last view.
         """
         if self._mapping is None:
             return
         self.flags.release()
-        # BufferError: a view exists. The last view then frees the memory.
+        # A BufferError means that a view exists. The last view then frees the memory.
         with contextlib.suppress(BufferError):
             self._mapping.close()
         self._mapping = None
@@ -181,25 +181,25 @@ class Arena:
 
     @property
     def buffer(self) -> mmap.mmap:
-        """All bytes. Raises ValueError after `close`."""
+        """All bytes of the arena. Raises ValueError after `close`."""
         if self._mapping is None:
             raise ValueError("the arena is closed")
         return self._mapping
 
     def request_offset(self, i: int) -> int:
-        """Offset of slot i's request header; the payload follows."""
+        """Offset of slot i's request header in the arena; the payload follows."""
         self._check_slot(i)
         return self._slots_offset + i * (self.request_stride + self.result_stride)
 
     def result_offset(self, i: int) -> int:
-        """Offset of slot i's result header; the result follows."""
+        """Offset of slot i's result header in the arena; the result follows."""
         return self.request_offset(i) + self.request_stride
 
     def generation(self, i: int) -> int:
-        """Generation of the current or last connection of slot i.
+        """Read the generation of the current or last connection of slot i.
 
-        Earlier reads of the slot happen before this read: if the generation still matches, their data belongs
-        to this connection. (The reader's side of a sequence lock.)
+        Earlier reads of the slot happen before this read. If the generation still matches, their data
+        therefore belongs to this connection (the reader's side of a sequence lock).
         """
         self._check_slot(i)
         self.flags.fence()
@@ -207,7 +207,7 @@ class Arena:
         return int(generation)
 
     def set_generation(self, i: int, generation: int) -> None:
-        """Assign slot i to another connection; for the server, while the slot is OFFLINE."""
+        """Assign slot i to another connection; the server calls this while the slot is OFFLINE."""
         self._check_slot(i)
         _WORD.pack_into(self.buffer, _HEADER.size + i * _WORD.size, generation)
 
@@ -218,23 +218,23 @@ class Arena:
     # -- transitions: each returns whether the slot's state allowed it ------------------------------
 
     def client_write_done(self, i: int) -> bool:
-        """FREE to WRITTEN, with release order: a reader of the flag sees all earlier writes."""
+        """Hand a request to the server: FREE to WRITTEN, with release order for the written bytes."""
         return self.flags.compare_exchange(i, _FREE, _WRITTEN)
 
     def client_free(self, i: int) -> bool:
-        """DONE to FREE: the result has been read."""
+        """Free a slot whose result has been read: DONE to FREE."""
         return self.flags.compare_exchange(i, _DONE, _FREE)
 
     def server_done(self, i: int) -> bool:
-        """WRITTEN to DONE, with release order: a reader of the flag sees all earlier writes."""
+        """Hand a result to the client: WRITTEN to DONE, with release order for the written bytes."""
         return self.flags.compare_exchange(i, _WRITTEN, _DONE)
 
     def server_offline(self, i: int) -> bool:
-        """Any state, even an invalid one, to OFFLINE; False if it was OFFLINE already."""
+        """Take a slot from its connection: any state, even an invalid one, to OFFLINE; False if it was."""
         return self.flags.exchange(i, _OFFLINE) != _OFFLINE
 
     def server_reclaim(self, i: int) -> bool:
-        """OFFLINE to FREE: the slot has a new connection and generation."""
+        """Give a slot to a new connection, after `set_generation`: OFFLINE to FREE."""
         return self.flags.compare_exchange(i, _OFFLINE, _FREE)
 
 
@@ -248,14 +248,14 @@ def _write_header(
 def _create_file(size: int) -> int:
     """Create an unnamed file of `size` allocated bytes in /dev/shm."""
     try:
-        # O_EXCL: the file cannot get a name later.
+        # O_EXCL, so that the file cannot get a name later.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         fd = os.open(SHM_DIRECTORY, flags, FILE_MODE)
     except OSError as error:
         raise SharedMemoryError(f"no shared memory in {SHM_DIRECTORY}: {error.strerror}") from error
     try:
         os.fchmod(fd, FILE_MODE)  # The umask may have removed bits.
-        # Not ftruncate, which succeeds without free space: the process would get SIGBUS later.
+        # Not ftruncate, which succeeds without free space, so that the process would get SIGBUS later.
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
         os.close(fd)
@@ -271,7 +271,7 @@ def _create_file(size: int) -> int:
 
 def _open_file(path: str) -> int:
     try:
-        # O_NONBLOCK: a reused process id may have a pipe there.
+        # O_NONBLOCK, because a reused process id may have a pipe there.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ConnectionLostError(f"{path}: no such process or descriptor on this host") from error

@@ -1,4 +1,4 @@
-"""ReadShardResponse messages, encoded and decoded without protobuf's copies."""
+"""Chunks of checkpoint shards between expert servers (ReadShardResponse), without protobuf's copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EMPTY = memoryview(b"")
 
 
 class Chunk(NamedTuple):
-    """One message of the stream.
+    """One message of a ReadShard stream: consecutive bytes of a checkpoint shard.
 
     Attributes:
         offset: Offset of the first byte in the shard.
@@ -28,8 +28,8 @@ class Chunk(NamedTuple):
 
 
 def encode_chunk(offset: int, data: bytes = b"", digest: bytes = b"") -> bytes:
-    """Encode a message, with only one copy of the data."""
-    parts = [number_tag(_OFFSET), varint(offset)] if offset else []  # proto3 leaves zeros out
+    """Encode a ReadShardResponse message, with only one copy of the data."""
+    parts = [number_tag(_OFFSET), varint(offset)] if offset else []  # proto3 omits zeros
     for field, value in ((_DATA, data), (_DIGEST, digest)):
         if value:
             parts += [bytes_tag(field), varint(len(value)), value]
@@ -37,10 +37,10 @@ def encode_chunk(offset: int, data: bytes = b"", digest: bytes = b"") -> bytes:
 
 
 def decode_chunk(message: bytes) -> Chunk:
-    """Decode a message; its data is a view. Unknown fields are ignored.
+    """Decode a ReadShardResponse message; its data is a view. Unknown fields are ignored.
 
     Raises:
-        ValueError: Not a protobuf message.
+        ValueError: The bytes are not a protobuf message.
     """
     offset, data, digest = 0, _EMPTY, b""
     for field, value in fields(message):

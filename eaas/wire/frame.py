@@ -1,7 +1,7 @@
-"""Frames of the grpc transport: Exchange messages, encoded and decoded without protobuf's copies.
+"""Frames of the grpc transport between client and server: Exchange messages without protobuf's copies.
 
-A generated class copies a slot's bytes twice on each side. The bytes are the same, so either side may use the
-generated classes instead:
+A generated class would copy a slot's bytes twice on each side. The encoding is the same, so that either side
+may use the generated classes instead:
 
     tag | slot as varint | tag | length as varint | bytes of the slot
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["EXCHANGE", "REQUEST_FRAMES", "RESPONSE_FRAMES", "Frame", "FrameCodec", "paste"]
 
 EXCHANGE = "/eaas.rpc.v1.ExpertService/Exchange"
-"""Full name of the method."""
+"""Full name of the gRPC method."""
 
 _UINT32 = 0xFFFFFFFF
 
 
 class Frame(NamedTuple):
-    """A decoded frame.
+    """A decoded frame: one slot's bytes.
 
     Attributes:
         slot: Index within the connection.
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 class FrameCodec:
-    """Encodes and decodes the frames of one direction.
+    """Encodes and decodes the frames of one direction (requests or responses).
 
     Args:
         slot_field: Field number of the slot.
@@ -56,18 +56,18 @@ class FrameCodec:
         self._data_tag = bytes_tag(data_field)
 
     def encode(self, slot: int, buffer: mmap | bytearray, start: int, end: int) -> bytes:
-        """Encode `buffer[start:end]` as a slot's frame, with only one copy."""
+        """Encode the slot's bytes `buffer[start:end]` as a frame, with only one copy."""
         head = self._data_tag + varint(end - start)
-        if slot:  # proto3 leaves zeros out.
+        if slot:  # proto3 omits zeros.
             head = self._slot_tag + varint(slot) + head
         with memoryview(buffer) as whole, whole[start:end] as data:
             return b"".join((head, data))
 
     def decode(self, message: bytes) -> Frame:
-        """Decode a frame; its data is a view of the message. Unknown fields are ignored.
+        """Decode a frame; its data is a view of the message's bytes. Unknown fields are ignored.
 
         Raises:
-            ValueError: Not a protobuf message.
+            ValueError: The bytes are not a protobuf message.
         """
         slot, data, connection_id = 0, memoryview(b""), ""
         for field, value in fields(message):
@@ -82,14 +82,14 @@ class FrameCodec:
 
 
 REQUEST_FRAMES = FrameCodec(slot_field=2, data_field=3, connection_field=1)
-"""ExchangeRequest."""
+"""Codec of ExchangeRequest, from client to server."""
 
 RESPONSE_FRAMES = FrameCodec(slot_field=1, data_field=2)
-"""ExchangeResponse."""
+"""Codec of ExchangeResponse, from server to client."""
 
 
 def paste(buffer: mmap | bytearray | memoryview, offset: int, data: memoryview) -> None:
-    """Copy a frame's bytes into a buffer, without the GIL."""
+    """Copy a frame's bytes into an arena's buffer, without holding the GIL."""
     # A slice assignment would hold the GIL.
     target = np.frombuffer(buffer, np.uint8, len(data), offset)
     np.copyto(target, np.frombuffer(data, np.uint8))

@@ -41,10 +41,10 @@ VERSION = 1
 """Major version of the protocol; processes with different versions do not connect."""
 
 CHECKSUM_FLAG = 1
-"""Bit of RequestHeader.flags: both headers of this exchange have a checksum, which is never 0."""
+"""Bit of RequestHeader.flags that marks an exchange with checksums (never 0) in both headers."""
 
 DAMAGED = 1
-"""ResultHeader.detail of an INTERNAL answer: the request was damaged; do not use its slot again."""
+"""ResultHeader.detail of an INTERNAL answer to a damaged request; the client must not reuse its slot."""
 
 REQUEST_HEADER_BYTES = 128
 TRACE_OFFSET = 64
@@ -57,12 +57,12 @@ _FLOAT32_BYTES = 4
 
 
 def align(length: int) -> int:
-    """Round up to a multiple of 64 bytes."""
+    """Round a length or offset up to a multiple of 64 bytes."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 class SlotState(enum.IntEnum):
-    """Value of a slot's flag."""
+    """State of a slot: the value of its flag."""
 
     FREE = 0
     WRITTEN = 1
@@ -71,12 +71,12 @@ class SlotState(enum.IntEnum):
 
     @property
     def mask(self) -> int:
-        """Mask of this state for `Flags.scan` and `Flags.wait`."""
+        """Bit mask of this slot state for `Flags.scan` and `Flags.wait`."""
         return 1 << self
 
 
 class Status(enum.IntEnum):
-    """Status of an answer; only OK has a result."""
+    """Status of a server's answer to a request; only OK has a result."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -86,7 +86,7 @@ class Status(enum.IntEnum):
 
 
 class WireDtype(enum.IntEnum):
-    """Dtype of a request's hidden states."""
+    """Dtype of a request's hidden states in a slot."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -94,7 +94,7 @@ class WireDtype(enum.IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes per element."""
+        """Bytes per element of this dtype."""
         return self.numpy_dtype.itemsize
 
     @property
@@ -114,18 +114,18 @@ _NUMPY_DTYPES: dict[WireDtype, np.dtype[Any]] = {
 
 
 class PayloadLayout(NamedTuple):
-    """Offsets of a payload's sections from its start, in bytes (hidden states: 0)."""
+    """Offsets of the sections of a request's payload from its start, in bytes (hidden states: 0)."""
 
     ids_offset: int
     scores_offset: int
     total: int
 
 
-@lru_cache(maxsize=1024)  # The same few shapes in every call.
+@lru_cache(maxsize=1024)  # All calls use the same few shapes.
 def payload_layout(
     batch_size: int, hidden_size: int, top_k: int, dtype: WireDtype
 ) -> PayloadLayout:
-    """Layout of a payload of T tokens, hidden size H and K experts per token."""
+    """Compute the layout of a request's payload for T tokens, hidden size H and K experts per token."""
     pairs = batch_size * top_k
     ids_offset = align(batch_size * hidden_size * dtype.itemsize)
     scores_offset = ids_offset + align(pairs * _IDS_BYTES)
@@ -134,17 +134,17 @@ def payload_layout(
 
 
 def result_length(rows: int, hidden_size: int) -> int:
-    """Bytes of a result of T rows and hidden size H."""
+    """Compute the bytes of a result of T rows and hidden size H."""
     return rows * hidden_size * _FLOAT32_BYTES
 
 
 def max_tokens(
     payload_capacity: int, result_capacity: int, hidden_size: int, top_k: int, dtype: WireDtype
 ) -> int:
-    """Most tokens per request that fit into a slot with their result; 0 if none does."""
+    """Compute the most tokens per request that fit into a slot with their result; 0 if none does."""
     per_token = hidden_size * dtype.itemsize + top_k * (_IDS_BYTES + _FLOAT32_BYTES)
     tokens = min(payload_capacity // per_token, result_capacity // result_length(1, hidden_size))
-    # Aligned sections may leave space for fewer.
+    # Because sections are aligned, fewer tokens may fit.
     while tokens and payload_layout(tokens, hidden_size, top_k, dtype).total > payload_capacity:
         tokens -= 1
     return tokens
@@ -158,16 +158,16 @@ _RESULT = struct.Struct("<IHHIIQIIQQQ8x")
 
 
 class RequestHeader(NamedTuple):
-    """Header of a request, made by `of`. Validate a received one with `validate_request`.
+    """Header of a request in a slot. Make one with `of`; check a received one with `validate_request`.
 
-    A named tuple, because every call makes one: a dataclass takes four times as long.
+    It is a named tuple, because every call makes one and a dataclass takes four times as long.
 
     Attributes:
         magic: MAGIC.
         version: VERSION.
         dtype: A WireDtype.
         flags: CHECKSUM_FLAG or 0.
-        generation: Generation of the connection; the server refuses any other.
+        generation: Generation of the connection; the server refuses requests of any other.
         checksum: Written by `seal`.
         request_id: Chosen by the client, unique on a connection.
         epoch: Placement epoch of the client's routing.
@@ -210,7 +210,7 @@ class RequestHeader(NamedTuple):
         top_k: int,
         flags: int = 0,
     ) -> RequestHeader:
-        """Make a header; the payload's length follows from the shape."""
+        """Make a request header; the payload's length follows from the shape."""
         total = payload_layout(batch_size, hidden_size, top_k, dtype).total
         return cls(
             MAGIC,
@@ -231,26 +231,26 @@ class RequestHeader(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Bytes of the header, and offset of the payload."""
+        """Bytes of the request header, which is the offset of the payload."""
         return REQUEST_HEADER_BYTES
 
     @property
     def end(self) -> int:
-        """Bytes of header and payload."""
+        """Bytes of request header and payload."""
         return REQUEST_HEADER_BYTES + self.payload_length
 
     def pack_into(self, buffer: WriteableBuffer, offset: int) -> None:
-        """Write the header. Raises struct.error if a field exceeds its width."""
+        """Write the request header into a buffer. Raises struct.error if a field exceeds its width."""
         _REQUEST.pack_into(buffer, offset, *self)
 
     @classmethod
     def unpack_from(cls, buffer: ReadableBuffer, offset: int) -> RequestHeader:
-        """Copy a header from the buffer, without validation."""
+        """Copy a request header from the buffer, without validation."""
         return cls._make(_REQUEST.unpack_from(buffer, offset))
 
 
 class ResultHeader(NamedTuple):
-    """Header of an answer, made by `of`. Validate a received one with `validate_result`.
+    """Header of an answer in a slot. Make one with `of`; check a received one with `validate_result`.
 
     Attributes:
         magic: MAGIC.
@@ -290,7 +290,7 @@ class ResultHeader(NamedTuple):
         detail: int = 0,
         service_us: int = 0,
     ) -> ResultHeader:
-        """Make a header; only status OK has rows and a hidden size."""
+        """Make a result header; only status OK has rows and a hidden size."""
         length = result_length(rows, hidden_size)
         return cls(
             MAGIC,
@@ -308,19 +308,19 @@ class ResultHeader(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Bytes of the header, and offset of the result."""
+        """Bytes of the result header, which is the offset of the result."""
         return RESULT_HEADER_BYTES
 
     @property
     def end(self) -> int:
-        """Bytes of header and result."""
+        """Bytes of result header and result."""
         return RESULT_HEADER_BYTES + self.length
 
     def pack_into(self, buffer: WriteableBuffer, offset: int) -> None:
-        """Write the header. Raises struct.error if a field exceeds its width."""
+        """Write the result header into a buffer. Raises struct.error if a field exceeds its width."""
         _RESULT.pack_into(buffer, offset, *self)
 
     @classmethod
     def unpack_from(cls, buffer: ReadableBuffer, offset: int) -> ResultHeader:
-        """Copy a header from the buffer, without validation."""
+        """Copy a result header from the buffer, without validation."""
         return cls._make(_RESULT.unpack_from(buffer, offset))

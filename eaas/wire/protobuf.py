@@ -1,4 +1,4 @@
-"""Protobuf's encoding by hand, where a generated class would copy megabytes twice on each side."""
+"""Protobuf's encoding by hand, because a generated class would copy megabytes twice on each side."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _VARINT_BYTES = 10
 
 
 def number_tag(field: int) -> bytes:
-    """Tag of a varint field (fields 1 to 15)."""
+    """Encode the tag of a varint field (fields 1 to 15)."""
     return bytes([field << 3 | _VARINT])
 
 
 def bytes_tag(field: int) -> bytes:
-    """Tag of a length-delimited field (fields 1 to 15)."""
+    """Encode the tag of a length-delimited field (fields 1 to 15)."""
     return bytes([field << 3 | _BYTES])
 
 
 def varint(value: int) -> bytes:
-    """Encode a non-negative integer."""
+    """Encode a non-negative integer as a varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -33,12 +33,12 @@ def varint(value: int) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | memoryview]]:
-    """Iterate over the varint and bytes fields of a message, as (field number, value).
+    """Iterate over the varint and bytes fields of a protobuf message, as (field number, value).
 
     Bytes are views of the message.
 
     Raises:
-        ValueError: Not a protobuf message.
+        ValueError: The bytes are not a protobuf message.
     """
     at, end, view = 0, len(message), memoryview(message)
     while at < end:
@@ -62,7 +62,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """A varint and its end."""
+    """Decode a varint; return its value and its end."""
     value = 0
     for shift, byte in enumerate(message[at : at + _VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * shift

@@ -1,4 +1,4 @@
-"""The slot: byte layout, states, and validation before views.
+"""The slot, which carries a request from client to server and the result back: bytes, states, validation.
 
 One slot (all little-endian; every section starts at a multiple of 64 bytes):
 
@@ -39,21 +39,21 @@ The flag of a slot is on a separate 64-byte line (see `eaas.wire.arena`):
     FREE      | 0     | the client has a request     | client_write_done   | WRITTEN
     WRITTEN   | 1     | the server wrote the result  | server_done         | DONE
     DONE      | 2     | the client read the result   | client_free         | FREE
-    any       |       | the server: client is gone   | server_offline      | OFFLINE
-    OFFLINE   | 3     | the server: a new connection | server_reclaim      | FREE
+    any       |       | the server lost the client   | server_offline      | OFFLINE
+    OFFLINE   | 3     | a client connects            | server_reclaim      | FREE
 
 Results are always float32: partial sums of several servers are added in float32, so that the division of a
 token's experts among replicas does not change a bfloat16 result.
 
 The checksum is optional (CHECKSUM_FLAG); `seal` writes it and `verify` checks it. It covers header and
-payload (or result) except its own four bytes. It is a CRC-32: it detects every single flipped bit, and other
+payload (or result) except its own four bytes. As a CRC-32 it detects every single flipped bit, and other
 damage (a torn write, a flag visible before its data) except one case in 2^32. ISA-L computes tens of
 gigabytes per second.
 
-It does not protect against the peer, which maps the same memory as the same user: a client can change a
-payload after its verification, while the server computes. Then only its own rows are wrong. A header is read
-once, and only that copy is validated and used; kernels read each expert id once; rows of a batch are
-independent.
+It does not protect against the peer, because the peer maps the same memory as the same user. A client can
+change a payload after its verification, while the server computes. Then only its own rows are wrong, because
+a header is read once and only that copy is validated and used, kernels read each expert id once, and rows of
+a batch are independent.
 
 The trace of a traced request is the context of the client's span (trace id and span id, as in W3C's
 traceparent). It is optional: a server without tracing never reads it.
@@ -121,11 +121,11 @@ __all__ = [
 ]
 
 DOORBELL = 0
-"""The server's bell, rung by clients."""
+"""Index of the server's doorbell, which clients ring after writing a request."""
 
 
 def reply_bell(first_slot: int) -> int:
-    """Bell of the connection with this first slot, rung by the server."""
+    """Index of the doorbell of the connection with this first slot, which the server rings after a result."""
     return 1 + first_slot
 
 
@@ -133,7 +133,7 @@ def reply_bell(first_slot: int) -> int:
 
 
 class SlotLimits(NamedTuple):
-    """Limits of a server's requests.
+    """Limits of the requests that a server accepts.
 
     Attributes:
         payload_capacity: Bytes for a request's payload in a slot.
@@ -155,7 +155,7 @@ def validate_request(
     limits: SlotLimits,
     generation: int,
 ) -> None:
-    """Validate a request; call this before `request_views`.
+    """Validate the header of a request on the server; call this before `request_views`.
 
     A checksum is verified first, so that a flipped bit is not taken for the client's mistake. Expert ids are
     checked by their user.
@@ -198,7 +198,7 @@ def _validate_shape(header: RequestHeader, limits: SlotLimits) -> None:
         raise WrongRequestError(f"layer {header.layer}, the model has {limits.num_layers}")
     if tokens == 0 or top_k == 0:
         raise WrongRequestError(f"{tokens} tokens, {top_k} experts per token")
-    # Together with the checks above, this limits tokens and top_k, too.
+    # Together with the checks above, this also limits tokens and top_k.
     total = payload_layout(tokens, hidden, top_k, dtype).total
     if header.payload_length != total:
         raise SlotCorruptError(f"payload of {header.payload_length} bytes, not {total}")
@@ -216,7 +216,7 @@ def validate_result(
     hidden_size: int,
     generation: int,
 ) -> None:
-    """Validate a result; call this before `result_view`.
+    """Validate the header of a result on the client; call this before `result_view`.
 
     Args:
         header: Header in the slot.
@@ -227,7 +227,7 @@ def validate_result(
         generation: Generation of the connection.
 
     Raises:
-        SlotCorruptError: It is not an intact answer to this request.
+        SlotCorruptError: The slot holds no intact answer to this request.
     """
     _validate_common(header, generation)
     if header.request_id != request_id:
@@ -269,7 +269,7 @@ def seal(
     header: RequestHeader | ResultHeader,
     trace: bytes = b"",
 ) -> None:
-    """Write a header with its checksum, after the payload or result.
+    """Write a header into its slot with its checksum, after the payload or result.
 
     A request needs CHECKSUM_FLAG, and may have a `trace`. A result is sealed if its request was.
     """
@@ -282,15 +282,15 @@ def seal(
 
 
 def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader) -> None:
-    """Verify the checksum of a header and its payload or result.
+    """Verify the checksum of a header in a slot and of its payload or result.
 
     The caller must know that `header.end` lies in the slot (`validate_request` and `validate_result` check
-    it). Answers without a result have a checksum, too: do not use even the status before this.
+    it). Answers without a result also have a checksum, so do not use even the status before this.
 
     Raises:
         SlotCorruptError: The bytes are damaged, or the header in memory has changed.
     """
-    # Late data may be complete now although it was not when the header was read.
+    # Data that was incomplete when the header was read may be complete now.
     head = bytes(memoryview(buffer)[offset : offset + header.start])
     if header.unpack_from(head, 0) != header:
         raise SlotCorruptError("the header changed while it was read")
@@ -302,7 +302,7 @@ def verify(buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHe
 def _checksum(
     head: bytes, buffer: ReadableBuffer, offset: int, header: RequestHeader | ResultHeader
 ) -> int:
-    """CRC-32 of a header without the checksum's bytes, and of its payload or result; never 0."""
+    """Compute the CRC-32 of a header without the checksum's bytes, and of its payload or result; never 0."""
     crc = crc32(head[_AFTER_CHECKSUM:], crc32(head[:_CHECKSUM_OFFSET]))
     return crc32(memoryview(buffer)[offset + header.start : offset + header.end], crc) or 1
 
@@ -311,13 +311,13 @@ def _checksum(
 
 
 def write_trace(buffer: WriteableBuffer, offset: int, trace: bytes) -> None:
-    """Write a trace (TRACE_BYTES) into the request header at `offset`, after packing the header."""
+    """Write a span's context (TRACE_BYTES) into the request header at `offset`, after packing the header."""
     start = offset + TRACE_OFFSET
     memoryview(buffer)[start : start + TRACE_BYTES] = trace
 
 
 def read_trace(buffer: ReadableBuffer, offset: int) -> bytes:
-    """Read the trace in the request header at `offset`; empty if the request is not traced."""
+    """Read the span's context in the request header at `offset`; empty if the request is not traced."""
     start = offset + TRACE_OFFSET
     trace = bytes(memoryview(buffer)[start : start + TRACE_BYTES])
     return trace if any(trace) else b""
@@ -329,7 +329,7 @@ def read_trace(buffer: ReadableBuffer, offset: int) -> bytes:
 def request_views(
     buffer: mmap | bytearray, offset: int, header: RequestHeader
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Views of the three sections of a request, for both sides.
+    """Make NumPy views of the three sections of a request in a slot, for client and server.
 
     Args:
         buffer: The arena's bytes.
@@ -354,14 +354,14 @@ def request_views(
 def result_view(
     buffer: mmap | bytearray, offset: int, rows: int, hidden_size: int
 ) -> npt.NDArray[np.float32]:
-    """View of the result (T, H) float32 after the result header at `offset`."""
+    """Make a NumPy view of the result (T, H) float32 after the result header at `offset`."""
     return _view(buffer, offset + RESULT_HEADER_BYTES, (rows, hidden_size), np.dtype("<f4"))
 
 
 def _view(
     buffer: mmap | bytearray, offset: int, shape: tuple[int, int], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    # Not np.ndarray(buffer=...): it does not keep the buffer, so that using a view after closing the arena
+    # Not np.ndarray(buffer=...), which does not keep the buffer, so that using a view after closing the arena
     # would be a segmentation fault.
     flat: npt.NDArray[Any] = np.frombuffer(buffer, dtype, shape[0] * shape[1], offset)
     return flat.reshape(shape)

@@ -1,4 +1,4 @@
-"""A cache of slot views: making views takes longer than everything else for a small request.
+"""A cache of slot views, because making views takes longer than all other steps of a small request.
 
 Letters: T tokens, H hidden size, K experts per token (top-k).
 """
@@ -17,14 +17,14 @@ from eaas.wire.slot import request_views, result_view
 __all__ = ["PayloadArrays", "SlotViews"]
 
 PayloadArrays = tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[np.float32]]
-"""Hidden states (T, H), with bfloat16 as uint16; expert ids (T, K); scores (T, K)."""
+"""Views of a payload: hidden states (T, H), bfloat16 as uint16; expert ids (T, K); scores (T, K)."""
 
 # Limit of cached sets of views, about 2 KB each. The cache is cleared when it is full.
 _MOST_CACHED = 2048
 
 
 class SlotViews:
-    """Cached views of an arena's slots. They keep the arena's memory.
+    """Cached NumPy views of an arena's slots. They keep the arena's memory alive.
 
     Args:
         arena: The arena.
@@ -42,7 +42,7 @@ class SlotViews:
         self.made = 0
 
     def payload(self, slot: int, header: RequestHeader) -> PayloadArrays:
-        """Views of a validated request, or of an own one."""
+        """Return views of the payload of a validated request, or of a request of this process."""
         key = (slot, header.batch_size, header.top_k, header.dtype)
         arrays = self._payloads.get(key)
         if arrays is None:
@@ -52,7 +52,7 @@ class SlotViews:
         return arrays
 
     def result(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
-        """View of a request's result (T, H)."""
+        """Return a view of a request's result (T, H)."""
         key = (slot, rows)
         result_TH = self._results.get(key)
         if result_TH is None:
@@ -62,7 +62,7 @@ class SlotViews:
         return result_TH
 
     def clear(self) -> None:
-        """Drop all views."""
+        """Drop all cached views of slots."""
         self._payloads.clear()
         self._results.clear()
 

@@ -1,4 +1,4 @@
-"""The single process that a cluster is compared with: the same endpoint and engine, without servers.
+"""The single process that `eaas bench serve` compares a cluster with: same endpoint and engine, no servers.
 
 `python -m eaas_cli.bench.baseline MODEL transformers|kernels THREADS`: the experts are transformers' own, or
 run on an expert server's kernels in this process.
@@ -20,12 +20,12 @@ from eaas.log import configure_logging
 
 __all__ = ["LocalExperts", "main"]
 
-# transformers' fastest on a CPU.
+# transformers' fastest experts implementation on a CPU.
 _IMPLEMENTATION = "grouped_mm"
 
 
 class LocalExperts:
-    """Replaces a cluster: computes layer calls here, with a kernel that holds every expert."""
+    """Stand-in for the client's `Cluster` that computes layer calls here, with all experts in one kernel."""
 
     def __init__(self, model_path: Path, threads: int) -> None:
         from eaas.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ class LocalExperts:
 
     @property
     def description(self) -> str:
-        """Name, dtype and instruction set of the kernel."""
+        """Name, dtype and instruction set of the kernel, for the log line."""
         isa = f", {self._kernel.isa}" if self._kernel.isa else ""
         return f"{self._kernel.name} ({str(self._kernel.spec.dtype).removeprefix('torch.')}{isa})"
 
@@ -60,11 +60,11 @@ class LocalExperts:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Cluster.layer_call`."""
+        """Compute one layer call of the experts in this process; arguments as in `Cluster.layer_call`."""
         if wanted_T is not None:
             ids_TK = ids_TK.where(wanted_T[:, None], -1)
         out_TH = self._kernel(x_TH, ids_TK, scores_TK.float(), layer)
-        # The kernel reuses its output for the next layer.
+        # Copy the output, because the kernel reuses it for the next layer.
         return out_TH.clone()
 
 
@@ -86,7 +86,7 @@ def _load_with_transformers(model_path: Path) -> tuple[Any, str]:
 
 
 def main(model_path: str, experts: str, threads: str) -> None:
-    """Serve until SIGTERM."""
+    """Serve a model's HTTP endpoint from this one process until SIGTERM."""
     bind_to_launcher()
     configure_logging("baseline")
     stopping = threading.Event()

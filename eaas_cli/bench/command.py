@@ -1,4 +1,4 @@
-"""Shared by all benchmark commands: SIGTERM, progress lines, the report."""
+"""What all benchmark commands share: the end on SIGTERM, progress lines, the report."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["command", "end_on_sigterm", "model_or_demo", "say", "show"]
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end the run like Ctrl-C, through every `finally`."""
+    """Make SIGTERM end this benchmark like Ctrl-C, so that every `finally` runs."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
 
 
 def say(line: str) -> None:
-    """Print a line of progress to standard error."""
+    """Print a line of a benchmark's progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def show(document: dict[str, Any], as_json: bool, report: Callable[[dict[str, Any]], None]) -> None:
-    """Print the result as one JSON document or as a report."""
+    """Print a benchmark's result, as one JSON document or as a report."""
     if as_json:
         typer.echo(json.dumps(document))
     else:
@@ -36,7 +36,7 @@ def show(document: dict[str, Any], as_json: bool, report: Callable[[dict[str, An
 
 @contextmanager
 def model_or_demo(model: Path | None, **sizes: Any) -> Iterator[Path]:
-    """The given checkpoint; without one, a temporary demo checkpoint of these sizes."""
+    """Yield the given checkpoint's path, or that of a temporary demo checkpoint of these sizes."""
     if model is not None:
         yield model
         return

@@ -1,8 +1,8 @@
-"""Figures of a document."""
+"""Rounding of the figures in a benchmark's document."""
 
 __all__ = ["figure"]
 
 
 def figure(value: float) -> float:
-    """Round to four digits."""
+    """Round a figure to four significant digits."""
     return float(f"{value:.4g}")

@@ -21,7 +21,7 @@ _READ_S = 120.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Greedy completions of prompts of equal length."""
+    """The load's requests: greedy completions of prompts of equal length."""
 
     requests: int
     concurrency: int
@@ -29,18 +29,18 @@ class Workload:
     output_tokens: int
 
     def prompt(self, index: int) -> list[int]:
-        """Token ids of a request's prompt; prompts share no prefix."""
+        """Make the token ids of a request's prompt. Prompts share no prefix."""
         rng = np.random.default_rng(index)
         return [int(token) for token in rng.integers(16, 250, self.prompt_tokens)]
 
 
 @dataclass
 class LoadResult:
-    """Figures of a load.
+    """Measured latencies and throughput of a load.
 
     Attributes:
-        seconds: From the first request to the last answer.
-        tokens: Tokens of all answers.
+        seconds: Time from the first request to the last answer.
+        tokens: Number of tokens in all answers.
         ttft_s: Time to first token of each request.
         itl_s: Times between two tokens of the same answer.
     """
@@ -51,7 +51,7 @@ class LoadResult:
     itl_s: list[float] = field(default_factory=list)
 
     def document(self) -> dict[str, object]:
-        """Throughput and percentiles, for the report."""
+        """Compute throughput and percentiles of the latencies, for a benchmark's document."""
         return {
             "decode_tokens_per_s": round(self.tokens / self.seconds, 2),
             "ttft_ms": _percentiles_ms(self.ttft_s),

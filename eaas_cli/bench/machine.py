@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on, from /proc and /sys."""
+"""Description and load of the machine that a benchmark runs on, from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
-# Flags that decide the speed of matrix products, on x86 and ARM.
+# CPU flags that decide the speed of matrix products, on x86 and ARM.
 _FLAGS = (
     *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve", "sve2", "sme"),
@@ -31,12 +31,12 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def processor() -> str:
-    """Model name of the processor."""
+    """Model name of the machine's processor."""
     return _cpuinfo("model name") or platform.machine()
 
 
 def describe_machine() -> dict[str, Any]:
-    """The entry `machine` of a document."""
+    """Describe this machine, for the entry `machine` of a benchmark's document."""
     return {
         "processor": processor(),
         "cores": usable_cores(),
@@ -45,7 +45,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def instruction_sets() -> list[str]:
-    """Instruction sets that speed up matrix products."""
+    """List the processor's instruction sets that speed up matrix products."""
     present = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return [flag for flag in _FLAGS if flag in present]
 
@@ -63,7 +63,7 @@ def last_level_cache_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that is available without swapping."""
+    """Bytes of memory that are available without swapping."""
     for line in (_PROC / "meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
@@ -72,7 +72,7 @@ def available_bytes() -> int:
 
 
 def busy_core_seconds() -> float:
-    """Core seconds since boot that were not idle, stolen time included."""
+    """Busy core seconds of the machine since boot, including stolen time."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, (_PROC / "stat").read_text().split()[1:9]
     )
@@ -80,13 +80,13 @@ def busy_core_seconds() -> float:
 
 
 class BusyElsewhere:
-    """Processor time that other processes use from now on."""
+    """Measures the processor time that processes outside the benchmark use from now on."""
 
     def __init__(self) -> None:
         self._wall, self._all, self._own = time.monotonic(), busy_core_seconds(), _own_s()
 
     def cores(self) -> float:
-        """Mean number of cores that other processes kept busy; call it after all children have ended."""
+        """Mean number of cores that other processes kept busy. Call it after all children have ended."""
         others = busy_core_seconds() - self._all - (_own_s() - self._own)
         return round(max(0.0, others) / (time.monotonic() - self._wall), 2)
 
@@ -97,7 +97,7 @@ def _own_s() -> float:
 
 
 def processor_s(pid: int) -> float:
-    """Processor seconds of a process, ended threads included."""
+    """Processor seconds that a process has used, including its ended threads."""
     # The clock id of clock_getcpuclockid(3).
     return time.clock_gettime((~pid << 3) | 2)
 

@@ -19,7 +19,7 @@ from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["BASELINES", "bench_serve", "print_serve"]
 
-# Experts of the single process.
+# Implementations of the experts in the single process.
 BASELINES = ("transformers", "kernels")
 
 _START_S = 180.0
@@ -107,7 +107,7 @@ def bench_serve(
 
 
 def _median_run(runs: list[LoadResult]) -> dict[str, object]:
-    """Throughput of the median round; latencies over the tokens of all rounds."""
+    """Combine rounds into one entry: throughput of the median round, latencies over all rounds' tokens."""
     median = sorted(runs, key=lambda run: run.tokens / run.seconds)[len(runs) // 2]
     pooled = LoadResult(
         median.seconds,
@@ -119,7 +119,7 @@ def _median_run(runs: list[LoadResult]) -> dict[str, object]:
 
 
 def print_serve(document: dict[str, Any]) -> None:
-    """Print a cluster against one process."""
+    """Print the report of `eaas bench serve`: a cluster next to one process, and their ratio."""
     rows = [
         (
             name,

@@ -1,4 +1,4 @@
-"""One streamed completion as a user sees it: text, times and end. Raises nothing."""
+"""A streamed completion as a user sees it: text, times and end or error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Answer", "ask"]
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a request. Times are monotonic seconds.
+    """The result of one streamed completion. Times are monotonic seconds.
 
     Attributes:
-        ended_s: End of the answer or of the failure.
-        tokens: Tokens of the answer by the server's count; 0 if the answer is incomplete.
+        ended_s: Time of the end or of the failure.
+        tokens: Number of the answer's tokens, counted by the server; 0 if the answer is incomplete.
         stamps_s: Time of each piece of text.
-        error: Error text; empty: success.
+        error: Error text; empty on success.
         error_type: The server's type of the error, if any.
     """
 
@@ -44,7 +44,7 @@ class Answer:
 async def ask(
     client: httpx.AsyncClient, base_url: str, prompt: Sequence[int], max_tokens: int
 ) -> Answer:
-    """Stream a greedy completion of a prompt to its end.
+    """Request a greedy completion and read its stream to the end. Errors are in the answer, never raised.
 
     Args:
         client: HTTP client with timeouts.
@@ -84,7 +84,7 @@ async def ask(
                         pieces.append(text)
                         stamps.append(now)
                 else:
-                    # The last event of a complete answer has the usage.
+                    # Only the last event of a complete answer has the usage.
                     error = "" if tokens else "the stream ended before its answer"
     except httpx.HTTPError as broken:
         error = repr(broken)

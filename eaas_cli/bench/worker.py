@@ -19,7 +19,7 @@ _START_S = 120.0
 
 
 class Worker(ChildProcess):
-    """A child process that takes commands.
+    """A benchmark's child process that executes commands, seen by the launcher.
 
     Args:
         module: Module to run; its main gets the arguments as one JSON object.
@@ -31,7 +31,7 @@ class Worker(ChildProcess):
         self, name: str, module: str, fork_server: ForkServer | None = None, **arguments: object
     ) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
-        # An abstract address of the kernel's choice.
+        # Bind to an abstract address that the kernel chooses.
         self._listener.bind("")
         self._listener.listen(1)
         self._control: socket.socket | None = None
@@ -49,16 +49,16 @@ class Worker(ChildProcess):
             raise
 
     def send(self, command: object, timeout_s: float) -> None:
-        """Send a command; its answer must come within `timeout_s`."""
+        """Send a command to the worker. Its answer must come within `timeout_s`."""
         if self._control is None:
-            # A ready child has connected.
+            # A worker connects before it reports that it is ready.
             self._listener.settimeout(timeout_s)
             self._control = self._listener.accept()[0]
         self._control.settimeout(timeout_s)
         self._control.sendall(json.dumps(command).encode() + b"\n")
 
     def receive(self) -> Any:
-        """The answer to the last command. Raises ClusterError if there is none."""
+        """Receive the worker's answer to the last command. Raises ClusterError if none comes."""
         assert self._control is not None
         pieces: list[bytes] = []
         try:
@@ -73,7 +73,7 @@ class Worker(ChildProcess):
         return json.loads(b"".join(pieces))
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; False on timeout."""
+        """Wait for the end of the worker; False on timeout."""
         ended = super().reap(timeout_s)
         if ended:
             self._listener.close()
@@ -88,7 +88,7 @@ def with_fork_server(
     fork_server: ForkServer | None = None,
     interrupt: Interrupt | None = None,
 ) -> Iterator[ForkServer]:
-    """A ready fork server, so that its imports do not disturb the measurement.
+    """Yield a fork server that has finished its imports, so that they do not disturb a measurement.
 
     Args:
         fork_server: Use this one instead, and keep it running.
@@ -112,7 +112,7 @@ def with_fork_server(
 def working(
     starts: Sequence[Callable[..., Worker]], fork_server: ForkServer | None = None
 ) -> Iterator[list[Worker]]:
-    """Start workers; end them with the block.
+    """Start a benchmark's workers; end them at the end of the block.
 
     Args:
         starts: `Worker` with all of its arguments except the fork server.
@@ -132,7 +132,7 @@ def working(
 
 
 def commands_from(control: str) -> Iterator[tuple[Any, Callable[[object], None]]]:
-    """The child's side: connect, then yield each command with a function that answers it."""
+    """In the worker: connect to the launcher, then yield each command with a function that answers it."""
     line = socket.socket(socket.AF_UNIX)
     line.connect("\0" + control)
 

@@ -1,4 +1,4 @@
-"""Fault injection: a cluster under load with known answers, and faults drawn from a seed.
+"""Fault injection (`eaas chaos run`): a cluster under load with known answers, and faults drawn from a seed.
 
 schedule (pure: from a seed) -> faults (signals, networks, processes) -> history -> check (pure)
 """

@@ -1,4 +1,4 @@
-"""Resources of processes, from /proc.
+"""Memory, open files and shared memory of a cluster's processes, from /proc.
 
 A process is identified by its pid and its start time in ticks since boot, because pids are reused.
 """
@@ -18,7 +18,7 @@ _SHARED = "/dev/shm/"
 
 
 def census(pids: Mapping[str, int], births: Mapping[int, int | None]) -> dict[str, Census]:
-    """Count the resources of each live process, by name."""
+    """Count the memory, open files and mappings of each live process, by process name."""
     alive = set(still_running(births))
     return {name: _of(pid) for name, pid in pids.items() if pid in alive}
 
@@ -40,7 +40,7 @@ def birth(pid: int) -> int | None:
         stat = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # From the third field of proc_pid_stat(5) on: the name before it may contain anything, brackets too.
+    # Fields from the third of proc_pid_stat(5); the second, the name, may contain any character, even ")".
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else int(fields[22 - 3])
 

@@ -1,4 +1,4 @@
-"""Invariants of a run. Pure: a history in, violations out.
+"""Invariants of a chaos run. Pure: a history in, violations out.
 
 Every answer is right or one typed error. No request fails while every expert has a live replica. The cluster
 recovers from every fault. It holds the same resources afterwards as before, and nothing outlives it.
@@ -14,14 +14,14 @@ from eaas_cli.chaos.history import Asked, Census, History, Incident
 __all__ = ["MEMORY_GROWTH", "check", "excused", "may_be_warm_up"]
 
 MEMORY_GROWTH = 0.02
-"""Allowed growth of all processes' memory, as a share."""
-# A growth between the two shares may come from a heap that has not settled: in a run with fewer requests than
-# _ENOUGH_REQUESTS, and in a longer one.
+"""Allowed growth of the memory of all processes together, as a share."""
+# A growth between two shares may come from a heap that has not settled. The first pair applies to runs with
+# fewer than _ENOUGH_REQUESTS requests, the second to longer runs.
 _ENOUGH_REQUESTS = 1500
 _SHORT_RUN_GROWTH = (0.01, 0.07)
 _LONG_RUN_GROWTH = (MEMORY_GROWTH, 2 * MEMORY_GROWTH)
-# Allowed growth during the further requests: a settling heap grows in steps of some MiB. A leak of 20 KB per
-# request makes twice as much in 1,500 requests. After a long run the heap has had time to settle.
+# Allowed growth during the further requests. A settling heap grows in steps of some MiB; a leak of 20 KB per
+# request grows twice as much in 1,500 requests. After a long run the heap has had time to settle.
 _SETTLED_BYTES = 15 << 20
 _SETTLED_BYTES_LONG_RUN = 6 << 20
 # Error type of a request that found no replica of an expert.
@@ -29,21 +29,21 @@ _NO_REPLICA = "experts_unavailable"
 
 
 def check(history: History) -> list[str]:
-    """Find the violations, one line each."""
+    """Check the history of a chaos run; return the violations, one line each."""
     wrong = [*_requests(history), *_faults(history.incidents), *_resources(history)]
     return wrong + [f"left behind: {what}" for what in history.left_behind]
 
 
 def may_be_warm_up(before: dict[str, Census], after: dict[str, Census], requests: int) -> bool:
-    """Whether memory grew so little that only further requests tell a leak from a settling heap."""
+    """Whether memory grew in the range where only further requests can tell a leak from a settling heap."""
     least, most = _SHORT_RUN_GROWTH if requests < _ENOUGH_REQUESTS else _LONG_RUN_GROWTH
     return 1 + least < _resident(after) / _resident(before) <= 1 + most
 
 
 def excused(asked: Asked, history: History) -> bool:
-    """Whether an expert may have had no replica while the request ran.
+    """Whether a failed request is allowed, because an expert may have had no replica while it ran.
 
-    That happens when all servers of an expert, two, are lost at once.
+    That happens when both servers of an expert are lost at once.
     """
     answer = asked.answer
     return (
@@ -98,7 +98,7 @@ def _resources(history: History) -> Iterable[str]:
         allowed = _resident(before) * (1 + MEMORY_GROWTH)
         middle = ""
     else:
-        # The further requests count, too: they are as many as _ENOUGH_REQUESTS or fewer.
+        # The further requests count as well. There are at most _ENOUGH_REQUESTS of them.
         long_run = len(history.asked) >= 2 * _ENOUGH_REQUESTS
         allowed = _resident(history.between) + (
             _SETTLED_BYTES_LONG_RUN if long_run else _SETTLED_BYTES
@@ -112,7 +112,7 @@ def _resources(history: History) -> Iterable[str]:
 
 
 def _grown(before: dict[str, Census], after: dict[str, Census]) -> str:
-    """Processes whose memory grew and by how many MiB, the largest growth first."""
+    """Name the processes whose memory grew, and by how many MiB, the largest growth first."""
     mib = {
         name: (after[name].resident_bytes - one.resident_bytes) / 2**20
         for name, one in before.items()

@@ -23,7 +23,7 @@ _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 
 
 def enter_network(path: str) -> None:
-    """Enter a network namespace. The calling thread must be the only one. Raises OSError."""
+    """Move this process into a network namespace; it must have a single thread. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(_libc().setns(fd, _CLONE_NEWNET), f"setns {path}")
@@ -32,19 +32,20 @@ def enter_network(path: str) -> None:
 
 
 def shrink_shared_memory(size: int) -> None:
-    """Give this process its own /dev/shm of `size` bytes. Raises OSError."""
+    """Mount a /dev/shm of `size` bytes that only this process and its children see. Raises OSError."""
     libc = _libc()
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
-    # Later mounts are invisible to other processes.
+    # From here on, other processes do not see this process's mounts.
     _check(libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "mount /")
     options = f"size={size}".encode()
     _check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), options), "mount tmpfs")
 
 
 def hide_processes() -> None:
-    """Continue in a child with its own pid namespace: its pid leads nobody to its memory.
+    """Fork, and continue in the child, which has its own pid namespace.
 
-    This process forwards signals and ends with the child. Raises OSError.
+    Other processes cannot open the child's memory by the pid that it reports. The parent forwards signals and
+    ends with the child. Raises OSError.
     """
     bind_to_launcher()
     _check(_libc().unshare(_CLONE_NEWPID), "unshare")

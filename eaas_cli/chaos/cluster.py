@@ -1,4 +1,4 @@
-"""A local cluster for fault injection.
+"""The local cluster of a chaos run.
 
 Its monitor restarts at the same address. Its first server has its own network, if the system allows it. A
 restarted server may find shared memory full.
@@ -26,14 +26,14 @@ from eaas_cli.local.process import ChildProcess
 __all__ = ["DAMAGED", "ChaosCluster", "free_port"]
 
 DAMAGED = "damaged-copy"
-"""Name of the server that must not serve."""
+"""Name of the server with the damaged checkpoint, which must not serve."""
 
-# Below the ephemeral ports of the kernel.
+# These ports lie below the kernel's ephemeral ports.
 _PORTS = range(20_000, 32_000)
 
 
 def free_port(host: str) -> int:
-    """A port that is free and not ephemeral."""
+    """Find a free port that is not ephemeral, for a monitor that restarts at the same address."""
     first = os.getpid() % len(_PORTS)
     for i in range(len(_PORTS)):
         port = _PORTS[(first + i) % len(_PORTS)]
@@ -47,7 +47,7 @@ def free_port(host: str) -> int:
 
 
 class ChaosCluster(LocalCluster):
-    """A local cluster for fault injection; see the module docstring.
+    """The local cluster of a chaos run; see the module docstring.
 
     `namespace`: network of the first server; None: that of the others.
     """
@@ -86,31 +86,31 @@ class ChaosCluster(LocalCluster):
             fork_server=fork_server,
         )
         self._namespace = namespace
-        # The run writes this copy before it starts a server on it.
+        # `run` writes this copy before it starts a server on it.
         self.damaged_model = scratch / "damaged"
-        # pid -> start time of every process that was started.
+        # Start time of each process that this cluster started, by pid.
         self.births: dict[int, int | None] = {}
-        # Bytes of /dev/shm for a process's next start.
+        # Bytes of /dev/shm for the next start of a process, by name.
         self.shared_memory: dict[str, int] = {}
         self._hidden: set[str] = set()
 
     def server_name(self, number: int) -> str:
-        """Name of an expert server."""
+        """Name of the expert server with this number."""
         return f"expert-server-{number}"
 
     def add_numbered(self, number: int) -> ChildProcess:
-        """Start another server with this number; does not wait for it."""
+        """Start an additional expert server with this number; does not wait for it."""
         return self._spawn_server(number)
 
     def add_damaged(self) -> ChildProcess:
-        """Start another server on the damaged copy of the checkpoint; does not wait for it."""
+        """Start an expert server on the damaged copy of the checkpoint; does not wait for it."""
         words = ("expert-server", "--id", DAMAGED, "--join", self.monitor_address)
         return self._spawn(DAMAGED, *words, "--model", str(self.damaged_model), "--threads", "1")
 
     def add_unreachable(self) -> ChildProcess:
-        """Start another server whose memory no client can map, as in another container; does not wait for it.
+        """Start an expert server whose memory no client can map, as in another container.
 
-        It has no number: the numbered ones must all serve.
+        Does not wait for it. It has no number, because all numbered servers must serve.
         """
         name = "unreachable-server"
         self._hidden.add(name)

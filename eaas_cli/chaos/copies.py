@@ -1,4 +1,4 @@
-"""Copies of a checkpoint in which single bits are flipped."""
+"""Damaged copies of a checkpoint, for servers that must refuse to serve them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def damaged_copy(model: Path, copy: Path, dice: random.Random) -> None:
 
 
 def flip(part: TensorSlice, at: int, bit: int) -> None:
-    """Flip a bit of byte `at` of a tensor, in its file."""
+    """Flip one bit in a tensor's file: bit `bit` of byte `at` of the tensor."""
     with part.shard.path.open("r+b") as file:
         file.seek(part.offset + at)
         (byte,) = file.read(1)

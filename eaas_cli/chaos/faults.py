@@ -1,6 +1,6 @@
-"""Fault injection. Each fault is a generator that strikes, mends, and yields the pauses between its steps.
+"""Faults as generators: each strikes, mends, and yields the pauses between its steps.
 
-So one thread runs any number of faults at a time: the thread that started the processes and gets Ctrl-C.
+One thread therefore runs any number of faults at a time: the one that starts the processes and gets Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from eaas_cli.local.process import ChildProcess
 __all__ = ["Faults", "Steps"]
 
 Steps = Iterator[float]
-"""Seconds until the next step."""
+"""Steps of a fault: each yielded value is the pause in seconds before the next step."""
 
 _POLL_S = 0.05
 _READY_S = 30.0
 _SCALE_S = 60.0
 # The balancer may be down when a server joins.
 _REFUSED_S = 60.0
-# A slow server gets a tenth of the processor.
+# A slow server is stopped and resumed in turn for these seconds, which leaves it a tenth of the processor.
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
-# Less than any arena needs.
+# Bytes of /dev/shm: fewer than any arena needs.
 _SMALL_BYTES = 4096
 
 
 class Faults:
-    """Injects faults into a cluster.
+    """Injects faults into the processes of a chaos run's cluster.
 
     `namespace`: network of the first server; None: no partitions.
     """
@@ -78,11 +78,11 @@ class Faults:
         return [self._cluster.server_name(number) for number in fault.servers]
 
     def strike(self, fault: Fault) -> Steps:
-        """Inject a fault and mend it. Raises EaasError if the cluster cannot be mended."""
+        """Yield through a fault and its mending. Raises EaasError if the cluster cannot be mended."""
         return self._kinds[fault.kind](fault, self.targets(fault))
 
     def calm(self) -> None:
-        """Resume every process that a fault stopped."""
+        """Resume every process that a fault stopped by a signal."""
         for child in self._cluster.children.values():
             child.signal(signal.SIGCONT)
 
@@ -161,7 +161,7 @@ class Faults:
                         )
                         return
                 except ClusterError as error:
-                    # A roll-out is running, or one of its servers has just died.
+                    # A roll-out is running, or a server in it has just died.
                     if time.monotonic() > deadline:
                         raise ClusterError(f"the placement was never accepted: {error}") from error
                 yield 4 * _POLL_S
@@ -180,7 +180,7 @@ class Faults:
                         balancer.drain(child.name)
                     asked = True
             except ClusterError:
-                # The balancer is down, or does not know yet which servers are back.
+                # The balancer is down, or has not yet seen which servers are back.
                 if time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline:
@@ -209,7 +209,7 @@ class Faults:
             self._cluster.forget(child.name)
 
     def _reported(self, child: ChildProcess, lasts_s: float) -> Steps:
-        """Wait until the client reports the server as unreachable, then `lasts_s`: it gets no experts."""
+        """Check that an unreachable server gets no experts, until `lasts_s` after the client reports it."""
         deadline, until = time.monotonic() + _READY_S, math.inf
         while time.monotonic() < until:
             try:
@@ -230,7 +230,7 @@ class Faults:
         now = time.monotonic()
         until, deadline = now + fault.lasts_s, now + _READY_S
         refused = 0
-        # The monitor may be down for some time.
+        # Another fault may have stopped the monitor for some time.
         while time.monotonic() < until or not refused:
             refused += is_refused(self._cluster.monitor_address, hostile_name(dice))
             if not refused and time.monotonic() > deadline:
@@ -239,7 +239,7 @@ class Faults:
 
 
 def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -> Placement:
-    """A random placement: `redundancy` servers per expert, random shares."""
+    """Draw a placement: `redundancy` random servers per expert, with random shares."""
     holds_LSE = dice.random(now.holds_LSE.shape).argsort(axis=1).argsort(axis=1) < redundancy
     shares_LSE = np.where(holds_LSE, 0.1 + dice.random(holds_LSE.shape), 0)
     shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)

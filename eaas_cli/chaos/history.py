@@ -1,4 +1,4 @@
-"""The history of a run: requests, faults, resources. Times are monotonic seconds."""
+"""The history of a chaos run: requests, faults, resources. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Asked", "Census", "History", "Incident"]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request.
+    """A request of the load and its answer.
 
     Attributes:
         due_s: Scheduled time.
-        answer: The answer; None: none came before the run gave up.
+        answer: The answer; None if none came before the run gave up.
     """
 
     prompt: int
@@ -25,13 +25,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Incident:
-    """A fault that was injected.
+    """An injected fault and the cluster's recovery.
 
     Attributes:
-        kind: One of `schedule.KINDS`.
-        mended_s: When its cause was removed.
-        whole_s: When all servers served and every expert had all of its replicas; infinity: never.
-        failure: Error of the recovery; empty: none.
+        kind: One of `schedule.KINDS`, such as "kill".
+        mended_s: Time when its cause was removed.
+        whole_s: Time when all servers served and every expert had all of its replicas; infinity if never.
+        failure: Error of the recovery; empty if it succeeded.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Census:
-    """Resources of one process.
+    """Resources of one process of the cluster.
 
     Attributes:
         resident_bytes: Private memory; pages shared with the fork server are not counted.
@@ -60,7 +60,7 @@ class Census:
 
 @dataclass(frozen=True)
 class History:
-    """A whole run.
+    """The record of a whole chaos run, which `check` reads.
 
     Attributes:
         asked: Every request, in scheduled order.

@@ -17,7 +17,7 @@ from eaas_cli.chaos.history import Asked
 
 __all__ = ["OpenLoad", "answers_of"]
 
-# Longer than any layer's deadline: a request that is silent for this long was lost.
+# Longer than the deadline of any layer call: a request that is silent for this long is lost.
 _READ_S = 30.0
 
 
@@ -32,7 +32,7 @@ def _client() -> httpx.AsyncClient:
 def answers_of(
     base_url: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[Answer, ...]:
-    """Ask for each prompt in turn; return the answers."""
+    """Send each prompt to the endpoint, one after another; return the answers."""
 
     async def run() -> tuple[Answer, ...]:
         async with _client() as client:
@@ -42,7 +42,7 @@ def answers_of(
 
 
 class OpenLoad:
-    """Sends requests to an endpoint from its own thread, until `stop`.
+    """Sends completion requests to an endpoint from its own thread, until `stop`.
 
     Args:
         base_url: URL without "/v1".
@@ -76,11 +76,11 @@ class OpenLoad:
 
     @property
     def sent(self) -> int:
-        """Requests sent so far. Thread-safe."""
+        """Number of requests sent so far. Thread-safe."""
         return len(self._asked)
 
     def stop(self, patience_s: float) -> tuple[Asked, ...]:
-        """Send no more requests, wait for the running ones, then give up on the rest. Idempotent.
+        """Stop sending, and give running requests `patience_s` to end. Idempotent.
 
         Returns:
             All requests, in scheduled order.

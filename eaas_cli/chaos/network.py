@@ -1,4 +1,4 @@
-"""A network namespace whose links can be cut (Linux, root)."""
+"""A network namespace for one expert server, whose links can be cut (Linux, root)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMAND_S = 40.0
 
 
 def why_no_namespace() -> str:
-    """Why network namespaces are not possible here; empty: they are."""
+    """Reason why this machine cannot make network namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "needs root"
     if shutil.which("ip") is None:
@@ -38,10 +38,10 @@ class Namespace:
     _numbers = itertools.count()
 
     def __init__(self) -> None:
-        # A new number each time: the kernel removes the links some time after the namespace.
+        # A namespace needs a new number, because the kernel removes the links some time after the namespace.
         number = (os.getpid() + 997 * next(self._numbers)) % (1 << 14)
         self.name = f"eaas-{number}"
-        # The range for network tests (RFC 2544): eight addresses, four for each link.
+        # Eight addresses of the range for network tests (RFC 2544), four for each link.
         base = (198 << 24) + (18 << 16) + 8 * number
         monitor_host, monitor_end, _, _, data_host, data_end = (
             socket.inet_ntoa(struct.pack(">I", base + i)) for i in range(1, 7)
@@ -74,11 +74,11 @@ class Namespace:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=_COMMAND_S)
 
     def cut(self, link: str) -> None:
-        """Cut a link silently: packets are lost."""
+        """Cut a link ("monitor" or "data"): its packets are lost without an error."""
         self._ip("-n", self.name, "link", "set", link, "down")
 
     def mend(self, link: str) -> None:
-        """Restore a link."""
+        """Restore a link that was cut."""
         self._ip("-n", self.name, "link", "set", link, "up")
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""The report of a run: JSON document, history file and table."""
+"""The report of a chaos run: JSON document, history file and table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["document_of", "print_report", "repeat_command", "write_history"]
 def document_of(
     settings: Settings, skipped: Mapping[str, str], history: History, violations: Sequence[str]
 ) -> dict[str, Any]:
-    """The document of `eaas chaos run --json`."""
+    """Build the document of `eaas chaos run --json`."""
     asked, answers = history.asked, [a.answer for a in history.asked if a.answer is not None]
     return {
         **{name: value for name, value in vars(settings).items() if name != "kinds"},
@@ -72,7 +72,7 @@ def document_of(
 
 
 def repeat_command(settings: Settings) -> str:
-    """The shell command that repeats the run."""
+    """Build the shell command that repeats the run."""
     return shlex.join(
         [
             *("eaas", "chaos", "run", "--seed", str(settings.seed)),
@@ -123,7 +123,7 @@ def _answer_line(answer: Answer, begin: float) -> dict[str, Any]:
 
 
 def _stall(history: History, begin: float, end: float) -> float:
-    """Longest pause within a stream that overlaps the interval."""
+    """Longest pause, in seconds, within any answer's stream that overlaps the interval."""
     worst = 0.0
     for asked in history.asked:
         stamps = asked.answer.stamps_s if asked.answer else ()

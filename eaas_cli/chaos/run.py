@@ -1,4 +1,4 @@
-"""`eaas chaos run`: a cluster, a load, faults, and the check of the history."""
+"""`eaas chaos run`: start a cluster, load it, inject faults, and check the history."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 __all__ = ["Settings", "run_chaos"]
 
 _START_S = 120.0
-# Deadline after a fault: the cluster must be whole, and requests must have ended.
+# Deadline after a fault for the cluster to be whole and for requests to end.
 _WHOLE_S = 60.0
 _POLL_S = 0.1
-# Pause after the last request: a heartbeat, and the release of its resources.
+# Pause after the last request, for a heartbeat and for the release of the request's resources.
 _REST_S = 2.0
 _PROMPTS, _PROMPT_TOKENS = 12, 12
 # Deadline for unused connections to close.
 _CLOSE_S = 15.0
 # Servers killed during the warm-up.
 _WARM_KILLS = 3
-# Load that lets a heap settle: rate over that of the run, and requests at once.
+# Load that lets a heap settle: its rate as a multiple of the run's, and the limit of concurrent requests.
 _DENSER, _AT_ONCE = 4.0, 8
-# Warm-up: share of the run's time, its limit, and the limit of requests. A heap grows with the first few
+# Warm-up: share of the run's time, limit in seconds, limit of requests. A heap grows during the first few
 # hundred requests.
 _WARM_SHARE, _WARM_S, _WARM_REQUESTS = 0.1, 120.0, 400
 # Limits of the further requests that tell a leak from a settling heap.
 _SETTLE_S, _SETTLE_REQUESTS = 180.0, 1500
-# Tokens of the cache that the filling request leaves free.
+# Tokens of the key-value cache that the filling request leaves free.
 _SHORT = 64
-# Fixed: all runs ask the same prompts.
+# The seed is fixed, so that all runs ask the same prompts.
 _PROMPT_SEED = 9
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run.
+    """Settings of a chaos run.
 
     Attributes:
         seed: Seed of faults and load.
         seconds: Duration of the faults.
         kinds: Some of `schedule.KINDS`.
         redundancy: Servers that hold each expert; at least 2.
-        model: Given checkpoint; empty: a demo checkpoint.
+        model: Path of the checkpoint; empty for a demo checkpoint.
     """
 
     seed: int
@@ -93,11 +93,11 @@ def run_chaos(
     history_file: Path | None = None,
     fork_server: ForkServer | None = None,
 ) -> dict[str, Any]:
-    """Run a cluster under load and faults, and check its history. Ends every process in any case.
+    """Run a cluster under load and faults, and check its history. Ends every process, even on an error.
 
     Args:
         history_file: File for a JSON line per request and per fault.
-        fork_server: Forks the processes, and keeps running afterwards. None: the run starts its own.
+        fork_server: Forks the processes; it keeps running afterwards. None: the run starts its own.
 
     Returns:
         The document of `eaas chaos run --json`.
@@ -106,7 +106,7 @@ def run_chaos(
         EaasError: A process did not start.
         Interrupted: A signal came.
     """
-    # A wrong setting fails before anything starts.
+    # Load the settings first, so that a wrong one fails before anything starts.
     load_config(attention_client={"transport": settings.transport})
     skipped = _cannot(settings.kinds, settings.transport)
     kinds = tuple(kind for kind in settings.kinds if kind not in skipped)
@@ -147,7 +147,7 @@ def run_chaos(
 
 
 def _cannot(kinds: Sequence[str], transport: str) -> dict[str, str]:
-    """Faults that this machine cannot inject, and why."""
+    """Faults that this machine cannot inject, each with the reason."""
     wanted = [kind for kind in ("partition", "memory") if kind in kinds]
     why = why_no_namespace() if wanted else ""
     found = dict.fromkeys(wanted, why) if why else {}
@@ -179,7 +179,7 @@ def _prompts() -> list[list[int]]:
 def _known_answers(
     model: Path, settings: Settings, fork_server: ForkServer, interrupt: Interrupt
 ) -> tuple[str, ...]:
-    """The answers of transformers' own experts, in one process."""
+    """Compute the correct answers with transformers' own experts, in one process."""
     single = ChildProcess(
         "single-process",
         (str(model.resolve()), "transformers", "1"),
@@ -200,7 +200,7 @@ def _known_answers(
 
 
 class _Attack:
-    """One run on a cluster that serves."""
+    """Warm-up, faults and load of one chaos run, on a cluster that already serves."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class _Attack:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watch the cluster; end loads and faults with the block."""
+        """Context in which the cluster is watched; its exit ends loads and faults."""
         settings = self._settings
         with ExitStack() as stack:
             self._watch = Watch(self._cluster.endpoint, settings.redundancy, self._servers)
@@ -230,7 +230,7 @@ class _Attack:
             yield
 
     def run(self, answers: tuple[str, ...], kinds: Sequence[str]) -> History:
-        """Warm up, inject faults under load, and let the cluster settle."""
+        """Warm up, inject faults under load, and let the cluster settle; return the history."""
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
         before, between = self._settled(), None
@@ -276,7 +276,7 @@ class _Attack:
         return load
 
     def _wait_for(self, load: OpenLoad, requests: float, least_s: float, most_s: float) -> None:
-        """Wait until a load has sent `requests`, within limits of time."""
+        """Wait until a load has sent `requests`, for `least_s` to `most_s` seconds."""
         began = time.monotonic()
         while (for_s := time.monotonic() - began) < most_s:
             if for_s >= least_s and load.sent >= requests:
@@ -284,7 +284,7 @@ class _Attack:
             self._interrupt.wait(_POLL_S)
 
     def _at_rest(self, before: dict[str, Census]) -> dict[str, Census]:
-        """Count resources once unused connections are closed."""
+        """Count the processes' resources after the load, once as many files are open as before it."""
         self._interrupt.wait(_REST_S)
         after = self._census()
         patience = time.monotonic() + _CLOSE_S
@@ -294,10 +294,10 @@ class _Attack:
         return after
 
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Warm up caches and heaps with requests and killed servers."""
+        """Warm up caches and heaps before the run: send requests and kill servers."""
         settings = self._settings
         self._say("warming up ...")
-        # One request fills the whole cache, so that all its pages are allocated.
+        # One request fills the whole key-value cache, so that all its pages are allocated.
         cache = self._cluster.config.attention_client
         longest = cache.cache_blocks * ServeLimits.page_size - _SHORT
         filling = (list(prompts[0]) * longest)[:longest]
@@ -315,7 +315,7 @@ class _Attack:
         self._interrupt.wait(_REST_S)
 
     def _servers(self) -> dict[str, int]:
-        # One step: another thread calls this.
+        # Copy in one step, because another thread calls this.
         children = tuple(self._cluster.children.values())
         return {c.name: c.pid for c in children if c.name.startswith("expert-server-")}
 
@@ -324,7 +324,7 @@ class _Attack:
         return census(pids, self._cluster.births)
 
     def _settled(self) -> dict[str, Census]:
-        """Count resources once no more connections close."""
+        """Count the processes' resources once their number of open files no longer changes."""
         now, patience = self._census(), time.monotonic() + _CLOSE_S
         while time.monotonic() < patience:
             last = now
@@ -337,7 +337,7 @@ class _Attack:
     # -- lanes ----------------------------------------------------------------------------------------
 
     def _drive(self, lanes: Iterator[Steps] | Sequence[Steps]) -> None:
-        """Run the steps of all lanes when they are due, until all have ended."""
+        """Run the fault steps of all lanes in this thread, each when it is due, until all lanes end."""
         agenda = [(time.monotonic(), number, steps) for number, steps in enumerate(lanes)]
         while agenda:
             at, number, steps = heapq.heappop(agenda)
@@ -347,7 +347,7 @@ class _Attack:
                 heapq.heappush(agenda, (time.monotonic() + pause, number, steps))
 
     def _lane(self, faults: Iterator[Fault]) -> Steps:
-        """Inject one fault after another; the cluster is whole again before the next."""
+        """Yield through the faults of one lane; each starts once the cluster is whole again."""
         for fault in faults:
             yield fault.calm_s
             if time.monotonic() >= self._ends_at:

@@ -1,4 +1,4 @@
-"""The schedule of faults, drawn from a seed.
+"""The schedule of a chaos run's faults, drawn from a seed.
 
 There are two lanes. In a lane, a fault begins when the one before is mended. The lanes run at the same time,
 so that a server dies while the monitor is down or during a rebalance.
@@ -26,7 +26,7 @@ another placement; a server joins and leaves; a server joins with a damaged chec
 client reaches; servers try to register under hostile names."""
 KINDS = SERVERS + CONTROL
 
-# Seconds of calm before a fault, and of the fault itself: shorter and longer than a lease (2 s).
+# Ranges, in seconds, of the calm before a fault and of the fault: shorter and longer than a lease (2 s).
 _CALM_S = (0.3, 1.5)
 _LASTS_S = {
     "kill": (0.1, 3.0),
@@ -48,7 +48,7 @@ _LASTS_S = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """One scheduled fault.
 
     Attributes:
         kind: One of `KINDS`.
@@ -70,7 +70,7 @@ def lane(seed: int, name: str, kinds: Sequence[str], servers: int) -> Iterator[F
 
     `name`: name of the lane; lanes of one seed are drawn independently.
     """
-    # A string is hashed the same way in every process and release of Python.
+    # `random` seeds from a string the same way in every process and release of Python.
     dice = random.Random(f"{seed} {name}")
     while kinds:
         for kind in dice.sample(sorted(kinds), len(kinds)):

@@ -1,4 +1,4 @@
-"""Registrations under names that members cannot have."""
+"""Attempts to register at the monitor under hostile names, which it must refuse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHOLE = ("", ".", "..", "-rf", "--help", "x" * _LONGEST)
 
 
 def hostile_name(dice: random.Random) -> str:
-    """A random name that no member can have."""
+    """Draw a random name that the monitor must refuse."""
     if dice.random() < 0.2:
         return dice.choice(_WHOLE)
     pieces = ["expert-server-", dice.choice(_PIECES), dice.choice(("0", dice.choice(_PIECES)))]
@@ -35,7 +35,7 @@ def hostile_name(dice: random.Random) -> str:
 
 
 def is_refused(monitor_address: str, name: str) -> bool:
-    """Whether the monitor refuses an expert server of this name; False: it does not answer.
+    """Whether the monitor refuses an expert server of this name; False if it does not answer.
 
     Raises ClusterError: the monitor registers the server, or refuses it for another reason.
     """

@@ -16,13 +16,13 @@ _JOIN_S = 10.0
 
 
 class Watch:
-    """Polls the status document.
+    """Polls the status document of a chaos run's cluster, from its own thread.
 
     Args:
         servers: Returns name and pid of the expert servers that should serve.
 
     Attributes:
-        missing: What the last poll saw, for reports.
+        missing: Text on what the last poll found missing, for the report.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Watch:
         return self._whole_at >= moment
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """End the polling thread. Idempotent."""
         self._over.set()
         self._thread.join(_JOIN_S)
 

@@ -1,4 +1,4 @@
-"""The `eaas` program. Each command imports what it needs when it runs: `--help` needs no torch."""
+"""The `eaas` program. Each command imports its modules when it runs, so that `--help` needs no torch."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def _root(
 
 def main() -> None:
     """Run the program. A user's mistake prints one line on standard error and exits with code 2."""
-    # The process ends anyway: a last garbage collection over torch would take more than a second.
+    # Skip the last garbage collection, which would take more than a second with torch imported.
     atexit.register(gc.freeze)
     exit_with_one_line(app)

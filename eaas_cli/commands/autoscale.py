@@ -20,7 +20,7 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `autoscale` to the `eaas` program."""
     app.command("autoscale")(autoscale)
 
 
@@ -78,7 +78,7 @@ def autoscale(
     with Interrupt() as interrupt:
         autoscaler = LiveAutoscaler(loaded, join, dry_run, tls=own)
         try:
-            # Only the first poll may fail: a wrong address ends the command.
+            # A failed first poll ends the command, because the address may be wrong. Later ones do not.
             _say(autoscaler.look())
             while True:
                 interrupt.wait(loaded.interval_s)

@@ -17,7 +17,7 @@ bench = typer.Typer(help="Benchmarks: each compares two systems in one run.", no
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `eaas bench`."""
     app.add_typer(bench, name="bench")
 
 

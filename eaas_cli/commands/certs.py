@@ -1,4 +1,4 @@
-"""`eaas certs`: a local authority and certificates for trying TLS."""
+"""`eaas certs`: write a local certificate authority and certificates, to try TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `certs` to the `eaas` program."""
     app.command("certs")(certs)
 
 

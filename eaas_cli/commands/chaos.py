@@ -1,4 +1,4 @@
-"""`eaas chaos ...`: fault injection."""
+"""`eaas chaos run`: check a cluster's answers under injected faults."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["register"]
 chaos = typer.Typer(
     help="Fault injection: break a cluster under load and check every answer.", no_args_is_help=True
 )
-# Exit code of a shell for a program that Ctrl-C ended.
+# Exit code that a shell reports for a program that Ctrl-C ended.
 _INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `eaas chaos`."""
     app.add_typer(chaos, name="chaos")
 
 

@@ -1,4 +1,4 @@
-"""`eaas status` and `eaas generate`: the HTTP endpoint of a running cluster."""
+"""`eaas status` and `eaas generate`: commands that call the HTTP endpoint of a running cluster."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = [
     "unreachable_text",
 ]
 
-# Uncovered experts that the table names.
+# Largest number of uncovered experts that the table names.
 _NAMED = 6
-# Longest time between two tokens of a stream: many times a layer's deadline.
+# Longest wait for the next token of a stream, many times a layer's deadline.
 _TOKEN_S = 120.0
 STATE_COLOURS = {
     "SERVING": "green",
@@ -42,13 +42,13 @@ STATE_COLOURS = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add `status` and `generate` to the `eaas` program."""
     app.command("status")(status)
     app.command("generate")(generate)
 
 
 def page_address(endpoint: str) -> str:
-    """Address of the dashboard, with the operator's token if this user may have it.
+    """URL of the dashboard, with the operator's token if this user may read it.
 
     The token is never printed to a file that other users can read.
     """
@@ -67,13 +67,13 @@ def _is_log() -> bool:
         places = Path(os.readlink(f"/proc/self/fd/{fd}")).parents
         open_to_others = all(place.stat().st_mode & 0o011 for place in places)
     except OSError:
-        # Standard output has no file name, or the file is gone.
+        # Standard output has no file name, or the file was deleted.
         return False
     return stat.S_ISREG(mode) and bool(mode & 0o044) and open_to_others
 
 
 def status_table(document: dict[str, Any]) -> Any:
-    """Build a Rich table from the status document."""
+    """Build the members table of `eaas status` and `eaas up` from the status document."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -114,7 +114,7 @@ def status_table(document: dict[str, Any]) -> Any:
 
 
 def unreachable_text(reasons: Mapping[str, str]) -> str:
-    """Say which clients cannot reach a server, and why. `reasons` are by client id."""
+    """Describe which clients cannot reach a server, and why. `reasons` are by client id."""
     return "; ".join(f"unreachable for {client}: {why}" for client, why in reasons.items())
 
 

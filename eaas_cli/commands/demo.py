@@ -1,4 +1,4 @@
-"""`eaas demo-model`: a small random checkpoint for trying things."""
+"""`eaas demo-model`: write a small random checkpoint to try the system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `demo-model` to the `eaas` program."""
     app.command("demo-model")(demo_model)
 
 

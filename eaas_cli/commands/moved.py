@@ -1,4 +1,4 @@
-"""Commands that moved or are gone: each ends with an error that names its successor."""
+"""Former commands, moved or removed. Each ends with an error that names its successor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMOVED = ("predict", "rebalance", "select", "traces")
 def register(
     app: typer.Typer, bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer
 ) -> None:
-    """Add the former commands, hidden."""
+    """Add the former commands, hidden from `--help`."""
     for name in _IN_A_CLONE:
         _add(bench, f"bench {name}", _clone(f"benchmarks.{name}"))
     for name in _REMOVED:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Join = Annotated[
 
 
 def _find_endpoint(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
-    """The given endpoint, else that of this user's last `eaas up`, else the default."""
+    """Choose the endpoint: the given one, else that of this user's last `eaas up`, else the default."""
     source = context.get_parameter_source(str(parameter.name))
     if source is None or source.name != "DEFAULT":
         return given

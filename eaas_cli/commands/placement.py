@@ -1,4 +1,4 @@
-"""Commands on the placement of experts in a running cluster."""
+"""`eaas plan`, `rebalance`, `pin`, `policy`, `history`: commands to a running cluster's balancer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-# Largest int32 of the contract; the balancer checks its own limits.
+# Largest int32 of the contract. The balancer checks its own limits.
 _MOST = 2**31 - 1
 
 Policy = Annotated[
@@ -40,7 +40,7 @@ Server = Annotated[str, typer.Argument(help="Server id, as in `eaas status`.", s
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the placement commands to the `eaas` program."""
     app.command("plan")(plan)
     app.command("rebalance")(rebalance)
     app.command("pin")(pin)
@@ -100,7 +100,10 @@ def rebalance(
     tls: Tls = None,
     as_json: Json = False,
 ) -> None:
-    """Plan now and apply the plan if it pays; requests continue. `eaas history` shows the result."""
+    """Plan now, and apply the plan if its benefit exceeds its cost. `eaas history` shows the result.
+
+    Requests continue during the moves.
+    """
     with _balancer(endpoint, key_file, tls) as balancer:
         answer = balancer.rebalance(policy or "", force=force)
     if as_json:
@@ -165,7 +168,7 @@ def policy(
 
 
 def _numbers(given: Sequence[str]) -> dict[str, float]:
-    """Parse NAME=VALUE words. Raises ConfigError for other words and for a name given twice."""
+    """Parse the NAME=VALUE words of `--knob`. Raises ConfigError for others and for a name given twice."""
     found: dict[str, float] = {}
     for text in given:
         name, _, value = text.partition("=")
@@ -227,7 +230,7 @@ def _show(answer: balancer_pb2.PlanResponse, as_json: bool) -> None:
 
 
 def _moves(answer: balancer_pb2.PlanResponse) -> str:
-    """Moves of a plan, and whether they pay."""
+    """Text on a plan's moves, and on whether their benefit exceeds their cost."""
     if not answer.moves:
         return "nothing would move"
     line = f"{counted(answer.transit, 'load')} ({answer.bytes / 1e6:.1f} MB)"
@@ -252,7 +255,7 @@ def _line(entry: balancer_pb2.HistoryEntry) -> str:
 
 
 def _phase(seconds: float) -> str:
-    """Seconds of a phase; "-" if it is not over or was given up."""
+    """Format the seconds of a roll-out's phase; "-" if it has not ended or was given up."""
     return f"{seconds:.2f} s" if seconds else "-"
 
 

@@ -1,4 +1,4 @@
-"""One command per role. `eaas up` runs them on this machine; people run them on other machines."""
+"""One command per role. `eaas up` runs them on this machine; operators run them on other machines."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Id = Annotated[
 Threads = Annotated[
     int | None, typer.Option("--threads", help="Intra-op threads; 0: by the number of cores.")
 ]
-# A process that has not ended this long after a signal kills itself.
+# A process that has not ended this many seconds after a signal kills itself.
 _EXIT_DEADLINE_S = 5.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the four roles' commands to the `eaas` program."""
     app.command("expert-server")(expert_server)
     app.command("attention-client")(attention_client)
     app.command("monitor")(monitor)
@@ -47,17 +47,17 @@ def register(app: typer.Typer) -> None:
 
 def _begin(role: str) -> None:
     if os.getpid() == 1:
-        # The first process of a container gets no signal without a handler.
+        # The first process of a container gets only signals for which it has a handler.
         signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     bind_to_launcher()
     configure_logging(role)
     prepare_open_files(f"eaas {role}")
-    # Checkpoints are local directories: nothing is downloaded.
+    # Checkpoints are local directories, so nothing is downloaded.
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _security(tls: Path | None, insecure: bool) -> dict[str, Any]:
-    """Section `security` of the settings, from the command line."""
+    """Build section `security` of a role's settings from the command line."""
     return {"tls_dir": tls and str(tls), "insecure": insecure or None}
 
 
@@ -79,13 +79,13 @@ def _exit_after(after_s: float = 0.0) -> None:
 
 
 def _leave() -> NoReturn:
-    """End a process that has closed everything. The normal exit would spend a second in torch.
+    """End a role's process that has closed everything. The normal exit would spend a second in torch.
 
-    Every role needs this: a monitor that the fork server started has imported torch, too.
+    Every role needs this, because even a monitor that the fork server started has imported torch.
     """
     logging.shutdown()
     for file in sys.stdout, sys.stderr:
-        # The disk may be full: the rest of the output is lost.
+        # The disk may be full. The rest of the output is lost.
         with contextlib.suppress(OSError):
             file.flush()
     os._exit(0)
@@ -151,10 +151,10 @@ def expert_server(
         _exit_after()
 
     def leave(_number: int, _frame: object) -> None:
-        # A second signal ends the server without the drain.
+        # A second signal ends the server without draining.
         signal.signal(signal.SIGTERM, leave_now)
         signal.signal(signal.SIGINT, leave_now)
-        # In a thread: the main thread may hold a lock that the drain needs.
+        # Use a thread, because the main thread may hold a lock that draining needs.
         threading.Thread(target=server.drain, daemon=True).start()
         _exit_after(loaded.drain_timeout_s)
 
@@ -210,12 +210,12 @@ def attention_client(
     stopping = threading.Event()
 
     def end(_number: int, _frame: object) -> None:
-        # In a thread: the main thread may hold the event's lock.
+        # Use a thread, because the main thread may hold the event's lock.
         threading.Thread(target=stopping.set, daemon=True).start()
         _exit_after()
 
     def ready(address: str) -> None:
-        # Until now a signal just ends the process: there are no requests to finish.
+        # Before this point a signal ends the process at once, because there are no requests to finish.
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
         _ready(address)
@@ -310,7 +310,7 @@ def balancer(
 
 
 def _member_id(given: str | None, role: str) -> str:
-    """The given id, or one made of host and pid. Raises ConfigError for an id that the contract forbids."""
+    """Choose a member's id: the given one, or host and pid. Raises ConfigError for a forbidden one."""
     from eaas.member_ids import check_id
 
     member_id = f"{role}-{socket.gethostname()}-{os.getpid()}" if given is None else given

@@ -1,4 +1,4 @@
-"""`eaas scale` and `eaas drain`: the number of expert servers in a running cluster."""
+"""`eaas scale` and `eaas drain`: change the number of expert servers in a running cluster."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["balancer_address", "monitor_addresses", "operator", "register"]
 
 _POLL_S = 0.2
-# Deadline per server that joins or leaves: experts are loaded.
+# Deadline per server that joins or leaves. It includes the loading of experts.
 _SERVER_S = 300.0
-# Longest time without an answer: a busy endpoint may miss some polls.
+# Longest time without an answer. A busy endpoint may miss some polls.
 _SILENCE_S = 30.0
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add `scale` and `drain` to the `eaas` program."""
     app.command("scale")(scale)
     app.command("drain")(drain)
 
@@ -53,7 +53,7 @@ def scale(
 
         def is_scaled(now: dict[str, Any]) -> bool:
             members = _servers(now)
-            # A server without experts counts: there may be more servers than replicas.
+            # A server without experts counts, because there may be more servers than replicas.
             if len(members) == servers and all(m["state"] == "SERVING" for m in members):
                 return True
             _check_request(balancer, request, servers)
@@ -64,11 +64,11 @@ def scale(
 
 
 def _check_request(balancer: BalancerClient, request: int, servers: int) -> None:
-    """Raise ClusterError if the request was replaced or refused."""
+    """Raise ClusterError if the balancer replaced or refused the scale request."""
     try:
         now = balancer.scale_state()
     except ClusterError:
-        # Another balancer may take over; the launcher continues.
+        # Keep waiting: another balancer may take over, and the launcher continues.
         return
     if now.wish > request:
         raise ClusterError(
@@ -108,19 +108,19 @@ def drain(
 
 
 def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The live expert servers."""
+    """Select the live expert servers from a status document."""
     return live_members(document, "expert-server")
 
 
 def balancer_address(document: dict[str, Any]) -> str:
-    """Address of the live balancer. Raises ClusterError if there is none."""
+    """Find the live balancer's address in a status document. Raises ClusterError if there is none."""
     for member in live_members(document, "balancer"):
         return str(member["address"])
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 
 
 def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
-    """Addresses of the live monitors in the status document. Raises ClusterError if there is none."""
+    """Find the live monitors' addresses in a status document. Raises ClusterError if there is none."""
     found = [str(member["address"]) for member in live_members(document, "monitor")]
     if not found:
         raise ClusterError(
@@ -130,7 +130,7 @@ def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
 
 
 def operator(endpoint: str, document: dict[str, Any], directory: Path | None) -> Identity | None:
-    """The operator's identity for calls to the cluster; None for a cluster without TLS.
+    """Load the operator's TLS identity for calls to the cluster; None for a cluster without TLS.
 
     Args:
         directory: Directory of certificates (--tls), if given.
@@ -138,7 +138,7 @@ def operator(endpoint: str, document: dict[str, Any], directory: Path | None) ->
     Raises:
         ConfigError: The cluster has TLS and --tls is missing, or the other way round.
     """
-    # Attention clients of former releases leave out `tls`.
+    # Status documents of former releases leave out `tls`.
     has_tls = document.get("tls", directory is not None)
     if not has_tls:
         if directory is not None:
@@ -165,7 +165,7 @@ def _wait(
     otherwise: str,
     servers: int,
 ) -> None:
-    """Print state changes of servers until `is_done`. `before` is the status before the request."""
+    """Poll the status and print servers' changes until `is_done`. `before`: status before the request."""
     deadline = time.monotonic() + servers * _SERVER_S
     printed: dict[str, str] = {m["id"]: m["state"] for m in before["members"]}
     heard_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""`eaas simulate ...`: the live code in simulated time, on a trace."""
+"""`eaas simulate ...`: run the live code in simulated time, on a trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ simulate = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `eaas simulate`."""
     simulate.command("autoscale")(autoscale)
     simulate.command("caps")(caps)
     app.add_typer(simulate, name="simulate")

@@ -110,7 +110,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _print_pattern(document: dict[str, Any], pattern: str) -> None:
-    """P99 at each rate, relative to the baseline; other figures at the highest rate."""
+    """Print one pattern: P99 at each rate, relative to the baseline; other figures at the highest rate."""
     from simulator.caps.grid import BASELINE
 
     rates = list(document[pattern])

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _POLL_S = 1.0
-# A pipe has no height.
+# Lines of a frame in a pipe, which has no height.
 _PIPED_LINES = 1000
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `top` to the `eaas` program."""
     app.command("top")(top)
 
 
@@ -76,14 +76,14 @@ def top(
 
 
 def _second_snapshot(reader: SnapshotReader) -> ClusterSnapshot:
-    """Poll twice: rates need two polls, and the first one finds the balancer."""
+    """Take a snapshot from a second poll: rates need two polls, and the first one finds the balancer."""
     reader.look()
     time.sleep(_POLL_S)
     return reader.look()
 
 
 def _live(url: str, reader: SnapshotReader, console: Console) -> None:
-    """Draw frames until a key ends it. A thread polls, so keys act at once."""
+    """Draw frames in the terminal until a key ends it. A thread polls the cluster, so keys act at once."""
     from rich.live import Live
 
     from eaas_cli.commands.top_view import frame
@@ -134,13 +134,13 @@ def _live(url: str, reader: SnapshotReader, console: Console) -> None:
 
 
 def _ends(pressed: bytes) -> bool:
-    """Whether q, Ctrl-D or the end of the terminal was read."""
+    """Whether the keys end `eaas top`: q, Ctrl-D or the end of the terminal."""
     return not pressed or any(key in b"qQ\x04" for key in pressed)
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[list[int]]:
-    """The keyboard's descriptor in cbreak mode; empty without a terminal."""
+    """Yield the keyboard's descriptor in cbreak mode, in a list; the list is empty without a terminal."""
     try:
         import termios
         import tty
@@ -151,7 +151,7 @@ def _keys() -> Iterator[list[int]]:
         yield []
         return
     try:
-        # Ctrl-C stays a signal.
+        # In cbreak mode Ctrl-C stays a signal.
         tty.setcbreak(keyboard)
         yield [keyboard]
     finally:

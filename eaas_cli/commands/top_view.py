@@ -18,19 +18,19 @@ from eaas_cli.commands.client import STATE_COLOURS, unreachable_text
 __all__ = ["COLUMNS", "document", "frame"]
 
 COLUMNS = 80
-"""Width that every line fits."""
+"""Width of a frame: no line is longer."""
 
 _NAME = 24
 _UNKNOWN = "-"
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = " .:-=+*#"
-# Load of a full bar, over the mean of its layer.
+# Load that fills a bar, relative to the mean of its layer.
 _FULL = 2.0
 _LAYERS = COLUMNS - _NAME - 12
-# Head, rates, balance, and a blank line and a title for each table.
+# Lines outside the tables' rows: head, rates, balance, and a blank line and a title for each table.
 _HEAD_LINES = 9
 _LEAST_EVENTS = 3
-# Lines on servers that clients cannot reach, at most.
+# Largest number of lines on servers that clients cannot reach.
 _NOTES = 3
 _EVENT_COLOURS = {
     "dead": "red",
@@ -45,7 +45,7 @@ _EVENT_COLOURS = {
 def frame(
     endpoint: str, snapshot: ClusterSnapshot, lines: int, *, ascii_only: bool = False
 ) -> RenderableType:
-    """Draw a snapshot.
+    """Draw a snapshot of the cluster as one frame.
 
     Args:
         lines: Height of the terminal.
@@ -141,7 +141,7 @@ def _members(snapshot: ClusterSnapshot, most: int) -> RenderableType:
 def _chosen(
     members: Sequence[MemberSnapshot], shares: Mapping[str, float], most: int
 ) -> list[MemberSnapshot]:
-    """At most `most` members in their order: those that are not SERVING first, then the busiest."""
+    """Choose up to `most` members to show: those that are not SERVING, then the busiest. Keeps the order."""
     if len(members) <= most:
         return list(members)
 
@@ -153,7 +153,7 @@ def _chosen(
 
 
 def _shares(load: Load | None) -> dict[str, float]:
-    """Each server's work (tokens over speed) over the mean."""
+    """Compute each server's work (tokens over speed) relative to the mean."""
     if load is None or not load.tokens_LS.any():
         return {}
     work_S = load.tokens_LS.sum(axis=0) / load.speeds_S
@@ -161,7 +161,7 @@ def _shares(load: Load | None) -> dict[str, float]:
 
 
 def _loads(load: Load, most: int, bars: str) -> RenderableType:
-    """A row per server, a bar per layer or group of layers: its load over the layer's mean."""
+    """Draw a row per server and a bar per layer or group of layers: load relative to the layer's mean."""
     layers = len(load.par_L)
     groups = np.array_split(np.arange(layers), min(layers, _LAYERS))
     work_LS = load.tokens_LS / load.speeds_S
@@ -205,7 +205,7 @@ def _percent(share: float | None) -> str:
 
 
 def document(endpoint: str, snapshot: ClusterSnapshot) -> dict[str, Any]:
-    """The snapshot as the document of `eaas top --json`."""
+    """Convert a snapshot to the document of `eaas top --json`."""
     counters, load, now = snapshot.counters, snapshot.load, snapshot.at
     return {
         "endpoint": endpoint,

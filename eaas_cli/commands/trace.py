@@ -30,7 +30,7 @@ Target = Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .npy or .c
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `eaas trace`."""
     app.add_typer(trace, name="trace")
 
 
@@ -62,7 +62,7 @@ def record(
     from eaas.checkpoint import precheck
     from simulator.traces.file import check_target, write_trace
 
-    # Before the imports: transformers takes seconds, and a mistake should be named at once.
+    # Check before the imports, which take seconds, so that a mistake is named at once.
     check_target(target)
     precheck(model)
     from simulator.traces.record import PROMPTS, read_prompts, record_trace

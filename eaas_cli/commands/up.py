@@ -1,4 +1,4 @@
-"""`eaas up`: a cluster on this machine, until Ctrl-C."""
+"""`eaas up`: run a cluster on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _REFRESH_S = 1.0
-# Interval while servers join or leave, one after another.
+# Interval of the loop while servers join or leave.
 _SCALING_S = 0.1
-# Deadline of a start without the loading of experts, which has its own.
+# Deadline of a start. The loading of experts has its own deadline.
 _START_S = 120.0
-# Open files: logs, sockets and pidfds of the children.
+# Open files that the launcher needs: logs, sockets and pidfds of the children.
 _FILES = 128
 _FILES_PER_SERVER = 16
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `up` to the `eaas` program."""
     app.command("up")(up)
 
 
@@ -124,7 +124,7 @@ def up(
                 _greet(cluster)
                 _watch(cluster, interrupt)
         except Interrupted:
-            # The terminal may be gone.
+            # The terminal may be closed.
             with contextlib.suppress(OSError):
                 print_line("stopping ...")
         finally:
@@ -145,7 +145,7 @@ def _greet(cluster: LocalCluster) -> None:
     if file is not None:
         status += ["--api-key-file", str(file.resolve())]
         key = f'"$(grep -m 1 "^[^#]" {shlex.quote(str(file.resolve()))})"'
-    # Neither the screen nor a command line shows the key itself.
+    # Print a reference to the key's file, so that neither the screen nor a command line shows the key.
     shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
     curl = f"curl -s{shown}"
     print_line(f"""
@@ -172,7 +172,7 @@ def _key_file(cluster: LocalCluster) -> Path | None:
 
 
 def _kernels(cluster: LocalCluster) -> str:
-    """The kernel of the expert servers; by server if they differ."""
+    """Text on the kernel that the expert servers use, by server if they differ."""
     servers: dict[str, list[str]] = {}
     for child in cluster.children.values():
         if child.kernel is not None:
@@ -183,7 +183,7 @@ def _kernels(cluster: LocalCluster) -> str:
 
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
-    """Show the status until a signal: a live table on a terminal, else a line per event."""
+    """Scale, supervise and show the status until a signal: a live table on a terminal, else event lines."""
     from eaas_cli.local.scaling import Scaler, ScaleWatch
     from eaas_cli.local.supervision import Supervisor
 
@@ -205,14 +205,14 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
 
 
 def _started_by_hand(cluster: LocalCluster) -> set[str]:
-    """Ids of live expert servers that others started. Raises ClusterError if the endpoint is silent."""
+    """Ids of live expert servers that this launcher did not start. Raises ClusterError on no answer."""
     document = fetch_status(cluster.endpoint, _key_file(cluster))
     servers = live_members(document, "expert-server")
     return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
 
 
 def _balancer_address(cluster: LocalCluster) -> str | None:
-    """Address of the live balancer, which may have been restarted by hand."""
+    """Find the live balancer's address from the endpoint, because a person may have restarted it."""
     try:
         return balancer_address(fetch_status(cluster.endpoint, _key_file(cluster)))
     except ClusterError:
@@ -220,14 +220,14 @@ def _balancer_address(cluster: LocalCluster) -> str | None:
 
 
 def _step(supervisor: Supervisor, scaler: Scaler) -> list[str]:
-    """Scale and supervise once; return the lines to print."""
+    """Run one step of scaling and one of supervision; return the lines to print."""
     lines = []
     if supervisor.can_start:
         try:
             lines = scaler.step()
         except EaasError as error:
             lines = [f"scaling stopped: {error}"]
-    # Last: the scaler reports servers that it stopped.
+    # Supervision comes last, because the scaler reports the servers that it stopped.
     return lines + supervisor.step()
 
 
@@ -244,7 +244,7 @@ def _watch_live(
             except ClusterError as error:
                 shown = Text(str(error))
             for line in _step(supervisor, scaler):
-                # Never wrapped: a line may be a command to paste.
+                # Lines are not wrapped, because a line may be a command to paste.
                 live.console.print(line, soft_wrap=True, markup=False, highlight=False)
             live.update(shown, refresh=True)
             interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)

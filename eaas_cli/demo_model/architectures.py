@@ -1,4 +1,4 @@
-"""transformers' configs of the demo models, derived from a few sizes."""
+"""transformers' configs of the demo models, derived from a few sizes (`eaas demo-model`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADS = 4
 
 @dataclass(frozen=True)
 class DemoSizes:
-    """Checked arguments of `write_demo_model`. Raises ConfigError for a wrong one."""
+    """The arguments of `write_demo_model`, checked. Raises ConfigError for a wrong one."""
 
     arch: str
     layers: int
@@ -56,12 +56,12 @@ class DemoSizes:
             raise ConfigError(f"seed {self.seed}: choose 0 or more")
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """Convert to a dictionary of the arguments by name."""
         return asdict(self)
 
 
 def build_config(sizes: DemoSizes) -> Any:
-    """Build transformers' config. Experts are half as wide as the hidden states."""
+    """Build transformers' config of a demo model. Experts are half as wide as the hidden states."""
     from transformers import AutoConfig
 
     head_dim, intermediate = sizes.hidden // _HEADS, sizes.hidden // 2

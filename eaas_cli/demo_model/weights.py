@@ -22,8 +22,8 @@ from eaas_cli.demo_model.tokenizer import SPECIAL_TOKENS
 
 __all__ = ["fill_weights"]
 
-# Without its experts a model changes nine words of ten. The gain is larger where router scores are not
-# normalised, and smaller where the architecture scales its experts up.
+# With this gain, a model without its experts gets nine words of ten wrong. The gain is larger if its scores
+# are not normalised, and smaller if the architecture scales its experts up.
 _EXPERTS_GAIN = {
     "qwen3_moe": 12.0,
     "qwen2_moe": 16.0,
@@ -41,10 +41,10 @@ _READINGS, _CONTEXT = 8, 32
 
 
 def fill_weights(model: Any, words: list[int], seed: int) -> None:
-    """Overwrite every weight of a float32 model, deterministically by seed.
+    """Overwrite every weight of a float32 demo model; the same seed gives the same weights.
 
     Args:
-        model: A demo model.
+        model: Built from one of `architectures`' configs.
         words: Candidate token ids of the cycle.
     """
     rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def fill_weights(model: Any, words: list[int], seed: int) -> None:
                 torch.from_numpy(_random(rng, name, parameter, model.config.model_type))
             )
         states_VH = _mean_states(model, rng)
-        # The words whose state depends least on the context.
+        # Choose the words whose state depends least on the context.
         words = sorted(words, key=states_VH.norm(dim=-1).tolist().__getitem__, reverse=True)
         words = words[: _WORDS_PER_HIDDEN * model.config.hidden_size]
         cycle = torch.from_numpy(rng.permutation(words))
@@ -66,7 +66,7 @@ def fill_weights(model: Any, words: list[int], seed: int) -> None:
 def _random(
     rng: np.random.Generator, name: str, parameter: torch.Tensor, model_type: str
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Values of a parameter; products keep the scale of their input, times the gain."""
+    """Draw the values of a parameter, scaled so that a product has the scale of its input times the gain."""
     shape = tuple(parameter.shape)
     if parameter.dim() == 1:
         return np.full(shape, 1.0 if "norm" in name else 0.0, dtype=np.float32)
@@ -90,9 +90,9 @@ def _gain(name: str, model_type: str) -> float:
 
 
 def _mean_states(model: Any, rng: np.random.Generator) -> torch.Tensor:
-    """Mean final state of each token in random contexts, less the mean over all, (V, H) float64.
+    """Compute each token's mean final state in random contexts, less the mean over all: (V, H) float64.
 
-    float64, so that the number of threads cannot change the signs.
+    In float64 the number of threads cannot change the signs.
     """
     first, vocab = len(SPECIAL_TOKENS), model.config.vocab_size
     readings = [rng.permutation(np.arange(first, vocab)) for _ in range(_READINGS)]

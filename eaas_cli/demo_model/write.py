@@ -57,7 +57,7 @@ def write_demo_model(
     _refuse_to_overwrite(target)
 
     with ExitStack() as stack:
-        # Creating a model imports its modules.
+        # Creating a model imports its modules from transformers.
         stack.enter_context(collector_off())
         import torch
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -68,7 +68,7 @@ def write_demo_model(
         stack.enter_context(quiet_transformers())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         tokenizer = build_tokenizer(vocab, MAX_POSITIONS)
-        # Eager: step 2 runs in float64, which the grouped kernels do not support.
+        # Step 2 of `fill_weights` runs in float64, which only the eager experts support.
         model = AutoModelForCausalLM.from_config(
             build_config(sizes), dtype=torch.float32, experts_implementation="eager"
         ).eval()
@@ -82,7 +82,7 @@ def write_demo_model(
 
 
 def _refuse_to_overwrite(target: Path) -> None:
-    """Raise ConfigError unless the path is free, an empty directory or a demo model."""
+    """Raise ConfigError if the path holds anything but an empty directory or a demo model."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -95,7 +95,7 @@ def _refuse_to_overwrite(target: Path) -> None:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new directory that replaces the target at the end and is deleted on an error."""
+    """Yield a new directory; it replaces the target at the end, or is deleted on an error."""
     target = target.absolute()
     new = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:

@@ -9,7 +9,7 @@ __all__ = ["LocalCluster"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: `eaas --help` and the roles need neither the settings nor numpy.
+    # Imported on first use, because `eaas --help` and the roles need neither the settings nor numpy.
     if name == "LocalCluster":
         from eaas_cli.local.cluster import LocalCluster
 

@@ -1,4 +1,4 @@
-"""Arguments of each role's command in a local cluster, and checks of the launcher's own."""
+"""Command-line arguments of each role in a local cluster, and checks of the launcher's own options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
-    """Arguments of the monitor, which stops the members when it ends."""
+    """Arguments of the `eaas monitor` process, which stops the members when it ends."""
     monitor = config.monitor
     data = ("--data-dir", str(Path(monitor.data_dir).resolve())) if monitor.data_dir else ()
     words = ("monitor", "--host", monitor.host, "--port", str(monitor.port))
@@ -30,7 +30,7 @@ def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
 def server_words(
     config: ClusterConfig, name: str, monitor: str, model: Path | None, threads: int
 ) -> tuple[str, ...]:
-    """Arguments of an expert server. Without a model, other servers send it the weights."""
+    """Arguments of an `eaas expert-server` process. Without a model, other servers send it the weights."""
     server = config.expert_server
     return (
         *("expert-server", "--id", name),
@@ -41,7 +41,7 @@ def server_words(
 
 
 def balancer_words(monitor: str, servers: int, redundancy: int) -> tuple[str, ...]:
-    """Arguments of the balancer."""
+    """Arguments of the `eaas balancer` process."""
     counts = ("--servers", str(servers), "--redundancy", str(redundancy))
     return ("balancer", "--join", monitor, *counts)
 
@@ -49,7 +49,7 @@ def balancer_words(monitor: str, servers: int, redundancy: int) -> tuple[str, ..
 def client_words(
     config: ClusterConfig, name: str, monitor: str, model: Path, *, operator_page: bool
 ) -> tuple[str, ...]:
-    """Arguments of the attention client."""
+    """Arguments of the `eaas attention-client` process."""
     client = config.attention_client
     keys = ("--api-key-file", str(Path(client.api_key_file).resolve()))
     return (
@@ -62,7 +62,7 @@ def client_words(
 
 
 def make_log_dir(wanted: Path) -> None:
-    """Make the directory of the logs. Raises ConfigError."""
+    """Create the directory of the child processes' logs. Raises ConfigError."""
     try:
         wanted.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,7 +72,7 @@ def make_log_dir(wanted: Path) -> None:
 
 
 def check_endpoint_port(host: str, port: int) -> None:
-    """Check that the endpoint's address is free. Raises ConfigError or PortInUseError."""
+    """Check that the HTTP endpoint's address is free. Raises ConfigError or PortInUseError."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -40,7 +40,7 @@ def _own_pids() -> Iterator[int]:
             if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
                 yield int(entry.name)
         except OSError:
-            # The process has ended.
+            # The process ended during the search.
             continue
 
 
@@ -58,7 +58,7 @@ def _runs(pid: int, arguments: Sequence[str]) -> bool:
 
 
 class StartedByHand(ChildProcess):
-    """A process that a person started; can be watched and ended. Owns the pidfd."""
+    """A role's process that a person started. The launcher can watch and end it. Owns the pidfd."""
 
     def __init__(self, name: str, arguments: Sequence[str], pid: int, pidfd: int) -> None:
         self.name = name
@@ -68,10 +68,10 @@ class StartedByHand(ChildProcess):
         self.process = PidfdProcess(pid, pidfd)
 
     def read(self) -> None:
-        """Do nothing: the process announces nothing to the launcher."""
+        """Do nothing, because the process announces nothing to the launcher."""
 
     def last_words(self) -> str:
-        """A note: the log is in the person's terminal."""
+        """Text in place of the last log line, because the log is in the person's terminal."""
         return "(in the terminal that it was started from)"
 
     def reap(self, timeout_s: float) -> bool:

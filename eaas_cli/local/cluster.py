@@ -1,4 +1,4 @@
-"""Start, watch and end the processes of a cluster on this machine."""
+"""The launcher: starts, watches and ends the processes of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _POLL_S = 0.05
 _SERVER = "expert-server-"
 _CLIENT, _MONITOR = "attention-client", "monitor"
 _OPERATOR = "operator"
-# Former pids of a name that its next process reports; leases of earlier ones are over.
+# Number of former pids that a name's next process reports. The leases of earlier ones have expired.
 _ENDED_PIDS = 8
 
 
@@ -87,7 +87,7 @@ class LocalCluster:
                 f"give --servers {redundancy} or a lower --redundancy"
             )
         security, client = self.config.security, self.config.attention_client
-        # Draining servers needs the role of an operator.
+        # The launcher drains servers, which needs the role of an operator.
         self.tls = identity(security, _OPERATOR)
         if self.tls is not None:
             # Imported here: only TLS needs cryptography.
@@ -115,7 +115,7 @@ class LocalCluster:
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
         self._pids: set[int] = set()
-        # The last process of each name.
+        # The latest process of each name.
         self._latest: dict[str, ChildProcess] = {}
         self.monitor_address = ""
         self.endpoint = ""
@@ -159,9 +159,9 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """End every process: SIGTERM, then SIGKILL. Idempotent."""
-        # The client first: it finishes requests, which need the experts. The monitor last: it stops members
-        # that this launcher does not know.
+        """End every process of the cluster: SIGTERM, then SIGKILL. Idempotent."""
+        # The client ends first, because the requests that it finishes need the experts. The monitor is last,
+        # because it stops the members that this launcher did not start.
         self.find_started_by_hand()
         stop_all(c for c in self.children.values() if c.name == _CLIENT)
         others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
@@ -180,7 +180,7 @@ class LocalCluster:
         self.stop()
 
     def ended(self) -> list[ChildProcess]:
-        """Processes that have ended."""
+        """List the processes of this cluster that have ended."""
         return [child for child in self.children.values() if not child.running]
 
     def has_started(self, pid: int) -> bool:
@@ -188,7 +188,7 @@ class LocalCluster:
         return pid in self._pids
 
     def find_started_by_hand(self) -> list[ChildProcess]:
-        """Adopt processes that ended and that a person restarted with `restart_line`.
+        """Adopt the processes that a person restarted with `restart_line` after they had ended.
 
         They belong to the cluster from now on and end with it.
 
@@ -197,7 +197,7 @@ class LocalCluster:
         """
         found: list[ChildProcess] = []
         if not self.monitor_address:
-            # Before its port is known, the monitor's arguments match those of other clusters' monitors.
+            # Until its port is fixed, the monitor's arguments match those of other clusters' monitors.
             return found
         for child in self.ended():
             again = find_started_by_hand(child.name, child.arguments)
@@ -208,15 +208,15 @@ class LocalCluster:
         return found
 
     def restart_line(self, child: ChildProcess) -> str:
-        """The shell command that starts a process again, in any directory."""
+        """Build the shell command that restarts a child process from any directory."""
         return restart_line(child.arguments)
 
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
-        """Restart a process that has ended, and wait until it serves."""
+        """Restart a named process that has ended, and wait until it serves."""
         wait_ready([self.start_again(name)], timeout_s)
 
     def start_again(self, name: str) -> ChildProcess:
-        """Restart a process that has ended; does not wait for it."""
+        """Restart a named process that has ended; does not wait for it."""
         old = self.children[name]
         old.reap(_END_S)
         return self._start(name, old.arguments)
@@ -228,10 +228,10 @@ class LocalCluster:
         return self._fork_server
 
     def start_fork_server(self) -> None:
-        """Start the fork server, again if it has ended; does not wait for it."""
+        """Start or restart the fork server; does not wait for it."""
         if self._fork_server is not None:
             self._fork_server.reap(_END_S)
-        # To learn its children's exit codes when it ends.
+        # This process then learns the exit codes of the fork server's children if the fork server ends.
         adopt_orphans()
         client = CLIENT_MODULES if self._with_client else ()
         self._fork_server = ForkServer(CONTROL_MODULES + SERVER_MODULES + client)
@@ -240,7 +240,7 @@ class LocalCluster:
     # -- scaling ---------------------------------------------------------------------------------------
 
     def scale(self, servers: int, timeout_s: float = 120.0) -> None:
-        """Start or drain servers, one at a time, until there are `servers`; waits for it.
+        """Start or drain expert servers, one at a time, and wait until there are `servers`.
 
         Raises EaasError: a server cannot start or leave, or not in time.
         """
@@ -274,7 +274,7 @@ class LocalCluster:
         return self._spawn_server(index, model=model)
 
     def forget(self, name: str) -> None:
-        """Drop an ended process of this name, if any."""
+        """Remove an ended process of this name from the children, so that it is not reported or restarted."""
         child = self.children.pop(name, None)
         if child is not None:
             child.reap(_END_S)
@@ -293,7 +293,7 @@ class LocalCluster:
         former = self._latest.get(name)
         ended: tuple[int, ...] = ()
         if former is not None and not former.running:
-            # Several: the monitor may know an earlier process if the last one ended before it registered.
+            # Several, because the monitor may list an earlier process if the last one never registered.
             ended = (*former.ended_pids, former.pid)[-_ENDED_PIDS:]
         if self._fork_server is not None and not self._fork_server.running:
             self.start_fork_server()

@@ -49,11 +49,11 @@ def set_command_line(words: Sequence[str]) -> None:
     Raises OSError: the kernel was built without CONFIG_CHECKPOINT_RESTORE, or a sandbox refuses.
     """
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
-    # From the third field on: the second, the name, may contain blanks and parentheses.
+    # Fields from the third on, because the second, the name, may contain blanks and parentheses.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    # Never freed: the kernel reads it until the process ends.
+    # The buffer is never freed, because the kernel reads it until the process ends.
     start = libc.malloc(ctypes.c_size_t(len(text)))
     ctypes.memmove(start, text, len(text))
     layout = _MemoryMap(
@@ -62,7 +62,7 @@ def set_command_line(words: Sequence[str]) -> None:
         exe_fd=_NO_FILE,
         **{name: int(fields[place - 3]) for name, place in _STAT_FIELDS.items()},
     )
-    # The call also sets the end of the heap: read it last, so that it is current.
+    # The call also sets the end of the heap, so read that last.
     layout.brk = libc.sbrk(0)
     if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")

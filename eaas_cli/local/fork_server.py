@@ -1,4 +1,4 @@
-"""The fork server, seen by the launcher: it imports torch once and forks the roles."""
+"""The launcher's handle on the fork server, which imports torch once and forks the roles' processes."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ __all__ = [
 ]
 
 CONTROL_MODULES = ("eaas_cli.commands", "monitor.main", "balancer.main")
-"""Imports of a monitor and a balancer."""
+"""Modules that the fork server imports for a monitor and a balancer."""
 SERVER_MODULES = (
     "expert_server.main",
     "transformers.modeling_utils",
     "transformers.modeling_layers",
     "transformers.generation.utils",
 )
-"""Imports of an expert server, with those of the checkpoint's config."""
+"""Modules that it imports for an expert server, with those of the checkpoint's config."""
 CLIENT_MODULES = (
     "attention_client.main",
     "attention_client.serving.generation.batching",
     "attention_client.serving.generation.sequential",
 )
-"""Imports of an attention client; a model needs one of the last two."""
+"""Modules that it imports for an attention client. A model needs only one of the last two."""
 
 _ANSWER_BYTES = 1 << 12
-# Deadline of a fork or of an exit code.
+# Deadline of the fork server's answer to a request.
 _ANSWER_S = 60.0
 # Deadline from its last message to its end.
 _END_S = 3.0
@@ -51,7 +51,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of a fork server's children when it ends, to learn their exit codes.
+    """Make this process the parent of a fork server's children when it ends, to learn their exit codes.
 
     Applies to the whole process and all its descendants.
     """
@@ -61,17 +61,17 @@ def adopt_orphans() -> None:
 
 
 class ForkServer(ChildProcess):
-    """A fork server. It starts at once; a fork takes milliseconds once it is ready.
+    """The launcher's handle on a fork server. It starts at once; once it is ready, a fork takes milliseconds.
 
-    Earlier requests wait for the current import. The fork server and its children end with the launcher; the
-    children survive the fork server.
+    Requests before that wait for the current import. The fork server and its children end with the launcher;
+    the children survive the end of the fork server.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_ANSWER_S)
         self._environment = dict(os.environ)
-        # One request at a time: answers have no ids.
+        # One request runs at a time, because answers have no ids.
         self._lock = threading.Lock()
         try:
             super().__init__(
@@ -110,7 +110,7 @@ class ForkServer(ChildProcess):
         return Forked(self, answer["pid"], fds[0])
 
     def exit_code(self, pid: int, pidfd: int) -> int:
-        """Exit code of a child that has ended; call it once. 255: unknown."""
+        """Get the exit code of a forked process that has ended; call it once. 255 if unknown."""
         try:
             return int(self._ask({"reap": pid})[0]["code"])
         except ClusterError:
@@ -128,11 +128,11 @@ class ForkServer(ChildProcess):
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def end(self) -> None:
-        """End it. Idempotent."""
+        """End the fork server. Idempotent."""
         stop_all([self])
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; False on timeout."""
+        """Wait for the end of the fork server; False on timeout."""
         ended = super().reap(timeout_s)
         if ended:
             self._control.close()
@@ -168,5 +168,5 @@ class Forked(PidfdProcess):
         self._fork_server = fork_server
 
     def exit_code(self) -> int:
-        """Exit code of the process, which has ended; call it once."""
+        """Get the exit code of the process, which has ended; call it once."""
         return self._fork_server.exit_code(self.pid, self.pidfd)

@@ -1,4 +1,4 @@
-"""The fork server's process: imports modules once, then forks a process per request (ADR 0012)."""
+"""The fork server's process: imports modules once, then forks one process per request (ADR 0012)."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class _InChild(Exception):
 def main() -> None:
     """Serve the launcher until it closes the socket; in a forked process, run the requested module."""
     bind_to_launcher()
-    # Read when transformers is imported. Checkpoints are local: nothing is downloaded.
+    # transformers reads these when it is imported. Checkpoints are local, so nothing is downloaded.
     os.environ["HF_HUB_OFFLINE"] = "1"
     control = socket.socket(fileno=int(sys.argv[1]))
-    # Imports make hardly any garbage; collecting would take a quarter of the time.
+    # Imports make hardly any garbage, but collection would take a quarter of the time.
     gc.disable()
     try:
         for module in sys.argv[2:]:
             importlib.import_module(module)
-            # A monitor need not wait for the other imports.
+            # Serve between imports, because a monitor need not wait for the later ones.
             while select.select([control], [], [], 0)[0]:
                 _serve(control)
-        # The imports stay: a collector in a child would copy their pages.
+        # Exempt the imports from collection, because a collector in a child would copy their pages.
         gc.freeze()
         gc.enable()
         announce(ready="")
@@ -46,13 +46,13 @@ def main() -> None:
             _serve(control)
     except _InChild as child:
         (request,) = child.args
-    # Outside the block, so that the child's errors do not show this exception as their context.
+    # This is outside the block, so that the child's errors do not show _InChild as their context.
     sys.argv[:] = [request["module"], *request["arguments"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 def _serve(control: socket.socket) -> None:
-    """Answer a request. Raises _InChild in a child; SystemExit when the launcher closes the socket."""
+    """Answer one request. Raises _InChild in a forked child, SystemExit if the launcher has closed."""
     message, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
     if not message:
         sys.exit()
@@ -72,7 +72,7 @@ def _serve(control: socket.socket) -> None:
             control.close()
             _become(request, *fds)
             raise _InChild(request)
-        # Only a request reaps the child, so the pid is not reused before.
+        # Only the launcher's request reaps the child, so the pid is not reused before that.
         pidfd = os.pidfd_open(pid)
         socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
         os.close(pidfd)
@@ -81,14 +81,14 @@ def _serve(control: socket.socket) -> None:
 
 
 def _become(request: Any, log_fd: int, ready_fd: int) -> None:
-    """Set up a forked process as `Popen` would."""
-    # Off while the fork server imports.
+    """Give a forked process its log, environment and command line, as `Popen` would."""
+    # The collector was off while the fork server imported.
     gc.enable()
     os.setpgid(0, 0)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     os.close(log_fd)
-    # The fork server's own pipe, if it is not ready yet.
+    # This is the fork server's own pipe, which is open if the fork server is not ready yet.
     os.close(int(os.environ[READY_VARIABLE]))
     for name, value in request["environment"].items():
         if value is None:
@@ -103,7 +103,7 @@ def _become(request: Any, log_fd: int, ready_fd: int) -> None:
     try:
         set_command_line(words)
     except OSError:
-        # People must find the process by its command line: execute it instead, which is slow.
+        # Execute the program, which is slow, because people must find the process by its command line.
         os.set_inheritable(ready_fd, True)
         os.execv(words[0], words)
 

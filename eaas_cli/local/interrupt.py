@@ -28,7 +28,7 @@ class Interrupt(SignalLine):
 
     @property
     def fd(self) -> int:
-        """Readable when a signal may have come."""
+        """Descriptor that is readable when a signal may have come."""
         return self._reader.fileno()
 
     def check(self) -> None:
@@ -39,7 +39,7 @@ class Interrupt(SignalLine):
             raise Interrupted
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep. Raises Interrupted as soon as a signal comes."""
+        """Sleep for `timeout_s`. Raises Interrupted as soon as a signal comes."""
         deadline = time.monotonic() + timeout_s
         self.check()
         while (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""A process known by its pidfd, which `subprocess` did not start."""
+"""A process that `subprocess` did not start, held by its pidfd."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import weakref
 __all__ = ["UNKNOWN_CODE", "PidfdProcess"]
 
 UNKNOWN_CODE = 255
-"""Exit code of a process whose real one is unknown."""
+"""Reported exit code if the real one is unknown."""
 
 
 class PidfdProcess:
-    """The part of `subprocess.Popen` that a launcher needs.
+    """The part of `subprocess.Popen` that the launcher needs, for a process that it did not execute itself.
 
     Args:
-        pidfd: Its pidfd; closed with this object.
+        pidfd: The process's pidfd; closed with this object.
 
     Attributes:
         returncode: None until `poll` or `wait` saw the end; 255 if unknown.
@@ -33,7 +33,7 @@ class PidfdProcess:
         self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
+        """Get the exit code, negative for a signal; None while the process runs."""
         return self._poll(0.0)
 
     def wait(self, timeout: float) -> int:
@@ -46,11 +46,11 @@ class PidfdProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            # By pidfd: the pid may have been reused.
+            # Signal by pidfd, because the pid may have been reused.
             signal.pidfd_send_signal(self.pidfd, number)
 
     def exit_code(self) -> int:
-        """Exit code of the process, which has ended; called once."""
+        """Exit code of the process, which has ended. Subclasses ask its parent; called once."""
         return UNKNOWN_CODE
 
     def _poll(self, timeout_s: float) -> int | None:
@@ -62,7 +62,7 @@ class PidfdProcess:
 
 
 def _has_ended(pidfd: int, timeout_s: float) -> bool:
-    # Not select(): a launcher may have more than 1024 descriptors.
+    # poll() instead of select(), because a launcher may have more than 1024 descriptors.
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))

@@ -1,4 +1,4 @@
-"""One process of a local cluster, seen by its launcher."""
+"""The launcher's handle on one process of a local cluster."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
 
 _TAIL_BYTES = 4096
-# Grace period after SIGTERM; it passes up to three times: client, servers, monitor.
+# Grace period after SIGTERM. It may pass three times: for the client, the servers and the monitor.
 _END_S = 3.0
 _POLL_S = 0.5
 
 
 def program() -> tuple[str, ...]:
-    """The words that run this installation's `eaas` from any directory."""
+    """The command that runs this installation's `eaas` from any directory, as a list of words."""
     script = Path(sys.executable).with_name("eaas")
     return (str(script),) if script.exists() else (sys.executable, "-m", "eaas_cli")
 
 
 def how_it_ended(code: int | None) -> str:
-    """Say how a process ended, from the exit code of `subprocess.Popen`."""
+    """Describe how a process ended, from the exit code of `subprocess.Popen`."""
     if code is not None and code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"
@@ -46,16 +46,16 @@ def how_it_ended(code: int | None) -> str:
 
 @functools.cache
 def _lifeline(_launcher: int) -> int:
-    """Read end of a pipe that closes when this process ends: only it holds the write end.
+    """Read end of a pipe that tells children when the launcher ends, because only it holds the write end.
 
-    Cached per pid: a forked launcher needs its own pipe.
+    Cached per pid, because a forked launcher needs its own pipe.
     """
     read_fd, _ = os.pipe()
     return read_fd
 
 
 class ChildProcess:
-    """A process of a role. It starts at once; `stop_all` ends it.
+    """A child process of the launcher that runs one role. It starts at once; `stop_all` ends it.
 
     Args:
         name: Name of the member and of its log file.
@@ -87,7 +87,7 @@ class ChildProcess:
             else (log_dir / f"{name}.log").open("ab+")
         )
         self.address: str | None = None
-        # An expert server's kernel.
+        # The kernel that an expert server announced.
         self.kernel: str | None = None
         self._failure: str | None = None
         self._pending = b""
@@ -123,13 +123,13 @@ class ChildProcess:
                 ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
             },
             pass_fds=(ready_fd, lifeline, *pass_fds),
-            # A process group of its own: Ctrl-C reaches the launcher only, which ends the others.
+            # In its own process group, the child gets no Ctrl-C: the launcher gets it and ends the child.
             process_group=0,
         )
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the child."""
         return self.process.pid
 
     @property
@@ -138,7 +138,7 @@ class ChildProcess:
         return self.process.poll() is None
 
     def read(self) -> None:
-        """Read the child's announcements. Raises EaasError with the child's message if it failed."""
+        """Read the child's announcements (address, kernel). Raises EaasError with its message on failure."""
         try:
             while chunk := os.read(self.fd, 65_536):
                 self._pending += chunk
@@ -159,20 +159,20 @@ class ChildProcess:
             )
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """The last line of the child's log."""
         size = os.fstat(self._log.fileno()).st_size
-        # pread: the child shares the file offset.
+        # pread, because the child shares the file offset.
         tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         lines = tail.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(nothing)"
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has ended."""
+        """Send a signal to the child, unless it has ended."""
         if self.running:
             self.process.send_signal(number)
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; False on timeout."""
+        """Wait for the end of the child and close its log; False on timeout."""
         try:
             self.process.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -185,16 +185,16 @@ class ChildProcess:
 
 
 def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None:
-    """End processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
+    """End child processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
 
-    `at_once`: expert servers leave without draining: they get a second signal.
+    `at_once`: send a second signal, which makes expert servers leave without draining.
     """
     ending = list(children)
     deadline = time.monotonic() + _END_S
     for child in ending:
         child.signal(signal.SIGCONT)
         if at_once:
-            # Two different signals: a pending one absorbs a second of the same number.
+            # The two signals differ, because a pending signal absorbs another of the same number.
             child.signal(signal.SIGINT)
         child.signal(signal.SIGTERM)
     for child in ending:
@@ -209,7 +209,7 @@ def wait_ready(
     interrupt: Interrupt | None = None,
     needed: Iterable[ChildProcess] = (),
 ) -> None:
-    """Wait until every child has announced its address.
+    """Wait until every child process has announced its address.
 
     Args:
         needed: Ready processes that the others depend on.

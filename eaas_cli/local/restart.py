@@ -13,12 +13,12 @@ __all__ = ["keep_port", "restart_line"]
 
 
 def restart_line(arguments: Sequence[str]) -> str:
-    """The shell command that starts a role again with the same settings, in any directory.
+    """Build the shell command that restarts a role with the same settings from any directory.
 
     `arguments`: arguments of the `eaas` program; the role is the first.
     """
     role = arguments[0].replace("-", "_")
-    # Not `security`: its settings are options, and keys must not be printed.
+    # `security` is left out, because its settings are options and keys must not be printed.
     sections = {variable(role), variable("telemetry")}
     if role == "balancer":  # Live knobs hold the autoscaler's latency target.
         sections.add(variable("autoscaler"))
@@ -29,7 +29,7 @@ def restart_line(arguments: Sequence[str]) -> str:
 
 
 def keep_port(arguments: Sequence[str], address: str) -> tuple[str, ...]:
-    """The same arguments with the port of `address`, which others know."""
+    """Put the port of `address` into a role's arguments, so that others reach it after a restart."""
     kept = list(arguments)
     kept[kept.index("--port") + 1] = address.rpartition(":")[2]
     return tuple(kept)

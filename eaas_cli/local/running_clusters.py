@@ -39,7 +39,7 @@ class Up:
 
 @contextlib.contextmanager
 def recorded(endpoint: str, tls_dir: str) -> Iterator[None]:
-    """Let this user's commands find a cluster during the block.
+    """Record a running cluster during the block, so that this user's commands find its endpoint.
 
     Args:
         endpoint: URL of its HTTP endpoint.
@@ -50,7 +50,7 @@ def recorded(endpoint: str, tls_dir: str) -> Iterator[None]:
     try:
         user_files.write(f"{_PREFIX}{pid}", asdict(up))
     except ConfigError as error:
-        # The cluster serves without the record.
+        # Continue, because the cluster serves without the record.
         _log.warning("commands find this cluster only with --endpoint: %s", error)
     try:
         yield
@@ -59,12 +59,12 @@ def recorded(endpoint: str, tls_dir: str) -> Iterator[None]:
 
 
 def latest_up() -> Up | None:
-    """The running cluster that started last."""
+    """Find this user's running cluster that started last."""
     return max(_running(), key=lambda up: up.serving_at, default=None)
 
 
 def up_at(endpoint: str) -> Up | None:
-    """The running cluster with this endpoint."""
+    """Find this user's running cluster with this endpoint."""
     wanted = endpoint.replace("://localhost:", "://127.0.0.1:").rstrip("/").removesuffix("/v1")
     return next((up for up in _running() if up.endpoint == wanted), None)
 
@@ -81,6 +81,6 @@ def _running() -> list[Up]:
         if started_at(up.pid) == up.started:
             found.append(up)
         else:
-            # The launcher was killed.
+            # The record is left over from a launcher that was killed.
             user_files.remove(name)
     return found

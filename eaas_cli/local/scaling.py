@@ -1,4 +1,4 @@
-"""Scaling of a local cluster: follow the wanted number of servers, one server at a time."""
+"""Scaling by the launcher: follow the balancer's wanted number of expert servers, one server at a time."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log = get_logger(__name__)
 
 
 class ScaleWatch(BalancerWatch):
-    """Watches the balancer's wanted number of servers, in a daemon thread.
+    """Watches the balancer's wanted number of expert servers, in a daemon thread of the launcher.
 
     Args:
         balancer_address: Returns host:port of the live balancer; None while there is none.
         on_wanted: Called on that thread with each new number and the id of the request.
-        tls: Identity of the caller; None: plain text.
+        tls: Identity of the caller; None for plain text.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ScaleWatch(BalancerWatch):
 
 
 class Scaler:
-    """Brings a local cluster to the wanted number of servers, one at a time. One thread, except `want`.
+    """Brings a local cluster to the wanted number of expert servers. Not thread-safe, except `want`.
 
     A started server counts once it serves. A drained server leaves once its experts are on other servers.
 
@@ -81,17 +81,17 @@ class Scaler:
         self._leaving: ChildProcess | None = None
 
     def want(self, servers: int, wish: int = 0) -> None:
-        """Set the wanted number. `wish`: id of the balancer's request; 0: nobody waits. Thread-safe."""
+        """Set the wanted number. `wish`: id of the balancer's request, 0 if no command waits. Thread-safe."""
         with self._lock:
             self._wanted, self._wish = servers, wish
 
     @property
     def busy(self) -> bool:
-        """Whether scaling is under way."""
+        """Whether a server is starting or leaving, or a new number is wanted."""
         return bool(self._starting or self._leaving or self._wanted is not None)
 
     def step(self) -> list[str]:
-        """Do the next step without waiting; return the lines to print.
+        """Start, check or drain one server without waiting; return the lines to print.
 
         Raises EaasError: a server cannot start or leave; the request is dropped.
         """
@@ -105,7 +105,7 @@ class Scaler:
             raise
 
     def _refuse(self, reason: str) -> None:
-        """Report the failure to the balancer, which ends the waiting command."""
+        """Report the failure to the balancer, which then ends the waiting `eaas scale`."""
         balancer = self._balancer_address() if self._wish else None
         if balancer is None:
             return
@@ -159,7 +159,7 @@ class Scaler:
                 client.drain(last.name)
             self._leaving = last
             return [f"{last.name} (pid {last.pid}) leaves"]
-        # Another number may have come meanwhile.
+        # `want` may have set another number since then.
         with self._lock:
             if self._wanted == wanted:
                 self._wanted = None

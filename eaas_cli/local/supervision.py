@@ -1,4 +1,4 @@
-"""Supervision of a serving cluster: the launcher restarts the processes that it cannot do without."""
+"""Supervision of a serving cluster: the launcher restarts the attention client and the fork server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 _MOST_FAILURES = 5
-# A process that served for this long has started well.
+# A process that served for this long counts as started; its failures are counted from zero again.
 _SETTLED_S = 10.0
-# Before each restart of a process that fails again and again; the last one stays.
+# Pauses before the first, second ... restart of a process that fails in a row; the last one repeats.
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Supervisor:
-    """Watches a serving cluster. For one thread.
+    """Restarts a serving cluster's processes and reports their ends. Not thread-safe.
 
     It restarts the attention client (the endpoint) and the fork server. It does not restart expert servers,
     monitor and balancer: serving continues without them, and a person starts them with the printed command.
@@ -31,7 +31,7 @@ class Supervisor:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        # Pids whose end was reported.
+        # Pids whose end `step` has reported.
         self._reported: set[int] = set()
         self._client = _Restarted(
             lambda: cluster.children["attention-client"],
@@ -47,7 +47,7 @@ class Supervisor:
         )
 
     def step(self) -> list[str]:
-        """Do the next step without waiting; return the lines to print.
+        """Check every process once, restart what is due, and return the lines to print. Never waits.
 
         Raises ClusterError: the attention client ends again and again.
         """
@@ -57,7 +57,7 @@ class Supervisor:
         ]
         lines += self._fork_server.step()
         if self.can_start:
-            # The client cannot register without a monitor.
+            # The attention client cannot register without a monitor.
             monitor = self._cluster.children["monitor"]
             lines += self._client.step("" if monitor.running else "the monitor")
         return lines + self._ends()
@@ -68,7 +68,7 @@ class Supervisor:
         return self._fork_server.serves
 
     def _ends(self) -> list[str]:
-        """Report processes that ended and are not restarted, once each."""
+        """Lines on processes that ended and are not restarted, once each."""
         ended = [
             child
             for child in self._cluster.ended()
@@ -85,13 +85,13 @@ class Supervisor:
 
 
 class _Restarted:
-    """A process that is restarted when it ends.
+    """A process that the launcher restarts when it ends.
 
     Args:
         process: Returns the current process.
         start: Starts the next one; does not wait for it.
-        cost: Consequence of an end, for the report.
-        most: It is restarted until it has failed this many times in a row; None: always.
+        cost: Consequence of its end, for the printed line.
+        most: Restarts end after this many failures in a row; None for no limit.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class _Restarted:
         self._cost = cost
         self._most = most
         self._failures = 0
-        # None while it starts; and None unless a restart is planned.
+        # `_serves_since` is None while the process starts; `_starts_at` is None unless a restart is planned.
         self._serves_since: float | None = time.monotonic()
         self._starts_at: float | None = None
 
@@ -121,9 +121,9 @@ class _Restarted:
         return self._serves_since is not None and self.process.running
 
     def step(self, missing: str = "") -> list[str]:
-        """Do the next step; return the lines to print. Raises ClusterError if it ends again and again.
+        """Plan or do the restart if the process has ended; return the lines to print. Never waits.
 
-        `missing`: a dependency that does not run; empty: none.
+        `missing`: a dependency that does not run; empty if none. Raises ClusterError after too many failures.
         """
         process = self.process
         if process.running:
@@ -143,7 +143,7 @@ class _Restarted:
         try:
             process.read()
         except EaasError:
-            # The next step reports its end.
+            # The next `step` reports the end.
             return []
         if process.address is None:
             return []

@@ -3,8 +3,8 @@
 A load uses all of the memory bandwidth, and a concurrent batch waits for it, whatever the thread priorities.
 So a load is cut into pieces (`eaas.checkpoint.pieces`), and the loader checks for requests before each of
 them. While a request waits, the loader pauses, but it gets at least one part in eleven of the time, so that
-every load ends. Between the batches of a busy server it works half of the time: other processes of the
-machine, clients among them, need the memory as well.
+every load ends. Between the batches of a busy server it works half of the time, because other
+processes of the machine, such as clients, also use the memory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RECENT_S = 0.5
 
 
 class LoadThrottle:
-    """Pauses one load. Create and use it in the loading thread.
+    """Pauses one weight load in favour of the loop's batches. Create and use it in the loading thread.
 
     Args:
         loop: The serving loop, which has precedence over loads.
         clock: Monotonic seconds.
-        worked_s: CPU seconds of this thread: waiting for a disk disturbs no batch.
+        worked_s: CPU seconds of this thread. Waiting for a disk does not count: it disturbs no batch.
         sleep: Sleeps for some seconds.
     """
 
@@ -49,7 +49,7 @@ class LoadThrottle:
         self._began_at = worked_s()
 
     def wait(self) -> None:
-        """Wait until the next piece may begin: the load's `Pause` (`eaas.checkpoint.pieces`)."""
+        """Wait until the load may process its next piece: its `Pause` (`eaas.checkpoint.pieces`)."""
         worked_s = self._worked_s() - self._began_at
         ended_at = now = self._clock()
         while True:

@@ -4,7 +4,7 @@ A placement takes two calls. Prepare loads this server's share in addition to th
 all others, once no client uses an older placement. Requests are served throughout. A request for an expert
 that was just unloaded is answered STALE_PLACEMENT, and the client sends it elsewhere.
 
-The balancer sends the digests it knows of the experts' bytes. If one is missing, this server returns the
+The balancer sends the digests that it has of the experts' bytes. If one is missing, this server returns the
 digests it read and waits for the same call with all of them: a placement is in force here once every expert
 of the share has been compared.
 """
@@ -31,7 +31,7 @@ _log = get_logger(__name__)
 
 
 class PlacementHandler:
-    """The balancer's calls of `expert.proto`. Thread-safe.
+    """Serves the balancer's placement calls (`expert.proto`). Thread-safe.
 
     Args:
         store: Holds the weights.
@@ -67,19 +67,19 @@ class PlacementHandler:
 
     @property
     def epoch(self) -> int:
-        """The last epoch whose share is loaded."""
+        """Epoch of the last placement whose share is loaded."""
         return self._epoch
 
     def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: grpc.ServicerContext
     ) -> pb.PreparePlacementResponse:
-        """Load the experts placed here, in addition to those held."""
+        """Load the experts that a new placement assigns to this server, in addition to those held."""
         wanted = self._experts(request.layers, context)
         digests, all_known = self._digests(request.layers, context)
         in_order = dict.fromkeys((*request.layer_order, *wanted))
         wanted = {layer: wanted[layer] for layer in in_order if layer in wanted}
         epoch = request.epoch
-        # Before the lock: this ends the load of an older placement.
+        # Before the lock, because this ends the load of an older placement.
         self._accept_epoch(epoch, context)
         with self._changing:
             self._refuse_older(epoch, context)
@@ -116,7 +116,7 @@ class PlacementHandler:
     def RetirePlacement(
         self, request: pb.RetirePlacementRequest, context: grpc.ServicerContext
     ) -> pb.RetirePlacementResponse:
-        """Unload all experts outside this server's share."""
+        """Unload all experts outside this server's share of a placement."""
         kept = self._experts(request.layers, context)
         with self._changing:
             self._accept_epoch(request.epoch, context)
@@ -133,7 +133,7 @@ class PlacementHandler:
     def ListExperts(
         self, request: pb.ListExpertsRequest, context: grpc.ServicerContext
     ) -> pb.ListExpertsResponse:
-        """The experts held, and the newest epoch received, even if it is not loaded."""
+        """Return the experts held, and the newest placement epoch received, even if it is not loaded."""
         held = self._store.held()
         return pb.ListExpertsResponse(
             epoch=self._newest_epoch,
@@ -141,7 +141,7 @@ class PlacementHandler:
         )
 
     def _holdings(self, experts: Mapping[int, Sequence[int]]) -> list[common_pb2.Holding]:
-        """These experts with their digests, layer by layer."""
+        """List these experts with their digests, layer by layer, for a reply."""
         return [
             common_pb2.Holding(
                 experts=experts[layer],
@@ -153,8 +153,9 @@ class PlacementHandler:
     def _digests(
         self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
     ) -> tuple[Digests, bool]:
-        """The digests that the balancer knows, and whether it knows all. A balancer of an older release sends
-        none, and none are compared.
+        """Return the digests in the balancer's request, and whether all experts have one.
+
+        A balancer of an older release sends none, and none are compared.
         """
         if not any(holding.digests for holding in layers):
             return {}, True
@@ -173,7 +174,7 @@ class PlacementHandler:
     def _experts(
         self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
     ) -> dict[int, list[int]]:
-        """A request's experts: MoE layer -> logical experts."""
+        """Validate the experts in a call; return them as MoE layer -> logical experts."""
         if len(layers) != self._shape.num_layers:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -188,7 +189,7 @@ class PlacementHandler:
         return wanted
 
     def _accept_epoch(self, epoch: int, context: grpc.ServicerContext) -> None:
-        """Record an epoch; refuse it if a newer one was received."""
+        """Record a placement's epoch; abort the call if a newer one was received."""
         with self._epoch_lock:
             self._newest_epoch = max(self._newest_epoch, epoch)
         self._refuse_older(epoch, context)

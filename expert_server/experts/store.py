@@ -23,12 +23,12 @@ __all__ = ["Digests", "ExpertStore", "naming_expert"]
 Digests = Mapping[tuple[int, int], int]
 """(MoE layer, logical expert) -> digest of its bytes."""
 
-# Packing leaves holes in malloc's memory: without trimming, 300 MB of weights take a quarter more.
+# Packing leaves holes in malloc's memory. Without trimming, 300 MB of weights take a quarter more.
 _TRIM_BYTES = 64 << 20
 
 
 class ExpertStore:
-    """Loads and unloads single replicas. The kernel computes meanwhile and never waits for a load.
+    """Loads and unloads expert replicas while the kernel computes; batches never wait for a load.
 
     Args:
         reader: Reads the weights.
@@ -53,16 +53,16 @@ class ExpertStore:
 
     @property
     def count(self) -> int:
-        """Replicas held."""
+        """Number of expert replicas held."""
         return self._kernel.count
 
     @property
     def bytes(self) -> int:
-        """Memory of the replicas held, in the kernel's layout."""
+        """Memory of the replicas held, in the kernel's layout, in bytes."""
         return self._kernel.bytes
 
     def holds(self, layer: int, expert: int) -> bool:
-        """Whether the replica is held."""
+        """Whether this server holds a replica of the expert."""
         return self._kernel.holds(layer, expert)
 
     def held(self) -> dict[int, list[int]]:
@@ -83,7 +83,7 @@ class ExpertStore:
         is_given_up: Callable[[], bool] = lambda: False,
         digests: Digests = MappingProxyType({}),
     ) -> int:
-        """Load the missing ones of the wanted replicas, layer by layer.
+        """Load those of the wanted replicas that are missing, layer by layer.
 
         Args:
             wanted: MoE layer -> logical experts, in loading order.
@@ -156,7 +156,7 @@ class ExpertStore:
         self._digests[layer, expert] = weights.digest
 
     def _load_from_others(self, layer: int, expert: int, pause: Pause, digest: int) -> None:
-        """Read an expert whose digest differed from the other sources, one after another."""
+        """Read an expert with a wrong digest again, from one server after another, until it matches."""
         for _ in self._reader.elsewhere():
             for _, weights in self._reader.read(layer, [expert], pause):
                 if weights.digest == digest:
@@ -185,7 +185,7 @@ class ExpertStore:
         )
 
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
-        """Unload replicas, ignoring those that are not held."""
+        """Unload expert replicas, ignoring those that are not held."""
         with self._changing:
             before = self.bytes
             for layer, experts in unwanted.items():
@@ -201,7 +201,7 @@ class ExpertStore:
 
 @contextmanager
 def naming_expert(layer: int, expert: int) -> Iterator[None]:
-    """Add the layer and the expert to a CheckpointError raised inside."""
+    """Add the layer and the expert to a CheckpointError raised in the block."""
     try:
         yield
     except CheckpointError as error:

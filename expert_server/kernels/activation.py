@@ -1,8 +1,9 @@
 """Recognise a model's activation by evaluating it.
 
 A fused kernel needs the formula, but the model only has a callable (built from its config). A formula matches
-if it agrees with the callable on a wide range of inputs in float64; the model's name does not matter. g gate,
-u up.
+if it agrees with the callable on a wide range of inputs in float64; the model's name does not matter.
+
+Letters: g gate, u up.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class ActivationKind(IntEnum):
 
 @dataclass(frozen=True)
 class Activation:
-    """From the up product to the input of the down product.
+    """An expert's activation, which maps the up product to the down product's input.
 
     Attributes:
         kind: The formula on the gate.
         has_gate: Whether the result is multiplied by `up` (always for CLAMPED_SWIGLU).
         is_interleaved: Gate and up alternate (g0, u0, g1, u1, ...) rather than gate first.
-        alpha, limit: Of CLAMPED_SWIGLU.
+        alpha, limit: Constants of CLAMPED_SWIGLU.
     """
 
     kind: ActivationKind
@@ -51,7 +52,7 @@ class Activation:
 
 
 def recognise(form: ExpertForm) -> Activation | None:
-    """The activation of a layer's experts; None if no known formula agrees with it."""
+    """Find the formula of a layer's activation; None if no known formula agrees with it."""
     owner = getattr(form.activate, "__self__", None)
     limit, alpha = getattr(owner, "limit", None), getattr(owner, "alpha", None)
     candidates = [
@@ -75,7 +76,7 @@ def recognise(form: ExpertForm) -> Activation | None:
 
 
 def apply_activation(activation: Activation, product: torch.Tensor) -> torch.Tensor:
-    """The formula in plain torch: (N, 2I) or (N, I) -> (N, I)."""
+    """Apply an activation in plain torch: (N, 2I) or (N, I) -> (N, I)."""
     if not activation.has_gate:
         return _ungated(activation.kind, product)
     if activation.is_interleaved:
@@ -106,7 +107,7 @@ def _ungated(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
 
 
 def _probe() -> torch.Tensor:
-    """Values from tiny to far beyond any limit, of both signs, gate and up independent."""
+    """Inputs for the comparison: tiny to far beyond any limit, of both signs, gate and up independent."""
     rng = torch.Generator().manual_seed(0)
     magnitude = torch.logspace(-3, 2, 32, dtype=torch.float64)[:, None]
     return magnitude * torch.randn(32, _WIDTH, dtype=torch.float64, generator=rng)

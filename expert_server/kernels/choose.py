@@ -1,4 +1,4 @@
-"""Choice of the kernel: the compiled one, unless it cannot compute this model on this CPU."""
+"""Choice of the kernel at start: the compiled one, unless it cannot compute this model on this CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BOUND, _BFLOAT16_BOUND = 1e-5, 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The chosen kernel, and why.
+    """The chosen kernel, and why others were not chosen.
 
     Attributes:
         kernel: Holds no expert yet. The caller closes it.
@@ -41,7 +41,7 @@ class Choice:
 def choose_kernel(
     forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes, wanted: str = "auto"
 ) -> Choice:
-    """The first of KERNELS that computes correctly here, and log the reason.
+    """Return the first of KERNELS that computes this model correctly on this CPU, and log the reason.
 
     Each kernel is checked against the reference in float64, which takes 0.1 s for small experts and a few
     seconds for those of 88 MB.
@@ -49,7 +49,7 @@ def choose_kernel(
     Args:
         forms: How the experts of each MoE layer compute; the first layer's are tried.
         spec: What to compute with.
-        sizes: Of the experts.
+        sizes: Sizes of the experts.
         wanted: One of KERNELS, or "auto": any.
 
     Raises:
@@ -79,7 +79,7 @@ def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
 def _try_out(
     name: str, forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes
 ) -> ExpertKernel:
-    """Create a kernel and check its results; raises UnsupportedError on failure."""
+    """Create a kernel and check its results on trial experts; raises UnsupportedError on failure."""
     kernel = None
     try:
         kernel = KERNELS[name](forms, spec)

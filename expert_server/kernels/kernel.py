@@ -32,11 +32,11 @@ class Quantization(StrEnum):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a kernel computes with.
+    """Number formats and threads that a kernel computes with.
 
     Attributes:
-        dtype: Of the products' inputs (bfloat16, float32; the reference also takes float64).
-        quantization: Of the weights.
+        dtype: Dtype of the products' inputs (bfloat16, float32; the reference also takes float64).
+        quantization: Format of the weights.
         threads: Intra-op threads.
     """
 
@@ -50,16 +50,16 @@ class UnsupportedError(Exception):
 
 
 class Sized(Protocol):
-    """A packed expert."""
+    """A packed expert: any object that reports its memory."""
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes."""
+        """Memory of the packed expert, in bytes."""
         ...
 
 
 class ExpertKernel(abc.ABC):
-    """Owns packed experts and computes their part of an MoE layer.
+    """Owns packed experts and computes their part of an MoE layer, for the serving loop.
 
     `load` and `unload` may run in one thread while another computes. Entries are replaced whole, and dict
     operations are atomic, so the computing thread takes no lock.
@@ -85,20 +85,20 @@ class ExpertKernel(abc.ABC):
 
     @property
     def count(self) -> int:
-        """Replicas held."""
+        """Number of expert replicas that the kernel holds."""
         return len(self._packed)
 
     @property
     def bytes(self) -> int:
-        """Memory of the replicas held."""
+        """Memory of the expert replicas that the kernel holds, in bytes."""
         return self._bytes
 
     def holds(self, layer: int, expert: int) -> bool:
-        """Whether the replica is held."""
+        """Whether the kernel holds a replica of this expert."""
         return (layer, expert) in self._packed
 
     def count_into(self, counts_LX: npt.NDArray[np.int64]) -> None:
-        """Add each call's counts to this array from now on.
+        """Count the tokens of each expert into this array, in every later batch.
 
         The rows are in the order of their experts anyway, so counting costs nothing.
 
@@ -109,7 +109,7 @@ class ExpertKernel(abc.ABC):
         self._counts_LX = counts_LX
 
     def load(self, layer: int, expert: int, weights: ExpertWeights, pause: Pause = at_once) -> None:
-        """Pack an expert; `weights` may be freed afterwards.
+        """Pack an expert and hold it for batches; `weights` may be freed afterwards.
 
         One thread at a time. A replica that is already held is dropped once the new one is packed.
 
@@ -125,7 +125,7 @@ class ExpertKernel(abc.ABC):
         self._put(layer, expert, self.pack(weights, self.forms[layer], pause))
 
     def unload(self, layer: int, expert: int) -> None:
-        """Drop a replica, if it is held. Call it in the loading thread."""
+        """Drop an expert replica, if it is held. Call it in the loading thread."""
         packed = self._packed.pop((layer, expert), None)
         self._bytes -= packed.nbytes if packed else 0
 
@@ -144,7 +144,7 @@ class ExpertKernel(abc.ABC):
         scores_TK: torch.Tensor,
         layer: int,
     ) -> torch.Tensor:
-        """Weighted sum of the chosen experts' outputs, float32 (T, H).
+        """Compute a batch: the weighted sum of the chosen experts' outputs, float32 (T, H).
 
         One caller at a time. The result may be in scratch memory: it is valid until the next call.
 
@@ -175,10 +175,10 @@ class ExpertKernel(abc.ABC):
     def compute(
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """A call whose layer and shapes are checked."""
+        """Compute a batch whose layer and shapes `__call__` has checked."""
 
     def close(self) -> None:
-        """Free threads and memory. Idempotent; a closed kernel cannot compute."""
+        """Free the kernel's threads and memory. Idempotent; a closed kernel cannot compute."""
         self._packed.clear()
         self._bytes = 0
 

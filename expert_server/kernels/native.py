@@ -1,10 +1,10 @@
-"""The compiled kernel: a whole layer in one call, on panels that are read strictly forward.
+"""The compiled kernel: a batch through a whole layer in one call, on panels that are read strictly forward.
 
 One extension has code for each CPU (AMX, AVX512-BF16, VNNI, AVX-512, AVX2, any other) and takes the first
 that works. `native/native.h` and `native/moe.c` describe the layout and the order of work.
 
-Bit for bit, a token's result depends only on the token, its experts and its scores: not on the rest of the
-batch, its place in the batch, or the number of threads.
+Bit for bit, a token's result depends only on the token, its experts and its scores. It does not depend on the
+other tokens of the batch, its place in the batch, or the number of threads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias
 
 
 class NativeKernel(ExpertKernel):
-    """See the module.
+    """Computes a batch through a layer in compiled code (see the module).
 
     Raises:
         UnsupportedError: The model's activation is unknown, or the dtype is neither float32 nor bfloat16.
@@ -76,18 +76,18 @@ class NativeKernel(ExpertKernel):
         self._out = self._out_TH = torch.empty(0)
 
     def unload(self, layer: int, expert: int) -> None:
-        """See `ExpertKernel`."""
+        """Drop an expert replica, if it is held, and publish the layer's new table."""
         if self.holds(layer, expert):
             super().unload(layer, expert)
             del self._layers[layer][expert]
             self._publish(layer)
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> PackedExpert:
-        """See `ExpertKernel`."""
+        """Pack an expert into panels (`ExpertKernel.pack`)."""
         return pack_expert(weights.plain(form), self._activations[form], self.spec, pause)
 
     def close(self) -> None:
-        """See `ExpertKernel`."""
+        """Free the thread pool, the experts and the scratch memory (`ExpertKernel.close`)."""
         super().close()
         self._layers, self._tables = {}, {}
         self._pool = None
@@ -97,7 +97,7 @@ class NativeKernel(ExpertKernel):
     def compute(
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """See `ExpertKernel`."""
+        """Compute a batch in one call of the compiled code (`ExpertKernel.compute`)."""
         table = self._tables.get(layer, _NO_EXPERTS)
         (tokens, hidden), top_k = x_TH.shape, ids_TK.shape[1]
         if not table.memory:
@@ -152,7 +152,7 @@ class NativeKernel(ExpertKernel):
         )
 
     def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
-        """Grow the memory that calls share, by more than needed, so that soon no call allocates."""
+        """Grow the memory that calls share, by more than needed, so that later calls rarely allocate."""
         if self._scratch.nbytes < scratch_bytes:
             self._scratch = torch.empty(0, dtype=torch.uint8)
             self._scratch = huge_memory(scratch_bytes + scratch_bytes // 2)
@@ -169,8 +169,8 @@ class NativeKernel(ExpertKernel):
 class _Table:
     """A layer's experts as the compiled code reads them; replaced, never changed.
 
-    A call keeps its table and so the experts' memory: an expert unloaded meanwhile is freed when the call
-    ends.
+    A call keeps its table, and with it the experts' memory. An expert that is unloaded during a call is freed
+    when the call ends.
     """
 
     experts: np.ndarray
@@ -179,7 +179,7 @@ class _Table:
 
     @cached_property
     def address(self) -> int:
-        """Address of `experts`."""
+        """Memory address of `experts`, for the compiled code."""
         return int(self.experts.ctypes.data)
 
 

@@ -1,4 +1,4 @@
-"""Pack experts for the compiled kernel: `native/native.h` draws the panels.
+"""Packs experts into panels for the compiled kernel; `native/native.h` draws the panels.
 
 A word has 4 bytes: a float32, two bfloat16, four int8, eight int4, or a scale. N output channels, K inputs.
 """
@@ -26,11 +26,11 @@ _PANEL, _WORD_BYTES = 16, 4
 
 @dataclass(frozen=True, eq=False)
 class PackedExpert:
-    """One expert in panels, in one block of memory.
+    """One expert packed into panels, in one block of memory.
 
     Attributes:
         memory: The block, uint8.
-        addresses: Of up, down, up_bias, down_bias; 0 if absent.
+        addresses: Addresses of up, down, up_bias, down_bias; 0 if absent.
         size: (H, I).
     """
 
@@ -40,18 +40,18 @@ class PackedExpert:
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes."""
+        """Memory of the packed expert, in bytes."""
         return self.memory.nbytes
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """A channel's row of words.
+    """How the inputs of one output channel lie in a row of words.
 
     Attributes:
-        dtype: Of values that are not quantised.
+        dtype: Dtype of values that are not quantised.
         unit: The inputs are padded to a multiple of it.
-        quantization: Of the values.
+        quantization: Format of the values.
         word: Inputs in a word.
         segment: Inputs between two scales, if there are scales.
         zero: Added to each code, so that the stored value is unsigned.
@@ -66,7 +66,7 @@ class _Layout:
 
     @classmethod
     def of(cls, spec: KernelSpec) -> _Layout:
-        """The layout of a kernel's matrices."""
+        """The layout of an expert's matrices, for a kernel's dtype and quantisation."""
         match spec.quantization:
             case Quantization.INT8:
                 return cls(spec.dtype, 64, spec.quantization, 4, 1024, 128)
@@ -76,12 +76,12 @@ class _Layout:
                 return cls(spec.dtype, 32, word=_WORD_BYTES // spec.dtype.itemsize)
 
     def words(self, inputs: int) -> int:
-        """Words of a row, scales included."""
+        """Number of words in the row of one output channel, scales included."""
         padded = _padded(inputs, self.unit)
         return padded // self.word + (-(-padded // self.segment) if self.segment else 0)
 
     def rows(self, matrix_NK: torch.Tensor) -> torch.Tensor:
-        """The matrix as whole words; its rows may be strided, its values are not."""
+        """Convert a matrix to rows of whole words. Rows may be strided; a row's values are contiguous."""
         if self.quantization is not Quantization.NONE:
             return self._quantized(matrix_NK)
         rows = matrix_NK.to(self.dtype)
@@ -91,7 +91,7 @@ class _Layout:
         return rows if is_ready else rows.contiguous()
 
     def _quantized(self, matrix_NK: torch.Tensor) -> torch.Tensor:
-        """int32 (N, words): the words of each segment, and then its scale."""
+        """Quantise a matrix to int32 (N, words): the words of each segment, followed by its scale."""
         matrix = quantize(matrix_NK, self.quantization)
         codes = functional.pad(matrix.codes, (0, -matrix.codes.shape[1] % self.unit))
         codes = codes + self.zero  # int8 codes + 128 overflow to the intended unsigned bytes.
@@ -112,7 +112,7 @@ _BIAS = _Layout(torch.float32, unit=1)
 def pack_expert(
     weights: ExpertWeights, activation: Activation, spec: KernelSpec, pause: Pause = at_once
 ) -> PackedExpert:
-    """Pack an expert of the plain (out, in) layout.
+    """Pack an expert of the plain (out, in) layout into panels.
 
     Args:
         weights: up (2I, H) or (I, H), down (H, I).
@@ -149,7 +149,7 @@ def pack_expert(
 
 
 def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, ...]:
-    """(2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
+    """Split an up matrix or bias: (2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
     if not activation.has_gate:
         return (up,)
     if activation.is_interleaved:

@@ -43,7 +43,7 @@ _CLIPS = (1.0, 0.9, 0.8)
 
 @dataclass(frozen=True, eq=False)
 class QuantizedMatrix:
-    """A matrix (N, K): weight = scale * code.
+    """A quantised weight matrix (N, K): weight = scale * code.
 
     Attributes:
         codes: int8 (N, K); in [-127, 127] for int8, in [-8, 7] for int4.
@@ -55,14 +55,14 @@ class QuantizedMatrix:
 
 
 def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMatrix:
-    """Quantise a matrix to the nearest representable one; deterministic.
+    """Quantise a weight matrix to the nearest representable one; deterministic.
 
     Args:
         matrix_NK: Any float dtype and strides; out by in.
         quantization: INT8 or INT4.
 
     Raises:
-        CheckpointError: A weight is NaN or infinite: no scale can represent it.
+        CheckpointError: A weight is NaN or infinite; no scale can represent it.
     """
     rows, inputs = matrix_NK.shape
     groups = 1 if quantization is Quantization.INT8 else -(-inputs // GROUP)
@@ -80,7 +80,7 @@ def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMa
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weights after quantisation, (N, K)."""
+    """Convert a quantised matrix back to weights, (N, K)."""
     scale = matrix.scale.to(dtype)
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(GROUP, dim=1)[:, : matrix.codes.shape[1]]
@@ -90,7 +90,7 @@ def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> t
 def fake_quantize(
     weights: ExpertWeights, form: ExpertForm, quantization: Quantization
 ) -> ExpertWeights:
-    """The weights after quantisation, in the same layout and dtype; biases are not quantised.
+    """Quantise and dequantise an expert, in the same layout and dtype; biases are not quantised.
 
     Raises:
         CheckpointError: A weight is NaN or infinite.
@@ -135,7 +135,7 @@ def _linear(
     bias_N: torch.Tensor | None,
     kept: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Multiply by `kept` of the matrix, one block of its rows after another."""
+    """Multiply activations by `kept(matrix)`, one block of the matrix's rows after another."""
     rows, inputs = matrix_NK.shape
     blocks = _blocks(rows, inputs, _PRODUCT_BLOCK)
     product_RN = torch.cat([functional.linear(x_RK, kept(matrix_NK[at])) for at in blocks], dim=1)
@@ -143,20 +143,23 @@ def _linear(
 
 
 def _blocks(rows: int, inputs: int, weights: int) -> Iterator[slice]:
-    """Slices of rows with fewer weights than this."""
+    """Split rows into slices of fewer than `weights` weights."""
     step = max(1, (weights - 1) // inputs)
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
 def _int8(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales (N, 1). With 255 levels, clipping the largest weight gains nothing."""
+    """Quantise rows to int8: codes (N, K) and scales (N, 1).
+
+    With 255 levels, clipping the largest weight gains nothing.
+    """
     scale_N1 = w_NK.abs().amax(1, keepdim=True) / 127
     codes_NK = _rounded(w_NK / _nonzero(scale_N1)).clamp_(-127, 127)
     return codes_NK.to(torch.int8), scale_N1
 
 
 def _int4(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales (N, G): the best of a few clips, then least squares.
+    """Quantise groups to int4: codes (N, K), scales (N, G); the best of a few clips, then least squares.
 
     The largest weight of a group maps to -8, the end with one more code, by the sign of the scale. For codes
     c of weights u the best scale is (u.c) / (c.c). The larger (u.c)^2 / (c.c), the smaller the error.
@@ -196,7 +199,7 @@ def _products(u: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:
-    """A divisor that maps weights of 0 to codes of 0."""
+    """Replace scales of 0 by 1, a divisor that maps weights of 0 to codes of 0."""
     return torch.where(scale == 0, 1, scale)
 
 

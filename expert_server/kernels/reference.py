@@ -23,7 +23,7 @@ class ReferenceKernel(ExpertKernel):
     _packed: dict[tuple[int, int], ExpertWeights]  # type: ignore[assignment]
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> ExpertWeights:
-        """The weights, quantised and dequantised if configured, in the kernel's dtype."""
+        """Copy an expert's weights in the kernel's dtype, quantised and dequantised if configured."""
         pause()
         if self.spec.quantization is not Quantization.NONE:
             exact = weights.to(torch.promote_types(self.spec.dtype, torch.float32))
@@ -34,7 +34,7 @@ class ReferenceKernel(ExpertKernel):
     def compute(
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """See `ExpertKernel`. The sum is float32, or float64 if that is the dtype."""
+        """Compute a batch, one expert after another; the sum is float32, or float64 if that is the dtype."""
         form = self.forms[layer]
         sum_dtype = torch.promote_types(self.spec.dtype, torch.float32)
         out_TH = torch.zeros(x_TH.shape, dtype=sum_dtype)
@@ -55,7 +55,7 @@ class ReferenceKernel(ExpertKernel):
 
 
 def expert_forward(x_NH: torch.Tensor, weights: ExpertWeights, form: ExpertForm) -> torch.Tensor:
-    """One expert's output, (N, H) in the weights' dtype, before the router's score."""
+    """Compute one expert's output, (N, H) in the weights' dtype, before the router's score."""
     hidden_NI = _linear(x_NH.to(weights.up.dtype), weights.up, weights.up_bias, form.is_transposed)
     hidden_NI = form.activate(hidden_NI)
     return _linear(hidden_NI, weights.down, weights.down_bias, form.is_transposed)
@@ -66,5 +66,5 @@ def _linear(
 ) -> torch.Tensor:
     if not is_transposed:
         return functional.linear(x, weight, bias)
-    # Product and sum are separate, not `addmm`: transformers rounds so.
+    # Product and sum are separate rather than `addmm`, to round as transformers does.
     return x @ weight if bias is None else x @ weight + bias

@@ -1,4 +1,4 @@
-"""Trial experts with random weights: whether a kernel is right, and how much memory an expert takes.
+"""Trial of a kernel at start, on random experts: is it correct, and how much memory does an expert take?
 
 T tokens, K top-k, H hidden, I intermediate.
 """
@@ -30,7 +30,7 @@ _NUMBERS = 1_000_003
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """Sizes of experts.
+    """Sizes of a model's experts.
 
     Attributes:
         hidden, intermediate: H, I.
@@ -58,9 +58,10 @@ class ExpertSizes:
 def trial_error(
     kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
 ) -> float:
-    """Largest relative error, ||out - exact|| / ||exact||, of an empty kernel's results for layer 0.
+    """Measure a kernel's largest relative error, ||out - exact|| / ||exact||, on trial experts of layer 0.
 
-    `exact` is the reference in float64, with the weights after quantisation. NaN if a result has a NaN.
+    The kernel must be empty. `exact` is the reference in float64, with the weights after quantisation. The
+    error is NaN if a result has a NaN.
     """
     random = _Random(spec.dtype)
     count = min(_EXPERTS, sizes.num_experts)
@@ -95,7 +96,7 @@ def trial_error(
 def replica_bytes(
     kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
 ) -> int:
-    """Memory that an empty kernel takes for one expert, measured by loading one."""
+    """Memory that an empty kernel takes for one expert in bytes, measured by loading one."""
     kernel.load(0, 0, _Random(spec.dtype).expert(form, sizes))
     taken = kernel.bytes
     kernel.unload(0, 0)
@@ -103,14 +104,14 @@ def replica_bytes(
 
 
 class _Random:
-    """Random numbers of variance 1, the same in every process."""
+    """Random tensors and experts of variance 1, the same in every process."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self.rng = torch.Generator().manual_seed(0)
 
     def tensor(self, *shape: int) -> torch.Tensor:
-        """A large tensor repeats its numbers, since drawing all takes long."""
+        """Draw a random tensor. A large one repeats its numbers, because drawing all takes long."""
         numbers = torch.empty(min(_NUMBERS, math.prod(shape))).uniform_(
             -math.sqrt(3), math.sqrt(3), generator=self.rng
         )
@@ -118,7 +119,7 @@ class _Random:
         return numbers.to(self._dtype).repeat(repeats)[: math.prod(shape)].view(shape)
 
     def expert(self, form: ExpertForm, sizes: ExpertSizes) -> ExpertWeights:
-        """Weights that keep activations near 1."""
+        """Draw an expert's weights, scaled to keep activations near 1."""
         hidden, intermediate = sizes.hidden, sizes.intermediate
         up = intermediate * (1 + form.has_gate)
         up_bias, down_bias = (

@@ -1,1 +1,1 @@
-"""An expert server's report to the balancer: load of its experts and links."""
+"""An expert server's report to the balancer: the load of its experts and network links."""

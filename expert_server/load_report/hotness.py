@@ -24,15 +24,15 @@ _RECEIVED, _SENT = 0, 8
 
 
 class HotnessHandler:
-    """Serves `ReadHotness` of `expert.proto`. Thread-safe.
+    """Serves `ReadHotness` of `expert.proto` to the balancer. Thread-safe.
 
-    The kernel adds to the totals while they are read: each number is right as of some moment, and later
+    The kernel adds to the totals while they are read. Each number is right as of some moment, and later
     tokens are in the next answer.
 
     Args:
         shape: The model's shape.
-        loop: Its busy time, and whether requests were answered since the last call.
-        store: The size of replicas.
+        loop: Reports its busy time, and whether requests were answered since the last call.
+        store: Reports the number and size of the replicas held.
 
     Attributes:
         counts_LX: int64 (L, 1 + E), for the kernel to add to (see `ExpertKernel.count_into`).
@@ -49,7 +49,7 @@ class HotnessHandler:
         self._boot_id = secrets.randbits(62) | 1
 
     def ReadHotness(self, request: pb.ReadHotnessRequest, context: Any) -> pb.ReadHotnessResponse:
-        """The totals, if they have changed."""
+        """Return the tokens of each expert, if they have changed since the last call, and the traffic."""
         # Before the counts: the next answer repeats tokens that come between the two, rather than omit them.
         sequence, busy_s, batches = self._loop.requests, self._loop.busy_s, self._loop.batches
         known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
@@ -72,7 +72,7 @@ class HotnessHandler:
 
 
 def carried(table: str) -> tuple[int, int]:
-    """Bytes received and sent by all network interfaces of /proc/net/dev except the loopback."""
+    """Sum the bytes received and sent by all interfaces in /proc/net/dev except the loopback."""
     received = sent = 0
     # Skip two heading lines.
     for line in table.splitlines()[2:]:

@@ -1,1 +1,1 @@
-"""The serving loop: poll, batch, compute, reply."""
+"""The expert server's serving loop: poll, batch, compute, reply."""

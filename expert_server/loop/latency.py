@@ -1,6 +1,6 @@
 """Added network latency, for experiments with distance.
 
-Each request is seen a fixed time after it was written. The server is not busy meanwhile.
+The loop sees each request a fixed time after it was written. The server is not busy in that time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["AddedLatency"]
 
 
 class AddedLatency:
-    """A queue that delays each request by a fixed time.
+    """A queue that delays each request by a fixed time before the loop batches it.
 
     Args:
         seconds: The delay.
@@ -24,7 +24,7 @@ class AddedLatency:
         self._requests: deque[Request] = deque()
 
     def put(self, request: Request) -> None:
-        """Queue a request, written at its `admitted_at`."""
+        """Queue a request, to be delayed from its `admitted_at` on."""
         self._requests.append(request)
 
     def arrived(self, now: float) -> list[Request]:

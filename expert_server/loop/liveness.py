@@ -36,7 +36,7 @@ _JOIN_S = 3.0
 
 
 class Liveness:
-    """What the loop does, and since when. One thread writes it, any thread reads it.
+    """The loop's notes of its current activity. The loop's thread writes them, any thread reads them.
 
     Args:
         now: Monotonic seconds.
@@ -48,24 +48,24 @@ class Liveness:
         self._s_per_token: float | None = None
 
     def turns(self, at: float) -> None:
-        """The loop looks for work; if it sleeps first, `at` is the end of its sleep."""
+        """Note that the loop looks for work; if it sleeps first, `at` is the end of its sleep."""
         self._doing = (at, 0)
 
     def begins(self, tokens: int, now: float) -> None:
-        """The loop begins a batch."""
+        """Note that the loop begins a batch of this many tokens."""
         self._doing = (now, tokens)
 
     def ended(self, tokens: int, seconds: float) -> None:
-        """Batches of this many tokens together took this long."""
+        """Note that batches of this many tokens together took this long; updates the time per token."""
         known = self._s_per_token or 0.0
         self._s_per_token = max(seconds / tokens, _DECAY * known)
 
     def still(self, now: float, awake_from: float) -> tuple[float, float]:
-        """For how long the loop has not moved, and for how long it may, in seconds.
+        """Return for how long the loop has not moved, and for how long it may, in seconds.
 
         Args:
             now: Monotonic seconds.
-            awake_from: The process was suspended until then.
+            awake_from: When the process was last resumed, in monotonic seconds.
         """
         since, tokens = self._doing
         return now - max(since, awake_from), self._patience_s(tokens)
@@ -79,7 +79,7 @@ class Liveness:
 
 
 class Watchdog:
-    """Checks a loop's liveness from a daemon thread until `close`.
+    """Checks the serving loop's liveness from a daemon thread until `close`.
 
     Args:
         liveness: The loop's notes.
@@ -101,23 +101,23 @@ class Watchdog:
         self._clock = clock
         self.stalled_s = 0.0
         self._checked_at = self._awake_from = clock()
-        # Until the loop counts as stalled, as of the last check.
+        # Seconds until the loop counts as stalled, as of the last check.
         self._left_s = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Start checking."""
+        """Start the thread that checks the loop."""
         self._checked_at = self._awake_from = self._clock()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop checking. Idempotent."""
+        """Stop the thread that checks the loop. Idempotent."""
         self._over.set()
         self._thread.join(_JOIN_S)
 
     def check(self) -> None:
-        """Check the loop once."""
+        """Check once whether the loop has stalled; call `on_change` if that has changed."""
         now = self._clock()
         if now - self._checked_at > _SUSPENDED_S:
             self._awake_from = now

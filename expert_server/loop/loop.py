@@ -1,13 +1,13 @@
 """The expert server's loop: poll, admit, batch, group, compute, reply (EaaS section 3.3).
 
-It knows slots and nothing else: neither their clients nor their transports. It starts no exchange.
+The loop handles slots only, not the clients or transports behind them. It answers, and starts no exchange.
 
     scan for WRITTEN slots ---> admit ---> decide ---> compute a layer's batch ---> scan again
                                               |
                                               +------> wait for a larger batch ---> scan again
 
-A slot is claimed from admission until its answer (`SlotTable` explains why no race is possible). Its grant
-may be revoked meanwhile: the request is then dropped, before or after it is computed.
+A slot is claimed from admission until its answer (`SlotTable` explains why no race is possible). If its
+grant is revoked in that time, the request is dropped, before or after it is computed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _log = get_logger(__name__)
 _WRITTEN = SlotState.WRITTEN.mask
 _NOTHING = 0
 _ARRIVAL_POLL_US = 200
-# Only bounds how late a stop is noticed; work wakes the loop at once.
+# Longest sleep of an idle loop. It only bounds how late a stop is noticed; work wakes the loop at once.
 _IDLE_US = 1_000_000
 # How long data may lag behind its flag, on a transport that does not order them.
 _SETTLE_S = 1e-4
 
 
 class ServeLoop:
-    """Answers the requests in the slots, until stopped.
+    """The expert server's loop: answers the requests in the slots, until stopped.
 
     Args:
         arena: The server's arena.
@@ -58,16 +58,16 @@ class ServeLoop:
         batch_window_s: Longest wait for a larger batch.
         added_latency_s: Delay before each request is seen.
         clock: Monotonic seconds.
-        traces: Spans of batches; None: no spans.
+        traces: Records the spans of batches; None: no spans.
 
     Attributes:
-        epoch: Of the placement; sent with STALE_PLACEMENT.
+        epoch: Epoch of the placement, sent with STALE_PLACEMENT.
         computed: Requests answered with a result.
         refused: Requests answered with an error.
         expired: Requests whose time budget ended before they were computed.
         busy_s: Seconds spent on admitting and computing.
         batches: Kernel calls that gave a result.
-        liveness: Whether the loop moves.
+        liveness: The loop's notes of its activity, for the watchdog.
     """
 
     def __init__(
@@ -118,34 +118,37 @@ class ServeLoop:
 
     @property
     def requests(self) -> int:
-        """Requests answered so far, with a result or an error."""
+        """Number of requests answered so far, with a result or an error."""
         return self.computed + self.refused + self.expired
 
     @property
     def in_flight(self) -> int:
-        """Requests admitted and not answered."""
+        """Number of requests admitted and not answered."""
         return len(self._admitted)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request waits or is computed. Safe from any thread."""
+        """Whether a request waits in a slot or is computed. Safe from any thread."""
         # The flag is WRITTEN until the answer is there. A stopped loop may have no arena.
         return not self._stopped and bool(self._arena.flags.scan(0, self._arena.slots, _WRITTEN))
 
     def wait_idle(self, timeout_s: float) -> None:
-        """Return when no request waits or is computed, or at the timeout. One thread at a time."""
+        """Block a loading thread while a request waits or is computed, or until the timeout.
+
+        One thread at a time.
+        """
         # In this order: a loop that became idle before the clear is not busy.
         self._idle.clear()
         if self.is_busy:
             self._idle.wait(timeout_s)
 
     def stop(self) -> None:
-        """Make `run` return after the present batch. Safe from any thread and from a signal handler."""
+        """Make `run` return after the current batch. Safe from any thread and from a signal handler."""
         self._stopped = True
         self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
-        """Serve until `stop`."""
+        """Answer requests until `stop`."""
         flags = self._arena.flags
         with torch.inference_mode():
             while not self._stopped:
@@ -157,7 +160,7 @@ class ServeLoop:
         self._views.clear()
 
     def step(self, seen: int) -> None:
-        """Scan once, then compute a batch or wait.
+        """Scan the slots once, then compute a batch or wait.
 
         Args:
             seen: The doorbell's count, read before the caller checked its own reasons to end the wait
@@ -201,7 +204,7 @@ class ServeLoop:
             )
 
     def serve(self, ready: list[int]) -> None:
-        """Answer these slots at once, one batch per layer, without a scan or a wait."""
+        """Answer the requests in these slots at once, one batch per layer, without a scan or a wait."""
         self._admit(ready)
         now = self._clock()
         for request in self._on_the_way.arrived(now):
@@ -229,7 +232,7 @@ class ServeLoop:
             self._release(settled)
 
     def _accept(self, slot: int, grant: Grant | None, now: float) -> Request | None:
-        """The request in a claimed slot; None if there is none or it is refused."""
+        """Validate the request in a claimed slot; None if there is none or it is refused."""
         if grant is None:
             self._arena.server_offline(slot)
             return None
@@ -238,12 +241,12 @@ class ServeLoop:
             return None
         header, error = self._read(slot, grant)
         if isinstance(error, SlotCorruptError):
-            # Perhaps the data lags behind its flag. Retry only once: other requests wait.
+            # Perhaps the data lags behind its flag. Retry only once, because other requests wait.
             _settle()
             header, error = self._read(slot, grant)
         if error is not None:
             _log.warning("slot %d of %s: %s", slot, grant.client_id, error)
-            # A wrong request is wrong on every server; the client sends a damaged one again.
+            # A wrong request fails on every server. The client sends a damaged one again.
             if isinstance(error, WrongRequestError):
                 self._refuse(slot, grant, header, Status.INVALID_ARGUMENT)
             else:
@@ -255,7 +258,7 @@ class ServeLoop:
     def _read(
         self, slot: int, grant: Grant
     ) -> tuple[RequestHeader, SlotCorruptError | WrongRequestError | None]:
-        """The header in a slot, and the error that makes the request invalid."""
+        """Return the request header in a slot, and the error that makes the request invalid, if any."""
         offset = self._arena.request_offset(slot)
         header = RequestHeader.unpack_from(self._buffer, offset)
         try:
@@ -271,7 +274,7 @@ class ServeLoop:
     # -- compute --------------------------------------------------------------------------------------
 
     def _answer(self, layer: int) -> None:
-        """Answer all requests of a layer: one batch for each width (K) and dtype."""
+        """Compute and answer all queued requests of a layer, in one batch for each width (K) and dtype."""
         requests = self._batcher.take(layer)
         began = self._clock()
         tokens = 0
@@ -279,7 +282,7 @@ class ServeLoop:
         for request in requests:
             header = request.header
             if self._arena.flags.load(request.slot) != SlotState.WRITTEN:
-                continue  # Revoked meanwhile.
+                continue  # Its grant was revoked after the admission.
             if began >= request.expires_at:
                 self.expired += 1
                 self._replies.error(request.slot, request.grant, header, Status.EXPIRED)
@@ -329,7 +332,7 @@ class ServeLoop:
             start = end
 
     def _refuse_misplaced(self, group: list[Request], error: LookupError) -> None:
-        """An expert is not here: refuse the request that asked for it, answer the others."""
+        """Handle a batch with an expert that is not held: refuse the request for it, answer the others."""
         if len(group) == 1:
             request = group[0]
             _log.info("slot %d: %s", request.slot, error)

@@ -1,4 +1,4 @@
-"""Write answers into slots."""
+"""Writes the loop's answers into the requests' slots, and rings the clients' doorbells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Request(NamedTuple):
         slot: The slot that holds it.
         grant: The slot's owner.
         header: A copy; the slot's own header may change if the slot is revoked.
-        views: Its payload.
+        views: Views of its payload.
         admitted_at: Monotonic seconds.
         expires_at: When its time budget ends.
     """
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Replies:
-    """Writes answers. The answer to a slot revoked meanwhile is dropped.
+    """Writes the loop's answers into slots. An answer to a revoked slot is dropped.
 
     Args:
         arena: The server's arena.
@@ -50,7 +50,7 @@ class Replies:
         self._views = views
 
     def result(self, request: Request, rows_TH: npt.NDArray[np.float32], now: float) -> None:
-        """Write a request's result."""
+        """Write a request's result into its slot, and wake the client."""
         tokens, hidden = rows_TH.shape
         np.copyto(self._views.result(request.slot, tokens), rows_TH)
         answer = ResultHeader.of(
@@ -67,7 +67,7 @@ class Replies:
     def error(
         self, slot: int, grant: Grant, header: RequestHeader, status: Status, detail: int = 0
     ) -> None:
-        """Write an error. The header may be an invalid one."""
+        """Write an error answer into a slot, and wake the client. The header may be an invalid one."""
         answer = ResultHeader.of(
             status, generation=grant.generation, request_id=header.request_id, detail=detail
         )

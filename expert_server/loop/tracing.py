@@ -20,10 +20,10 @@ __all__ = ["BatchTraces"]
 
 
 class BatchTraces:
-    """Batch spans of one server's loop.
+    """Records a span for each traced batch of a server's loop.
 
     Args:
-        tracing: Makes the spans.
+        tracing: Creates and exports the spans.
         arena: The server's arena.
         server_id: Attribute of each span.
     """
@@ -35,7 +35,7 @@ class BatchTraces:
 
     @contextmanager
     def batch(self, group: Sequence[Request], now: float) -> Iterator[None]:
-        """Trace the batch computed inside; `now` is the loop's clock."""
+        """Record a span for the batch computed in the block, if it is traced; `now` is the loop's clock."""
         arena = self._arena
         contexts = [
             context

@@ -1,4 +1,4 @@
-"""Tensor views of payloads, and scratch memory for batches of several requests.
+"""Tensor views of requests' payloads in slots, and scratch memory for batches of several requests.
 
 Letters: T tokens, H hidden size, K experts per token (top-k).
 """
@@ -26,7 +26,7 @@ _KEPT = 2048
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PayloadViews:
-    """The three sections of a payload, without a copy: `hidden` (T, H), ids and scores (T, K).
+    """Views of a payload's three sections, without a copy: `hidden` (T, H), ids and scores (T, K).
 
     Attributes:
         arrays: NumPy arrays, for copying; bfloat16 shows as uint16.
@@ -38,7 +38,7 @@ class PayloadViews:
 
     @classmethod
     def of(cls, arrays: PayloadArrays, dtype: WireDtype) -> PayloadViews:
-        """Tensors over the arrays' memory."""
+        """Make the views of a payload, with tensors over the arrays' memory."""
         x_TH, ids_TK, scores_TK = map(torch.from_numpy, arrays)
         if dtype is WireDtype.BFLOAT16:
             x_TH = x_TH.view(torch.bfloat16)
@@ -53,7 +53,7 @@ class TensorViews(SlotViews):
         self._with_tensors: dict[tuple[int, int, int, int], PayloadViews] = {}
 
     def tensors(self, slot: int, header: RequestHeader) -> PayloadViews:
-        """Views of a request that passed `validate_request`."""
+        """Return the views of a request in a slot that passed `validate_request`; they are kept for reuse."""
         key = (slot, header.batch_size, header.top_k, header.dtype)
         views = self._with_tensors.get(key)
         if views is None:
@@ -62,13 +62,13 @@ class TensorViews(SlotViews):
         return views
 
     def clear(self) -> None:
-        """Release the arena's memory."""
+        """Drop all views, so that the arena's memory can be freed."""
         super().clear()
         self._with_tensors.clear()
 
 
 class Scratch:
-    """Concatenates the payloads of a batch, in memory that is kept for the next one.
+    """Concatenates the payloads of a batch, in memory that is reused for the next batch.
 
     Attributes:
         made: Number of view sets made so far.
@@ -81,11 +81,11 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Memory held: one and a half times what the largest batch needed."""
+        """Memory held in bytes: one and a half times what the largest batch needed."""
         return 0 if self._memory is None else len(self._memory)
 
     def gather(self, payloads: Sequence[PayloadViews], like: RequestHeader) -> PayloadViews:
-        """Concatenate payloads.
+        """Concatenate the payloads of several requests into one batch.
 
         Args:
             payloads: Payloads of one H, K and dtype.

@@ -1,1 +1,1 @@
-"""The server's ends of the transports, and slot ownership."""
+"""How requests reach the expert server's slots: server ends of the transports, slot ownership."""

@@ -23,12 +23,14 @@ __all__ = ["ExchangeHandler"]
 
 _log = get_logger(__name__)
 _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
-# Answers and the end of the grant wake the stream at once.
+# Longest sleep of a stream without answers. Answers and the end of the grant wake it at once.
 _IDLE_US = 60_000_000
 
 
 class ExchangeHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Serves `ExpertService.Exchange`. The generated handler would copy each frame twice more, both ways.
+    """Serves `ExpertService.Exchange`, the stream of requests and answers of a remote client.
+
+    The generated handler would copy each frame twice more in each direction.
 
     Args:
         arena: The server's arena.
@@ -40,7 +42,7 @@ class ExchangeHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._table = table
 
     def service(self, handler_call_details: Any) -> Any:
-        """A handler with the state of one stream."""
+        """Return a handler with the state of one new Exchange stream; None for other methods."""
         if handler_call_details.method != EXCHANGE:
             return None
         stream = _Stream(self._arena, self._table)
@@ -48,7 +50,7 @@ class ExchangeHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 class _Stream:
-    """One connection's stream. Its slots are freed when it ends.
+    """The Exchange stream of one client connection. Its slots are freed when it ends.
 
     Ends with FAILED_PRECONDITION if the connection is unknown or revoked, and with INVALID_ARGUMENT after a
     frame that does not fit its slot.
@@ -63,7 +65,7 @@ class _Stream:
     # -- in, by gRPC's polling thread -----------------------------------------------------------------
 
     def receive(self, message: bytes) -> bool:
-        """Write a frame into its slot; the first frame only names the connection.
+        """Write a client's request frame into its slot; the first frame only names the connection.
 
         gRPC deserialises in the thread that received the message. Writing here saves the hand-over to the
         thread that iterates.
@@ -82,7 +84,7 @@ class _Stream:
         return self._grant is not None and not self._refusal
 
     def _write(self, grant: Grant, frame: Frame) -> str:
-        """Write a frame into its slot. Returns the reason for refusing it, or an empty string."""
+        """Write a request frame into its slot. Returns the reason for refusing it, or an empty string."""
         arena, data = self._arena, frame.data
         capacity = REQUEST_HEADER_BYTES + arena.payload_capacity
         if frame.slot >= grant.slots or not REQUEST_HEADER_BYTES <= len(data) <= capacity:
@@ -94,7 +96,7 @@ class _Stream:
         slot = grant.first_slot + frame.slot
         with self._table.copying(grant) as valid:
             if not valid:
-                return ""  # `_answers` notices, too, and ends the stream.
+                return ""  # `_answers` also notices this and ends the stream.
             if arena.flags.load(slot) != SlotState.FREE:
                 return f"slot {frame.slot} is not free"
             paste(arena.buffer, arena.request_offset(slot), data)
@@ -105,7 +107,7 @@ class _Stream:
     # -- out, by the call's own thread ----------------------------------------------------------------
 
     def serve(self, requests: Iterator[bool], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Send answers until either side ends the stream."""
+        """Send the loop's answers to the client until either side ends the stream."""
         grant = self._grant if next(requests, False) else None
         if grant is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "unknown connection: connect first")
@@ -113,7 +115,7 @@ class _Stream:
         threading.Thread(
             target=self._read_all, args=(grant, requests), name="exchange", daemon=True
         ).start()
-        # gRPC may abandon this generator when the client is gone: the callback revokes the grant then.
+        # gRPC may abandon this generator when the client disconnects; the callback then revokes the grant.
         if context.add_callback(lambda: self._table.revoke(grant.connection_id)):
             yield from self._answers(grant)
         self._table.revoke(grant.connection_id)
@@ -122,7 +124,7 @@ class _Stream:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the connection is over")
 
     def _read_all(self, grant: Grant, requests: Iterator[bool]) -> None:
-        """Request frames until the stream ends."""
+        """Read request frames until the client's stream ends, then revoke its slots."""
         try:
             if not all(requests):
                 _log.warning("%s: connection ended: %s", grant.client_id, self._refusal)
@@ -132,7 +134,7 @@ class _Stream:
             self._table.revoke(grant.connection_id)
 
     def _answers(self, grant: Grant) -> Iterator[bytes]:
-        """Frames of the results, until the grant is revoked."""
+        """Yield frames with the loop's results, until the grant is revoked."""
         flags = self._arena.flags
         while True:
             seen = flags.seq(grant.reply_bell)
@@ -148,14 +150,14 @@ class _Stream:
             )
 
     def _collect(self, grant: Grant) -> list[bytes]:
-        """Copy the available results, and free their slots."""
+        """Copy the computed results into frames, and free their slots."""
         arena = self._arena
         frames = []
         for slot in arena.flags.scan(grant.first_slot, grant.slots, SlotState.DONE.mask):
             offset = arena.result_offset(slot)
             end = offset + ResultHeader.unpack_from(arena.buffer, offset).end
             frame = RESPONSE_FRAMES.encode(slot - grant.first_slot, arena.buffer, offset, end)
-            # Free before the answer leaves: the client may send into this slot as soon as it has it.
+            # Free before the answer is sent, because the client may use this slot once it has the answer.
             if arena.client_free(slot):
                 frames.append(frame)
         return frames

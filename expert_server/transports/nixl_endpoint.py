@@ -1,12 +1,12 @@
 """The server's end of the nixl transport: clients write into the arena, and it writes results into theirs.
 
-To the loop it is one more client. A network card's write wakes no futex, so a thread polls: a client's
-notification, which arrives after its bytes, becomes flag and doorbell; a DONE flag becomes a write and a
-notification.
+To the loop it is one more client. A network card's write wakes no futex, so a thread polls. It turns a
+client's notification, which arrives after the client's bytes, into a flag and a doorbell. It turns a DONE
+flag into a write and a notification.
 
 A connection ends with its stream or with its grant. A write that the client began may still arrive, so the
-slots stay reserved until the client says that none is under way (`leave`, or the same process connects again)
-or for `GRACE_S`.
+slots stay reserved until the client confirms that no write is under way (`leave`, or the same process
+connects again), or for `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMPUTING_US = (50, 1000)
 
 @dataclass(eq=False)
 class _Peer:
-    """A client that joined. Its agent's name is the connection's id."""
+    """A client connected by nixl. Its agent's name is the connection's id."""
 
     grant: Grant
     region: Region
@@ -64,7 +64,7 @@ _ServerAgent = Agent[tuple[_Peer, int, int]]
 
 
 class NixlEndpoint:
-    """Serves `ExpertService.Join`. Starts NIXL when the first client joins.
+    """Serves `ExpertService.Join`, for clients of the nixl transport. The first one starts NIXL.
 
     Args:
         arena: The server's arena.
@@ -78,7 +78,7 @@ class NixlEndpoint:
         self._agent: _ServerAgent | None = None
         self._poller: Poller | None = None
         self._peers: dict[str, _Peer] = {}
-        # Reserved slots: until when, of which grant, what releases them.
+        # Reserved slots: end of the reservation, grant, and the stack that releases them.
         self._held: list[tuple[float, Grant, ExitStack]] = []
 
     # -- joining and leaving --------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class NixlEndpoint:
     def join(
         self, requests: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
-        """Serve one connection's stream until either side ends it."""
+        """Serve the stream of a client's connection until either side ends it."""
         if missing := why_not():
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"no nixl here: {missing}")
         first = next(requests, None)
@@ -98,7 +98,7 @@ class NixlEndpoint:
             if first.nixl != nixl_version():
                 raise ConnectionLostError(f"NIXL {first.nixl}, this server has {nixl_version()}")
             agent, peer = self._mirror(grant, first.handle)
-            # gRPC may abandon this generator when the client is gone.
+            # gRPC may abandon this generator when the client disconnects.
             if not context.add_callback(lambda: self._end(peer, _CLIENT_ENDED)):
                 self._end(peer, _CLIENT_ENDED)
                 return
@@ -119,7 +119,7 @@ class NixlEndpoint:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer.reason)
 
     def _listen(self, grant: Grant, requests: Iterator[pb.JoinRequest]) -> None:
-        """Poll at once when a client announces a write after a silence."""
+        """Wake the polling thread when a client announces a write after a silence."""
         try:
             for _ in requests:
                 if (poller := self._poller) is not None:
@@ -128,7 +128,7 @@ class NixlEndpoint:
             _log.debug("%s: stream ended: %s", grant.client_id, error)
 
     def _mirror(self, grant: Grant, handle: bytes) -> tuple[_ServerAgent, _Peer]:
-        """Learn a client's address, and register its slots for its writes."""
+        """Connect to a client's agent, and register the client's slots for its writes."""
         with self._lock:
             if self._agent is None:
                 self._agent = Agent(f"expert-server-{self._arena.incarnation}")
@@ -138,7 +138,7 @@ class NixlEndpoint:
                 raise ConnectionLostError("joined twice")
             name = agent.learn(handle)
             if name != grant.connection_id:
-                # It would be another client's: notifications carry only the name.
+                # Notifications carry only the name, so they would count as another client's.
                 if name not in self._peers:
                     agent.forget(name)
                 raise ConnectionLostError("the agent's name is not the connection's id")
@@ -164,14 +164,14 @@ class NixlEndpoint:
             peer.results = SlotMemory.read(memory)
 
     def leave(self, connection_id: str) -> None:
-        """End a connection whose client writes no more. Nothing is written to the client after this."""
+        """End the connection of a client that writes no more. Nothing is written to it after this."""
         with self._lock:
             peer = self._peers.get(connection_id)
             if peer is not None:
                 self._end(peer, "the client left", clean=True)
 
     def supersede(self, client_id: str, incarnation: int) -> None:
-        """End the former connections of a client that connects again.
+        """End the former nixl connections of a client that connects again.
 
         The same process has closed its connection and writes no more. Writes of an earlier process may still
         arrive, so its slots stay reserved.
@@ -188,7 +188,7 @@ class NixlEndpoint:
                     self._held.remove(entry)
 
     def close(self) -> None:
-        """End every connection and the thread. Idempotent."""
+        """End every client's connection and the polling thread. Idempotent."""
         with self._lock:
             poller, self._poller = self._poller, None
         if poller is not None:
@@ -207,7 +207,7 @@ class NixlEndpoint:
         with self._lock:
             if self._peers.pop(peer.name, None) is None:
                 return
-            assert self._agent is not None  # It goes after the last peer.
+            assert self._agent is not None  # It is closed after the last peer.
             self._table.revoke(peer.name)
             self._agent.forget(peer.name)
             self._agent.deregister(peer.region)
@@ -249,7 +249,7 @@ class NixlEndpoint:
             return bool(ended or notes) or any(begun)
 
     def _pause(self, pause_us: int) -> bool:
-        """While a request is computed, wait on its reply doorbell."""
+        """Wait on the reply doorbell of a request in computation; return False if there is none."""
         flags = self._arena.flags
         for peer in tuple(self._peers.values()):
             first, slots = peer.grant.first_slot, peer.grant.slots
@@ -274,7 +274,10 @@ class NixlEndpoint:
             self._end(peer, str(error))
 
     def _admit(self, peer: _Peer, note: bytes) -> None:
-        """Turn a notification into flag and doorbell. Raises ValueError if it does not fit the request."""
+        """Pass a client's written request to the loop: set the slot's flag and ring the doorbell.
+
+        Raises ValueError if the notification does not fit the request.
+        """
         arena, grant = self._arena, peer.grant
         index, length = unpack_note(note)
         capacity = REQUEST_HEADER_BYTES + arena.payload_capacity
@@ -291,7 +294,7 @@ class NixlEndpoint:
             raise ValueError(f"slot {index} is not free")
 
     def _answer(self, agent: _ServerAgent, peer: _Peer) -> bool:
-        """Begin to write the available results. Returns whether there were any."""
+        """Begin to write a client's results into its memory. Returns whether there were any."""
         arena, grant = self._arena, peer.grant
         if self._table.get(peer.name) is None:
             self._end(peer, "the connection is over")
@@ -315,7 +318,7 @@ class NixlEndpoint:
         try:
             if why:
                 raise ConnectionLostError(why)
-            # Free before notifying: the client may write into this slot as soon as it is notified.
+            # Free before notifying, because a notified client may write into this slot at once.
             if self._arena.client_free(slot):
                 agent.note(peer.name, pack_note(slot - peer.grant.first_slot, length))
         except ConnectionLostError as error:

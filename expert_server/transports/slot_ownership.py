@@ -1,4 +1,4 @@
-"""Slot ownership.
+"""Slot ownership: which client may write into which slots of the expert server's arena.
 
 A client gets a contiguous run of slots and a generation. Every header it writes carries the generation, so
 bytes of a former owner never count as the new owner's. The service's threads and the loop share the table.
@@ -40,7 +40,7 @@ __all__ = ["Grant", "SlotTable", "last_gone"]
 
 
 def last_gone(former: Member | None, now: Member) -> int:
-    """The last incarnation of a client that is gone.
+    """The last incarnation of a client that is dead, has left or was replaced.
 
     Args:
         former: The client in the previous view; None if it was not there.
@@ -72,7 +72,7 @@ class Grant:
 
 
 class SlotTable:
-    """Grants over one arena.
+    """The grants of a server's arena: which client owns which slots. Thread-safe.
 
     Args:
         arena: The server's arena.
@@ -95,7 +95,7 @@ class SlotTable:
         """Give a client a run of free slots; None if there is no such run.
 
         A client has one connection. A client that connects again has lost the former one, and its
-        Disconnect may be lost too: so the slots of this incarnation and earlier ones are freed first.
+        Disconnect may be lost as well. So the slots of this incarnation and earlier ones are freed first.
         A late request of an older incarnation keeps the newest incarnation's slots.
         """
         with self._lock:
@@ -117,8 +117,8 @@ class SlotTable:
                 time.monotonic(),
             )
             for slot in range(first, first + slots):
-                # In this order: a client that sees FREE sees the new generation, and the loop knows
-                # the owner before the owner can write.
+                # In this order, so that a client that sees FREE also sees the new generation, and the loop
+                # sees the owner before the owner can write.
                 self._arena.server_offline(slot)
                 self._arena.set_generation(slot, grant.generation)
                 self._owner[slot] = grant
@@ -128,7 +128,7 @@ class SlotTable:
             return grant
 
     def revoke(self, connection_id: str) -> None:
-        """Take a connection's slots back. Idempotent."""
+        """Take a client connection's slots back. Idempotent."""
         with self._lock:
             grant = self._grants.get(connection_id)
             if grant is not None:
@@ -147,7 +147,7 @@ class SlotTable:
 
         Args:
             incarnations: Incarnations of the live clients, by id.
-            older_than_s: Keep younger connections: a client may connect before this server knows of it.
+            older_than_s: Keep younger connections, as a client may connect before this server learns of it.
         """
         before = time.monotonic() - older_than_s
         return self._revoke_if(
@@ -158,11 +158,11 @@ class SlotTable:
         )
 
     def revoke_all(self) -> None:
-        """Free every slot."""
+        """Take the slots of all clients back."""
         self._revoke_if(lambda _grant: True)
 
     def get(self, connection_id: str) -> Grant | None:
-        """The grant of a connection, unless revoked."""
+        """The grant of a client connection; None if it is unknown or revoked."""
         with self._lock:
             return self._grants.get(connection_id)
 
@@ -172,12 +172,12 @@ class SlotTable:
             return {grant.client_id for grant in self._grants.values()}
 
     def grants(self) -> list[Grant]:
-        """All grants."""
+        """The current grants of all clients."""
         with self._lock:
             return list(self._grants.values())
 
     def claim(self, slots: Collection[int]) -> list[Grant | None]:
-        """Mark slots as in use by the loop, so that they are not granted.
+        """Mark slots as in use by the serving loop, so that they are not granted again.
 
         Returns:
             Their owners. Until `release` an owner may vanish, but cannot change to another.
@@ -188,7 +188,7 @@ class SlotTable:
             return [self._owner[slot] for slot in slots]
 
     def release(self, slots: Collection[int]) -> None:
-        """End the loop's use of slots."""
+        """Mark slots as no longer in use by the serving loop, after their requests are answered."""
         with self._lock:
             for slot in slots:
                 self._busy[slot] = False
@@ -197,7 +197,7 @@ class SlotTable:
     def copying(self, grant: Grant) -> Iterator[bool]:
         """Keep a connection's slots from being granted while a stream copies into or out of them.
 
-        Yields whether the grant is valid. It may be revoked meanwhile: its flags then no longer change.
+        Yields whether the grant is valid. It may be revoked during the copy; its flags then no longer change.
         """
         slots = range(grant.first_slot, grant.first_slot + grant.slots)
         with self._lock:

@@ -15,14 +15,14 @@ _LOWEST = 19
 
 
 def step_back() -> None:
-    """Lower the priority of the calling thread, for as long as it lives."""
+    """Lower the priority of the calling thread, permanently, so that serving has precedence."""
     thread = threading.get_native_id()
     now = os.getpriority(os.PRIO_PROCESS, thread)
     os.setpriority(os.PRIO_PROCESS, thread, min(_LOWEST, now + _STEPS))
 
 
 def compute_alone() -> None:
-    """`step_back`, and limit torch to one thread in this thread only."""
+    """Lower the priority of the calling thread, and limit torch to one thread in this thread only."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # The limit would also apply to threads that have not computed yet; this restores theirs.

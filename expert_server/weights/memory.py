@@ -1,4 +1,4 @@
-"""Memory for weights and scratch, in separate mappings."""
+"""Memory for weights and scratch of the expert server, in separate mappings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HUGE_BYTES = 2 << 20
 def huge_memory(nbytes: int) -> torch.Tensor:
     """Zeros, uint8 (nbytes,), in a private mapping that is freed with the tensor.
 
-    malloc would keep freed blocks, and fragmentation would prevent their reuse: measured on experts, that
+    malloc would keep freed blocks, and fragmentation would prevent their reuse. Measured on experts, that
     takes a third more memory than the weights.
 
     From 2 MiB on, the block is aligned to 2 MiB and uses huge pages for its whole 2 MiB units, if the system
@@ -34,10 +34,10 @@ def huge_memory(nbytes: int) -> torch.Tensor:
     mapping = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
     begin = -address % _HUGE_BYTES if whole else 0
-    # Only advice: a Linux without huge pages refuses it, and the memory works all the same.
+    # This is advice only. A Linux without huge pages refuses it, and the memory still works.
     with contextlib.suppress(OSError):
-        # A huge page in the rest would mostly be waste. Rests with the same advice merge with their
-        # neighbours into one mapping, and the number of mappings of a process is limited.
+        # Outside the whole units a huge page would mostly be wasted. Parts with the same advice merge with
+        # their neighbours into one mapping, and the number of mappings of a process is limited.
         mapping.madvise(mmap.MADV_NOHUGEPAGE, 0, begin)
         mapping.madvise(mmap.MADV_HUGEPAGE, begin, whole)
         mapping.madvise(mmap.MADV_NOHUGEPAGE, begin + whole, mapped - begin - whole)

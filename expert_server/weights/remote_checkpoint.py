@@ -1,4 +1,4 @@
-"""A checkpoint on other servers: headers are kept here, tensors are streamed when read."""
+"""A checkpoint read from other expert servers: headers are kept here, tensors are streamed when read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["PeerReader", "checkpoint_of_peers", "runs", "serving_peers"]
 _log = get_logger(__name__)
 
 _CALL_S = 10.0
-# Per stream. The bytes received stay, and the next peer sends the rest.
+# Limit of one stream. Received bytes are kept, and the next peer sends the missing ones.
 _STREAM_S = 5.0
 # Rounds over all peers without one new byte. With the pauses between them they last longer than gRPC waits
 # before it retries an address that refused a connection.
@@ -65,7 +65,7 @@ def serving_peers(monitor_address: str, tls: Identity | None = None) -> list[Mem
 
 
 class PeerReader:
-    """Reads bytes of shards from any peer that has them. Thread-safe.
+    """Reads bytes of shards from any other expert server that has them. Thread-safe.
 
     Args:
         addresses: Returns host:port of the present peers, in the order to ask them.
@@ -83,7 +83,7 @@ class PeerReader:
         self._first = ""
 
     def close(self) -> None:
-        """Close the channels and cancel the reads."""
+        """Close the channels to the peers and cancel the reads."""
         self._ahead.shutdown(wait=False, cancel_futures=True)
         with self._channels_lock:
             channels, self._channels = self._channels, {}
@@ -91,11 +91,11 @@ class PeerReader:
             line.close()
 
     def start(self, work: Callable[..., None], *arguments: object) -> Future[None]:
-        """Run work in a pool of low-priority threads."""
+        """Run a function in the pool of low-priority reading threads."""
         return self._ahead.submit(work, *arguments)
 
     def each_first(self) -> Iterator[str]:
-        """Iterate over the peers; each is asked first while the caller holds it."""
+        """Iterate over the peers; until the next step, reads ask the current peer first."""
         try:
             for address in self._addresses():
                 self._first = address
@@ -104,7 +104,7 @@ class PeerReader:
             self._first = ""
 
     def read(self, shard: str, begin: int, buffer: memoryview) -> None:
-        """Fill the buffer from a position in a shard. If a peer's stream ends early, go on at another peer.
+        """Fill the buffer from a position in a shard. If a peer's stream ends early, ask another peer.
 
         Raises:
             ConnectionError: No peer has the shard, or none sends more of it.
@@ -175,7 +175,7 @@ class PeerReader:
 
 
 class _Run:
-    """Bytes of a shard under way, shared by the readers of their parts."""
+    """A read of adjacent tensors in progress, shared by the readers of its parts."""
 
     def __init__(self, begin: int, data: bytearray, coming: Future[None]) -> None:
         self.begin = begin
@@ -185,19 +185,19 @@ class _Run:
 
 
 class _PeerShard(Shard):
-    """A shard whose header is here. One thread at a time."""
+    """A shard on other servers, with its header in memory here. One thread at a time."""
 
     def __init__(self, path: Path, header: ShardHeader, reader: PeerReader) -> None:
         self.path = path
         self.header = header
         self._reader = reader
-        # By place: requested and not read yet.
+        # Places requested and not read yet.
         self._coming: dict[tuple[int, int], _Run] = {}
         # Memory of finished runs, by size: touching new pages takes longer than copying.
         self._free: dict[int, list[bytearray]] = {}
 
     def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
-        """Request bytes ahead of reading, neighbours together."""
+        """Request these places of the shard from peers ahead of `read_into`, adjacent ones together."""
         for neighbours in runs(places, _RUN_BYTES):
             pause()
             begin, (last, count) = neighbours[0][0], neighbours[-1]
@@ -253,7 +253,7 @@ def runs(places: Sequence[tuple[int, int]], most_bytes: int) -> Iterator[Sequenc
 
 
 def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpoint:
-    """The checkpoint that these peers serve; its tensors stay with them until they are read.
+    """Open the checkpoint that these peers serve; its tensors stay with them until they are read.
 
     Raises:
         ClusterError: None of them has a checkpoint.
@@ -295,7 +295,7 @@ def _describe(addresses: Sequence[str], tls: Identity | None) -> pb.DescribeChec
 
 
 def _write_header(path: Path, size: int, reader: PeerReader) -> None:
-    """Write a file of the shard's size that has its header; the rest is a hole."""
+    """Write a sparse file of the shard's size that holds only its header, read from a peer."""
     begin = bytearray(min(size, _HEADER_GUESS_BYTES))
     reader.read(path.name, 0, memoryview(begin))
     header_end = min(_LENGTH_BYTES + int.from_bytes(begin[:_LENGTH_BYTES], "little"), size)

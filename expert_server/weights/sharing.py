@@ -1,4 +1,4 @@
-"""Share the checkpoint with servers that have none: read its files and stream them."""
+"""Shares this server's checkpoint with expert servers that have none: reads its files and streams them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READERS = 4
 
 
 class Pace:
-    """Limits the sum of all streams to a rate. Thread-safe.
+    """Limits the bytes of all streams, or of a load, to a rate. Thread-safe.
 
     Args:
         bytes_per_s: The rate.
@@ -47,7 +47,7 @@ class Pace:
         self._free_at = clock()
 
     def take(self, count: int) -> None:
-        """Wait until this many bytes may be sent."""
+        """Sleep until the rate allows this many more bytes."""
         with self._lock:
             now = self._clock()
             begin = max(now, self._free_at)
@@ -57,12 +57,12 @@ class Pace:
 
 
 class CheckpointSharer:
-    """The calls of `expert.proto` for other servers. Thread-safe.
+    """Serves the checkpoint calls of `expert.proto` to other expert servers. Thread-safe.
 
     Args:
         path: The checkpoint's directory; None if this server has none.
         bytes_per_s: Limit of the sum of all streams.
-        model_digest: Of the checkpoint's `ModelShape`.
+        model_digest: Digest of the checkpoint's `ModelShape`.
     """
 
     CALLS: ClassVar = ("DescribeCheckpoint",)
@@ -77,7 +77,7 @@ class CheckpointSharer:
     def DescribeCheckpoint(
         self, request: pb.DescribeCheckpointRequest, context: grpc.ServicerContext
     ) -> pb.DescribeCheckpointResponse:
-        """The checkpoint's files."""
+        """Return the checkpoint's config, its index, and the names and sizes of its shards."""
         path = self._directory(context)
         index = path / INDEX
         single = (path / SINGLE).is_file()
@@ -94,9 +94,9 @@ class CheckpointSharer:
     def ReadShard(
         self, request: pb.ReadShardRequest, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Stream a shard's bytes, and then their digest, as encoded messages (`eaas.wire.chunk`)."""
+        """Stream a shard's bytes to another server, then their digest, as messages of `eaas.wire.chunk`."""
         path = self._directory(context) / request.shard
-        # A plain file name: no path may lead out of the checkpoint.
+        # Accept plain file names only, so that no path leads out of the checkpoint.
         if os.path.basename(request.shard) != request.shard or path.suffix != ".safetensors":
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.shard!r} is not a shard")
         try:
@@ -112,7 +112,7 @@ class CheckpointSharer:
             context.abort(grpc.StatusCode.DATA_LOSS, f"{path.name}: {error.strerror}")
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads that read the checkpoint for other servers."""
         self._readers.shutdown(wait=False)
 
     def _read(
@@ -121,7 +121,7 @@ class CheckpointSharer:
         digest = xxhash.xxh3_128()
 
         def read(offset: int) -> tuple[int, bytes]:
-            # The caller has the bytes before `resume_at`: they only enter the digest.
+            # The caller has the bytes before `resume_at`, so they only enter the digest.
             limit = request.resume_at if offset < request.resume_at else request.end
             data = os.pread(fd, min(_CHUNK_BYTES, limit - offset), offset)
             digest.update(data)

@@ -38,7 +38,7 @@ _Chunk = tuple[Mapping[str, torch.Tensor], _Digests]
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """One expert. Shapes are for the plain layout; `ExpertForm.is_transposed` swaps the two dimensions.
+    """One expert's weights. Shapes are for the plain layout; `is_transposed` swaps the two dimensions.
 
     Attributes:
         up: `gate_up_proj` (2I, H), or `up_proj` (I, H) for an expert without a gate.
@@ -56,7 +56,7 @@ class ExpertWeights:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the tensors, bytes."""
+        """Memory of the expert's tensors, in bytes."""
         tensors = (self.up, self.down, self.up_bias, self.down_bias)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -65,7 +65,7 @@ class ExpertWeights:
         return self._each(lambda tensor: tensor.to(dtype))
 
     def copy(self, dtype: torch.dtype) -> ExpertWeights:
-        """A copy of the expert in that dtype."""
+        """Copy the expert's weights, in that dtype."""
         return self._each(lambda tensor: tensor.to(dtype, copy=True))
 
     def plain(self, form: ExpertForm) -> ExpertWeights:
@@ -83,7 +83,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True)
 class ExpertForm:
-    """How the experts of one layer compute.
+    """How the experts of one layer compute: gate, layout and activation.
 
     Attributes:
         has_gate: Whether `up` holds gate and up.
@@ -97,13 +97,13 @@ class ExpertForm:
 
 
 class ExpertReader:
-    """Reads single experts, in chunks of some megabytes. One thread at a time.
+    """Reads single experts of the checkpoint, in chunks of some megabytes. One thread at a time.
 
     Args:
         checkpoint: Source of the weights.
 
     Attributes:
-        dtype: Of the weights returned: the checkpoint's.
+        dtype: The checkpoint's dtype, in which weights are returned.
         forms: How the experts of each MoE layer compute.
     """
 
@@ -120,7 +120,7 @@ class ExpertReader:
         for tensor in sorted(checkpoint.expert_tensors, key=lambda tensor: tensor.target):
             parts = self._sources[tensor.layer].setdefault(tensor.target, {})
             parts.setdefault(tensor.pattern or _NO_RULE, []).append(tensor)
-        # Memory of the last two chunks, the newer one first. Only a read ahead needs both.
+        # Memory of the last two chunks, the newer one first. Only reading ahead needs both.
         self._buffers: list[dict[str, torch.Tensor]] = [{}, {}]
         self._rules = {
             pattern: rule
@@ -131,7 +131,7 @@ class ExpertReader:
 
     @property
     def num_experts(self) -> int:
-        """Logical experts of a layer."""
+        """Number of logical experts in a layer."""
         return self._checkpoint.shape.num_experts
 
     def read(
@@ -141,7 +141,7 @@ class ExpertReader:
         pause: Pause = at_once,
         ahead: Executor | None = None,
     ) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the experts' weights, in ascending order.
+        """Read experts of a layer; yield each with its weights, in ascending order.
 
         An expert is a view of a chunk whose memory is reused, so it is valid until the next step only. Copy
         it, and drop the view.
@@ -167,7 +167,7 @@ class ExpertReader:
                 # The system reads the next chunk while this one is packed.
                 self._prefetch(layer, following, pause)
                 yield from self._experts(layer, chunk, *read)
-                del read  # Its memory takes the next chunk.
+                del read  # Its memory is reused for the next chunk.
             return
         readings = deque[Future[_Chunk]](
             ahead.submit(self._read_other, layer, c, pause) for c in chunks[:1]
@@ -179,15 +179,15 @@ class ExpertReader:
                     readings.append(ahead.submit(self._read_other, layer, following, pause))
                 yield from self._experts(layer, chunk, *read)
         finally:
-            # Its buffer must not be filled any more when the next layer is read.
+            # The read must not fill its buffer while the next layer is read.
             wait(readings)
 
     def elsewhere(self) -> Iterable[object]:
-        """Iterate over the sources of the bytes (`Checkpoint.elsewhere`)."""
+        """Iterate over the servers that have the bytes; reads ask the current one first."""
         return self._checkpoint.elsewhere()
 
     def place_of(self, layer: int, expert: int) -> str:
-        """The tensors that an expert is read from, and their files, as text."""
+        """Describe the tensors and files that an expert is read from, for an error message."""
         keys: dict[str, list[str]] = {}
         for sources in self._sources[layer].values():
             for tensors in sources.values():
@@ -196,12 +196,12 @@ class ExpertReader:
         return "; ".join(f"{shard}: tensor {' or '.join(of)}" for shard, of in keys.items())
 
     def release(self) -> None:
-        """Close the shards and free the chunk's memory."""
+        """Close the shards and free the chunks' memory, at the end of a load."""
         self._checkpoint.release()
         self._buffers = [{}, {}]
 
     def _prefetch(self, layer: int, experts: list[int], pause: Pause) -> None:
-        """Start reading these experts."""
+        """Start reading the bytes of these experts, ahead of `_read_chunk`."""
         if not experts:
             return
         ahead = [
@@ -213,14 +213,14 @@ class ExpertReader:
         prefetch(ahead, pause)
 
     def _expert_bytes(self, layer: int) -> int:
-        """Size of one expert of a layer."""
+        """Size of one expert of a layer, in bytes."""
         parameters = self._modules[layer].parameters(recurse=False)
         return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
 
     def _experts(
         self, layer: int, chunk: list[int], tensors: Mapping[str, torch.Tensor], digests: _Digests
     ) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the experts of a chunk that was read."""
+        """Yield the experts of a chunk in memory, each with its weights and digest."""
         up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
         up_bias, down_bias = tensors.get(f"{up}_bias"), tensors.get("down_proj_bias")
         for place, expert in enumerate(chunk):
@@ -236,7 +236,7 @@ class ExpertReader:
             )
 
     def _read_other(self, layer: int, experts: list[int], pause: Pause) -> _Chunk:
-        """Read a chunk, and leave the memory of the one before alone."""
+        """Read a chunk into the other buffer, because the previous chunk is still in use."""
         self._buffers.reverse()
         return self._read_chunk(layer, experts, pause)
 
@@ -275,7 +275,7 @@ class ExpertReader:
         pause: Pause,
         digests: _Digests,
     ) -> dict[str, torch.Tensor]:
-        """Convert these experts' parts of a parameter's sources by transformers' rule: name -> tensor.
+        """Convert these experts' parts of a parameter by transformers' rule: name -> tensor.
 
         Takes the same steps as transformers' `convert_and_load_state_dict_in_model`, which would go through
         the names of the whole model for each chunk.
@@ -316,14 +316,14 @@ class ExpertReader:
         return found
 
     def _parts(self, tensors: list[ExpertTensor], experts: list[int]) -> list[TensorSlice]:
-        """Each expert's tensor, or its row of the layer's tensor."""
+        """Locate each expert's part of a source: its own tensor, or its row of the layer's tensor."""
         if tensors[0].expert is None:
             whole = self._checkpoint.slice(tensors[0].key)
             return [whole.row(expert) for expert in experts]
         return [self._checkpoint.slice(tensors[expert].key) for expert in experts]
 
     def _whole(self, part: TensorSlice, pause: Pause, digest: xxhash.xxh3_64) -> torch.Tensor:
-        """Read a tensor into fresh memory."""
+        """Read one expert's tensor into new memory, and add its bytes to the digest."""
         raw = torch.empty(part.nbytes, dtype=torch.uint8)
         part.read_into(raw.numpy().data, pause, digest.update)
         return raw.view(part.dtype).view(part.shape).to(self.dtype)
@@ -333,8 +333,8 @@ class ExpertReader:
     ) -> torch.Tensor:
         """Stack experts along a new first dimension; an expert's parts lie one below the other.
 
-        Every part is read to its final place, in memory kept under this name for the next chunk: touching new
-        pages takes longer than reading into used ones.
+        Every part is read to its final place, in memory kept under this name for the next chunk, because
+        touching new pages takes longer than reading into used ones.
         """
         first = [column[0] for column in columns]
         size = len(columns[0]) * sum(part.nbytes for part in first)
@@ -354,7 +354,7 @@ class ExpertReader:
 def _only_stacks(rule: Any) -> bool:
     """Whether a rule only stacks experts and concatenates an expert's parts.
 
-    That is (I, H) and (I, H) of each expert to (E, 2I, H), as nearly all of transformers' rules do.
+    Nearly all of transformers' rules do: they turn (I, H) and (I, H) of each expert into (E, 2I, H).
     """
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
@@ -372,7 +372,7 @@ def _are_alike(parts: Mapping[str, list[TensorSlice]]) -> bool:
 
 @contextmanager
 def _shrunk(module: nn.Module, shapes: Mapping[str, torch.Size]) -> Iterator[None]:
-    """Give the parameters the shapes of a chunk inside: some of transformers' rules read them."""
+    """Give a module's parameters a chunk's shapes in the block; some of transformers' rules read them."""
     full = dict(module.named_parameters(recurse=False))
     try:
         for name, shape in shapes.items():
@@ -385,7 +385,7 @@ def _shrunk(module: nn.Module, shapes: Mapping[str, torch.Size]) -> Iterator[Non
 
 
 def _form(module: Any) -> ExpertForm:
-    """The form of an experts module. `activate` keeps a reference to the module, which holds no weights."""
+    """Return the form of a layer's experts. `activate` keeps the module, which holds no weights."""
     return ExpertForm(
         has_gate=module.has_gate,
         is_transposed=module.is_transposed,

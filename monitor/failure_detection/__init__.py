@@ -1,1 +1,1 @@
-"""Failure detection: leases, suspicion, progress, clients' failure reports."""
+"""Failure detection in the monitor: leases, suspicion, progress, clients' failure reports."""

@@ -1,22 +1,22 @@
 """Failure detector: leases, phi-accrual suspicion, self-isolation check. No I/O, no clock.
 
-It judges the time since a member's last heartbeat in three ways:
+It judges a member's silence (the time since its last heartbeat) in three ways:
 
-  lapsed: the silence exceeds a lease. Only that makes a member DEAD.
+  lapsed: the silence exceeds a lease. Only a lapsed lease makes a member DEAD.
   late: phi is at least PHI (phi-accrual, Hayashibara et al. 2004). With mean m and deviation s of the last
     WINDOW intervals between this member's heartbeats, and its silence t,
 
         phi(t) = -log10(1 - F((t - m) / s)),  F: the standard normal distribution.
 
-    So phi = 8 means: a healthy member's heartbeat is this late once in 10^8 intervals. Solved for t, this is
+    At phi = 8, a healthy member's heartbeat is this late once in 10^8 intervals. Solved for t, this is
     one number per member, `patience_s` = m + 5.61 s, updated with each heartbeat.
   held: when the first lease ends, most members have been silent unusually long (`unusual_s`), or were within
-    the last lease. Then this monitor is more likely cut off than they are dead: no member is declared dead
-    for one more lease. There is no second hold until most members were heard for a lease, so a death is
-    noticed at most two leases after the last heartbeat, even if all members die at once.
+    the last lease. Then this monitor is probably cut off, so it declares no member dead for one more lease.
+    There is no second hold until most members were heard for a lease. A death is therefore noticed at most
+    two leases after the last heartbeat, even if all members die at once.
 
-    Unusual is more than m + 4 s, and at least a lease less that: a cut that ends the lease of a member that
-    had been silent for one interval when it began has silenced all others for that long.
+    A silence is unusual above m + 4 s and above a lease less (m + 4 s). A member may already have been silent
+    for one interval when a cut begins; when its lease ends, the cut has lasted only the rest of the lease.
 
 A gap between two ticks means that this process was paused: every lease starts anew.
 """
@@ -35,11 +35,11 @@ __all__ = ["PHI", "WINDOW", "Arrivals", "Detector", "Silence"]
 PHI = 8.0
 """Suspicion at which a member is late; a healthy member reaches it once in 10^PHI intervals."""
 WINDOW = 64
-"""Intervals in a member's estimate."""
+"""Number of heartbeat intervals in a member's estimate."""
 
 _DEVIATIONS = -NormalDist().inv_cdf(10.0**-PHI)
 _UNUSUAL_DEVIATIONS = 4.0
-# Intervals needed to estimate the deviation.
+# Minimum number of intervals to estimate the deviation.
 _MIN_INTERVALS = 16
 # Shares of a lease: patience before there are enough intervals, and the least deviation assumed. Even a
 # member that was punctual for a minute may be delayed once by its scheduler.
@@ -51,14 +51,14 @@ _MIN_MEMBERS = 3
 
 @dataclass(slots=True, eq=False)
 class Arrivals:
-    """Heartbeat arrivals of one incarnation.
+    """Heartbeat arrivals of one incarnation of a member.
 
     Attributes:
         heard_at: Monotonic seconds of the last heartbeat.
         patience_s: Silence after which the member is late.
         unusual_s: Silence after which the member counts for the self-isolation check.
-        remote: It is heard over the network (the monitor itself is not).
-        late: It was found late, and has not been heard since.
+        remote: Its heartbeats come over the network (the monitor's own do not).
+        late: The member was found late, and no heartbeat has arrived since.
     """
 
     heard_at: float
@@ -66,13 +66,13 @@ class Arrivals:
     unusual_s: float
     remote: bool
     late: bool = False
-    # The last intervals and their sums, in integer microseconds: integers do not drift.
+    # The last intervals and their sums, in integer microseconds because integers do not drift.
     _intervals: array[int] = field(default_factory=lambda: array("q"))
     _sum: int = 0
     _squares: int = 0
 
     def add(self, interval_us: int) -> tuple[float, float] | None:
-        """Add an interval. Returns mean and deviation in seconds once there are enough."""
+        """Record an interval between heartbeats. Returns mean and deviation in seconds; None if too few."""
         if len(self._intervals) == WINDOW:
             oldest = self._intervals.pop(0)
             self._sum -= oldest
@@ -88,7 +88,7 @@ class Arrivals:
 
 
 class Silence(NamedTuple):
-    """Findings of a tick.
+    """Findings of a tick: members that became late, and members whose lease has ended.
 
     Attributes:
         late: Members that became late with this tick, including those whose lease has ended.
@@ -100,13 +100,13 @@ class Silence(NamedTuple):
 
 
 class Detector:
-    """Judges the silence of members: O(1) per heartbeat, O(silent members) per tick.
+    """Judges the silence of all members: O(1) per heartbeat, O(silent members) per tick.
 
     Args:
         lease_s: Seconds of silence that end an incarnation.
         heartbeat_s: The members' heartbeat interval.
         now: Monotonic seconds. It never falls from call to call.
-        grace_s: Extra time for members watched from the start: they have to find a restarted monitor first.
+        grace_s: Extra time for members watched from the start, which first have to find a restarted monitor.
 
     Attributes:
         hold_reason: Why the last tick declared no member dead, as text; None if leases end normally.
@@ -125,20 +125,20 @@ class Detector:
             heartbeat_s + _DEVIATIONS * self._least_deviation_s,
             lease_s / 2,
         )
-        # The longest silent first, so that a tick stops early.
+        # Members in order of silence, the longest first, so that a tick stops early.
         self._arrivals: OrderedDict[str, Arrivals] = OrderedDict()
         self._remote_count = 0
         self._ticked_at = now
         # A member not heard since the interruption has a lease from then on.
         self._interrupted_at = now
         self._leases_from = now + grace_s
-        # When remote members were heard again after an unusual silence; the last lease only, oldest first.
+        # When each remote member was heard again after an unusual silence. Last lease only, oldest first.
         self._returned: OrderedDict[str, float] = OrderedDict()
         self._held_from: float | None = None
         self.hold_reason: str | None = None
 
     def watch(self, member_id: str, now: float, *, remote: bool = True) -> Arrivals:
-        """Start watching an incarnation, in place of any other of this id."""
+        """Start watching the heartbeats of an incarnation, in place of any other of this id."""
         self.forget(member_id)
         arrivals = Arrivals(now, self._first_patience_s, self._lease_s, remote)
         self._arrivals[member_id] = arrivals
@@ -146,14 +146,14 @@ class Detector:
         return arrivals
 
     def forget(self, member_id: str) -> None:
-        """Stop watching. An unknown id is ignored."""
+        """Stop watching the heartbeats of a member. An unknown id is ignored."""
         gone = self._arrivals.pop(member_id, None)
         if gone is not None:
             self._remote_count -= gone.remote
             self._returned.pop(member_id, None)
 
     def heard(self, member_id: str, now: float) -> None:
-        """Record a heartbeat of a watched member."""
+        """Record the arrival of a watched member's heartbeat, which renews its lease."""
         arrivals = self._arrivals[member_id]
         if arrivals.remote and self._unusual(arrivals, now):
             self._returned[member_id] = now
@@ -174,7 +174,7 @@ class Detector:
         self._arrivals.move_to_end(member_id)
 
     def tick(self, now: float) -> Silence:
-        """Advance the time. Call it at least every lease/8, and when a lease ends (`due_at`)."""
+        """Judge all members' silence. Call it at least every lease/8, and when a lease ends (`due_at`)."""
         paused_s, self._ticked_at = self.paused_s(now), now
         if paused_s:
             self._interrupted_at, self._held_from = now, None
@@ -206,19 +206,19 @@ class Detector:
         return now - self._lease_from(arrivals) >= min(arrivals.unusual_s, self._lease_s)
 
     def _lately_returned(self, now: float) -> int:
-        """Number of members heard again within the last lease, after an unusual silence.
+        """Count the members heard again within the last lease, after an unusual silence.
 
-        They count as silent: after a cut, members are not all heard at once. A delayed answer postpones its
-        member's next heartbeat by an interval.
+        They count as silent, because after a cut members are not all heard at once. A delayed answer
+        postpones its member's next heartbeat by an interval.
         """
         while self._returned and now - next(iter(self._returned.values())) >= self._lease_s:
             self._returned.popitem(last=False)
         return len(self._returned)
 
     def _must_hold(self, lapsed_at: float, silent_together: bool, now: float) -> bool:
-        """Whether to hold the leases that have ended, the first at `lapsed_at`.
+        """Decide whether this monitor is cut off and must hold the ended leases, the first at `lapsed_at`.
 
-        `silent_together`: most members fell silent.
+        `silent_together`: most members fell silent at the same time.
         """
         self.hold_reason = None
         if not silent_together:
@@ -229,7 +229,7 @@ class Detector:
                 return False
             self._held_from = lapsed_at
         if now - self._held_from >= self._lease_s:
-            # Long enough. It stays set, to prevent a new hold before most members are heard again.
+            # The hold ends. `_held_from` stays set, so that no new hold begins before most are heard again.
             return False
         self.hold_reason = (
             "most members fell silent together, so this monitor may be cut off: "
@@ -238,12 +238,12 @@ class Detector:
         return True
 
     def paused_s(self, now: float) -> float:
-        """How long this process was paused since the last tick; 0 if it was not."""
+        """Seconds for which the monitor was paused since the last tick; 0 if it was not."""
         gap_s = now - self._ticked_at
         return gap_s if gap_s > self._lease_s / 2 else 0.0
 
     def due_at(self) -> float:
-        """When the next lease ends without a heartbeat; inf if there are no members."""
+        """Time at which the next lease ends without a heartbeat; inf if there are no members."""
         for arrivals in self._arrivals.values():
             due_at = self._lease_from(arrivals) + self._lease_s
             if self.hold_reason is not None and self._held_from is not None:

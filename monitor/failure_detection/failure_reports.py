@@ -1,4 +1,4 @@
-"""Clients' failure reports, and when they make a server SUSPECT despite its heartbeats. Pure.
+"""Judges clients' failure reports: when they make a server SUSPECT despite its heartbeats. Pure.
 
 Terms:
   report: one client's last report about one incarnation of a server. It is *bad* if requests have failed
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["FailureReports", "RequestTotals"]
 
-# Shares of a lease. Clients report with every heartbeat, so momentary trouble is corrected within the first.
+# Shares of a lease. Clients report with every heartbeat, so a good report soon corrects a bad one.
 _PATIENCE_SHARE = 0.75
 _WINDOW_SHARE = 2.0
 _MEMORY_SHARE = 10.0
@@ -28,7 +28,7 @@ _MEMORY_SHARE = 10.0
 
 @dataclass(frozen=True)
 class RequestTotals:
-    """A client's totals for one incarnation of a server.
+    """A client's totals of requests to one incarnation of a server.
 
     Attributes:
         outcomes: Requests that ended, with or without a result; rises from report to report.
@@ -45,7 +45,7 @@ class RequestTotals:
 class _Report:
     totals: RequestTotals
     heard_at: float
-    # Since when no request was answered; None: the report is good.
+    # Time since when no request was answered; None if the report is good.
     bad_since: float | None
 
 
@@ -57,10 +57,10 @@ class _ServerReports:
 
 
 class FailureReports:
-    """Live clients' reports about live servers. The owner calls `forget` for members that are gone.
+    """Live clients' reports about live servers. The owner calls `forget` for DEAD and LEFT members.
 
     Args:
-        lease_s: The other times are shares of it.
+        lease_s: Lease in seconds; the other times are shares of it.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -68,15 +68,15 @@ class FailureReports:
         self.window_s = _WINDOW_SHARE * lease_s
         self.memory_s = _MEMORY_SHARE * lease_s
         self._servers: dict[str, _ServerReports] = {}
-        # Servers with a recent bad report: only their accusations change with time.
+        # Servers with a recent bad report. Only their accusations change with time.
         self._open: dict[str, None] = {}
 
     def __len__(self) -> int:
-        """Number of reports kept: at most one per client and server."""
+        """Number of stored reports: at most one per client and server."""
         return sum(len(server.reports) for server in self._servers.values())
 
     def record(self, server_id: str, client_id: str, totals: RequestTotals, now: float) -> None:
-        """Record a client's report. A report that is not newer than the last one is ignored."""
+        """Record a client's report about a server, unless it is not newer than the last one."""
         reports = self._servers.setdefault(server_id, _ServerReports()).reports
         known = reports.get(client_id)
         if known is not None and totals.outcomes <= known.totals.outcomes:
@@ -90,11 +90,11 @@ class FailureReports:
         reports[client_id] = _Report(totals, now, bad_since)
 
     def open_servers(self) -> tuple[str, ...]:
-        """The servers whose `accusation` may change with time."""
+        """List the servers whose `accusation` may change with time."""
         return tuple(self._open)
 
     def accusation(self, server_id: str, now: float) -> str | None:
-        """Why a server is suspected, as text; None if it is not. Only this call advances the time."""
+        """Explain why clients make a server SUSPECT; None if they do not. Only this advances the time."""
         server = self._servers.get(server_id)
         if server is None:
             return None
@@ -122,7 +122,7 @@ class FailureReports:
         return server.accusation
 
     def skip(self, seconds: float) -> None:
-        """Shift all times: the monitor was paused for this long and heard no member."""
+        """Shift the times of all reports, after the monitor was paused for this long and heard no member."""
         for server in self._servers.values():
             server.cleared_at += seconds
             for client_id, report in server.reports.items():
@@ -132,7 +132,7 @@ class FailureReports:
                 )
 
     def forget(self, member_id: str) -> None:
-        """A member's incarnation has ended: drop the reports about it and by it."""
+        """Drop the reports about a member and by it, because its incarnation has ended."""
         self._servers.pop(member_id, None)
         self._open.pop(member_id, None)
         for server in self._servers.values():

@@ -1,12 +1,12 @@
-"""Whether a member's work progresses while its heartbeats continue. Pure.
+"""Judges whether a member's work progresses while its heartbeats continue. Pure.
 
 A process can answer the monitor while the loop that does its work is stuck. Two signs show that:
 
-  stalled_s: an expert server watches its own loop, knows how long batches take, and reports in its heartbeat
-    how long an overdue one has not moved.
+  stalled_s: an expert server watches its own loop, measures how long batches take, and reports in heartbeats
+    how long an overdue batch has not moved.
   the progress counter: requests are in flight in each heartbeat, and the counter stands still for five leases
-    and for twice the longest standstill that this incarnation recovered from. This is for members that
-    report no `stalled_s`; it knows nothing of batches, so it is slow.
+    and for twice the longest standstill that this incarnation recovered from. This sign serves members that
+    report no `stalled_s`. It ignores how long batches take, so it is slow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MARGIN = 2.0
 
 
 class Progress:
-    """The progress of one incarnation.
+    """Tracks the progress of one incarnation of a member.
 
     Args:
-        lease_s: The patience is a multiple of it.
+        lease_s: Lease in seconds; the patience is a multiple of it.
 
     Attributes:
         count: Work done so far, as last reported.
@@ -36,11 +36,11 @@ class Progress:
         self.count = count
         self.in_flight = in_flight
         self.stuck: str | None = None
-        # The first heartbeat of a standstill with requests in flight.
+        # Time of the first heartbeat of a standstill with requests in flight.
         self._still_since: float | None = None
 
     def reported(self, count: int, in_flight: int, stalled_s: float, now: float) -> None:
-        """Record a heartbeat."""
+        """Record the progress that a heartbeat reports, and update `stuck`."""
         moved = count != self.count
         self.count, self.in_flight = count, in_flight
         if moved or not in_flight:

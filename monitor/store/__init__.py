@@ -1,4 +1,4 @@
-"""The monitor's persistent state: an SQLite file, or ZooKeeper."""
+"""The monitor's persistent state, in an SQLite file or in ZooKeeper, and the election of the leader."""
 
 from monitor.store.kept import Change, Kept, Store, StoreLostError
 

@@ -1,11 +1,11 @@
-"""Leader election: one of several monitors leads, the others stand by (ZooKeeper).
+"""Leader election in ZooKeeper: one of several monitors leads, the others stand by.
 
     connect --> enqueue --> first in the queue --> take the lead --> serve
        ^             |                                   |              |
        +-- a pause <-+-----------------------------------+--------------+   any trouble ends the session
 
-A ZooKeeper session holds one place in the queue. A monitor that loses its session, however briefly, loses its
-place. It rejoins at the end of the queue, and leads again only if there is no other.
+A ZooKeeper session holds one place in the queue. A monitor that loses its session, even briefly, loses its
+place. It rejoins at the end of the queue, and leads again only when no other monitor is before it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = ["Candidate"]
 _log = get_logger(__name__)
 
 _CONNECT_S = 10.0
-# Share of a session between two checks.
+# Interval between two checks, as a share of the session timeout.
 _CHECK_SHARE = 1 / 6
-# How long a request to end may go unnoticed while connecting.
+# Longest time until a request to end is noticed while connecting.
 _NOTICE_S = 0.1
 
 
 class Candidate:
-    """Takes part in the election from its creation until `close`, on a separate thread.
+    """Takes part in the monitors' election from its creation until `close`, on a separate thread.
 
     Args:
-        hosts: ZooKeeper's, "host:port,host:port".
-        root: Path of the cluster.
+        hosts: ZooKeeper's servers, "host:port,host:port".
+        root: Path of the cluster in ZooKeeper.
         session_s: Session timeout.
-        address: Where this monitor serves.
+        address: host:port of this monitor, for the members.
         lead: Called when this monitor takes the lead, with the store and a function to call (from any thread)
             when the lead is lost. Must not block.
         follow: Called with the leader's address (None while unknown) when another monitor leads, and at once
@@ -87,7 +87,7 @@ class Candidate:
         self._thread.start()
 
     def close(self) -> None:
-        """Give up the place in the queue, and the lead. Idempotent."""
+        """Give up the place in the queue, and the lead, and end the thread. Idempotent."""
         self._over.set()
         self._wake.set()
         self._thread.join()
@@ -111,7 +111,7 @@ class Candidate:
         return client
 
     def _on_state(self, state: str) -> None:
-        # While suspended, the session may be lost: treat it as lost.
+        # While suspended, the session may be lost, so it counts as lost.
         if state != KazooState.CONNECTED:
             self._lose("ZooKeeper's session is lost")
 
@@ -140,7 +140,7 @@ class Candidate:
                 try:
                     self._follow(None)
                 finally:
-                    # The place in the queue ends with the session, whatever else fails.
+                    # Ending the session removes the place in the queue, even if other steps fail.
                     if client is not None:
                         client.remove_listener(self._on_state)
                         _end(client)
@@ -148,7 +148,7 @@ class Candidate:
             self._over.wait(backoff.next_s())
 
     def _run_session(self, client: KazooClient, backoff: Backoff) -> None:
-        """Run one session, until it is lost or this monitor ends."""
+        """Run one ZooKeeper session, until it is lost or this monitor ends."""
         created = client.create_async(
             f"{self._election}/c-",
             self._address.encode(),
@@ -168,7 +168,7 @@ class Candidate:
             store.confirm()
 
     def _lead_is(self, client: KazooClient, mine: str) -> bool:
-        """Whether this monitor is first in the queue; if not, reports the leader."""
+        """Whether this monitor is first in the queue; if not, report the leader to `follow`."""
         names = client.get_children_async(self._election, self._on_queue_change).get(
             timeout=self._session_s
         )
@@ -180,7 +180,7 @@ class Candidate:
         try:
             data, _ = client.get_async(f"{self._election}/{first}").get(timeout=self._session_s)
         except NoNodeError:
-            self._wake.set()  # It went meanwhile: the queue has moved.
+            self._wake.set()  # The first one left since the queue was read.
         else:
             self._follow(data.decode())
         return False
@@ -189,7 +189,7 @@ class Candidate:
         self._wake.set()
 
     def _interrupted(self) -> bool:
-        """Sleep until there is something to check, or for a while; True: this monitor ends."""
+        """Sleep until there is something to check, or for a while; return True if this monitor ends."""
         self._wake.wait(_CHECK_SHARE * self._session_s)
         self._wake.clear()
         if self._lost:

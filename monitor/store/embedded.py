@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file, written by one monitor at a time."""
+"""The embedded store of the monitor: one SQLite file, written by one monitor at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monitor.store.kept import (
 __all__ = ["EmbeddedStore"]
 
 _FILE = "monitor.db"
-# Version of these tables; SQLite keeps it in the file's head.
+# Version of these tables, which SQLite keeps in the file's header.
 _SCHEMA = 1
 _TABLES = (
     """
@@ -49,7 +49,7 @@ CREATE TABLE records (
 
 
 class EmbeddedStore:
-    """Opens the store of a directory, or creates it.
+    """The monitor's store in an SQLite file in a directory; created if missing.
 
     Args:
         directory: Created if missing. One monitor at a time uses it.
@@ -60,7 +60,7 @@ class EmbeddedStore:
     """
 
     leads_until = math.inf
-    """The lock on the file lasts as long as the store is open."""
+    """Always inf, because the lock on the file lasts as long as the store is open."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / _FILE
@@ -71,7 +71,7 @@ class EmbeddedStore:
                 f"monitor.data_dir {directory}: {error.strerror}; give another directory"
             ) from error
         try:
-            # Opened by one thread, written by another.
+            # One thread opens the file and another writes it.
             self._file = sqlite3.connect(
                 self._path, timeout=0.0, isolation_level=None, check_same_thread=False
             )
@@ -93,8 +93,8 @@ class EmbeddedStore:
         # The lock lasts until the file is closed or the process ends.
         self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._file.execute("PRAGMA journal_mode = WAL")
-        # Each write reaches the disk before it counts, so that a revision sent to watchers is never given to
-        # another event, whatever fails. Writes are few, and no heartbeat waits for them.
+        # Each write reaches the disk before it counts, so that no failure lets two events get one revision.
+        # Writes are few, and no heartbeat waits for them.
         self._file.execute("PRAGMA synchronous = FULL")
         self._file.execute("BEGIN IMMEDIATE")
         (version,) = self._file.execute("PRAGMA user_version").fetchone()
@@ -134,7 +134,7 @@ class EmbeddedStore:
         return Kept(life, revision, forgotten, events, records)
 
     def write(self, change: Change) -> None:
-        """Write a change; returns when it is on the disk. Raises StoreLostError."""
+        """Write a change of the membership; returns when it is on the disk. Raises StoreLostError."""
         try:
             self._file.execute("BEGIN IMMEDIATE")
             self._file.executemany(
@@ -157,7 +157,7 @@ class EmbeddedStore:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the SQLite file, which releases its lock."""
         self._file.close()
 
     def _unusable(self, error: sqlite3.Error) -> StoreError:

@@ -1,10 +1,11 @@
-"""The state that survives a monitor, and the interface of stores.
+"""The membership state that survives a monitor, and the interface of stores.
 
 Terms:
-  life: identifier of one history of membership. Its revisions stay valid as long as the store exists, over
+  life: identifier of one history of membership. Its revisions stay valid as long as the store exists, across
     restarts and changes of the leader.
-  kept: the last event of every member, tombstones included. No leases: monotonic clocks do not survive.
-  change: all that is new since the last write. Stores write it atomically.
+  kept: the last event of every member, tombstones included. Leases are not kept, because monotonic clocks do
+    not survive.
+  change: everything that is new since the last write. Stores write it atomically.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ _MOST_REVISION = 2**63 - 1
 
 
 class StoreLostError(Exception):
-    """The store fails permanently: the disk is full, or another monitor leads now.
+    """The store fails permanently, because the disk is full or another monitor leads now.
 
     The writer's state is behind the store's from then on, so it must stop serving.
     """
 
 
 def new_life() -> int:
-    """A random identifier for a new history; never 0."""
+    """Make a random identifier for a new history of membership; never 0."""
     return secrets.randbits(62) | 1
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A store's content.
+    """A store's content: the membership at one revision.
 
     Raises ValueError for numbers out of range.
 
     Attributes:
         life: Identifier of the history.
-        revision: Of the last event.
+        revision: Revision of the last event.
         forgotten_incarnation: The highest incarnation of all forgotten tombstones.
         events: The last event of each member, oldest first.
         records: Members' records for their successors, by id, serialized (`Records`).
@@ -78,7 +79,7 @@ class Kept:
                 raise ValueError(f"its {name} is {number!r}: it can be 0 to {most}")
 
     def without_monitors(self) -> Kept:
-        """The same with every monitor DEAD: the reader is their successor."""
+        """Copy the content with every monitor DEAD, because the reading monitor is their successor."""
         return replace(
             self,
             events=tuple(
@@ -92,7 +93,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Change:
-    """One write.
+    """One write to the store: everything that changed since the last write.
 
     Attributes:
         revision: The new revision.
@@ -110,25 +111,25 @@ class Change:
 
 
 class Store(Protocol):
-    """Persistent state. Used by one thread at a time; any thread may read `leads_until`."""
+    """The monitor's persistent state. Used by one thread at a time; any thread may read `leads_until`."""
 
     @property
     def kept(self) -> Kept:
-        """Its content when it was opened."""
+        """The store's content when it was opened."""
 
     @property
     def leads_until(self) -> float:
-        """Monotonic seconds until which no other monitor can write to it."""
+        """Monotonic seconds until which no other monitor can write to the store."""
 
     def write(self, change: Change) -> None:
-        """Write a change; returns when it survives this process. Raises StoreLostError."""
+        """Write a change to the store; returns when it survives this process. Raises StoreLostError."""
 
     def close(self) -> None:
-        """Release it for another monitor."""
+        """Release the store for another monitor."""
 
 
 def event_to_bytes(event: MemberEvent) -> bytes:
-    """Serialize an event, without the counters that change all the time."""
+    """Serialize a membership event for the store, without the counters that change all the time."""
     member = replace(event.member, progress=0, in_flight=0, silence_s=0.0)
     left = member.state is MemberState.LEFT
     if left:
@@ -141,7 +142,7 @@ def event_to_bytes(event: MemberEvent) -> bytes:
 
 
 def event_from_bytes(data: bytes) -> MemberEvent | None:
-    """Parse an event; None if a field is out of range, which is logged.
+    """Parse a stored membership event; None if a field is out of range, which is logged.
 
     Monitors of earlier releases accepted any number and any id. Such a member registers again if it is alive.
 

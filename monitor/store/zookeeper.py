@@ -1,12 +1,12 @@
-"""The store in ZooKeeper: its layout, and how a former leader's writes are fenced.
+"""The monitor's store in ZooKeeper: its layout, and how the writes of a former leader are fenced.
 
     ROOT/monitor/state            {"schema", "epoch", "life", "revision", "forgotten_incarnation"}
     ROOT/monitor/members/m-ID     the member's last event (eaas.rpc.v1.MemberEvent)
     ROOT/monitor/records/m-ID     the member's record for its successor (eaas.rpc.v1.KeepRecordRequest)
     ROOT/monitor/election/c-N     one ephemeral node for each monitor (`monitor.store.candidate`)
 
-Each write is a transaction that sets `state` at the version known to its writer. A new leader first sets it,
-with the next epoch, and then reads the members. From then on its predecessor knows an outdated version, and
+Each write is a transaction that sets `state` at the version that its writer has read. A new leader first sets
+it, with the next epoch, and then reads the members. From then on its predecessor has an outdated version, and
 all of its writes fail.
 """
 
@@ -42,27 +42,27 @@ TROUBLE = (KazooException, KazooTimeoutError)
 """Exceptions of kazoo when ZooKeeper refuses or does not answer."""
 
 _SCHEMA = 1
-# Share of a session, counted from the last request that was answered. ZooKeeper counts from when it received
-# that request, which is later.
+# Share of the session timeout for which the lead lasts after sending a request that was answered. ZooKeeper
+# counts from when it received that request, which is later.
 _LEAD_SHARE = 2 / 3
-# ZooKeeper takes messages below 1 MiB.
+# Limit of one transaction, because ZooKeeper takes messages below 1 MiB.
 _PART_BYTES = 512 << 10
 _READS_AT_ONCE = 256
 
 
 class ZooKeeperStore:
-    """Takes the lead: predecessors can no longer write.
+    """The monitor's store in ZooKeeper. Creating it takes the lead: predecessors can no longer write.
 
     Create it in the session that won the election.
 
     Args:
-        client: Connected.
-        root: Path of the cluster.
+        client: Connected client of ZooKeeper.
+        root: Path of the cluster in ZooKeeper.
         session_s: The client's session timeout.
 
     Raises:
         StoreError: The stored state is damaged or of a newer version.
-        StoreLostError: Another monitor took the lead meanwhile, or ZooKeeper does not answer.
+        StoreLostError: Another monitor has taken the lead, or ZooKeeper does not answer.
 
     Attributes:
         kept: See `Store`.
@@ -72,7 +72,7 @@ class ZooKeeperStore:
 
     def __init__(self, client: KazooClient, root: str, session_s: float) -> None:
         self._client = client
-        # One request about the version at a time: another thread confirms the lead.
+        # Serialises requests with the version, because another thread confirms the lead.
         self._version_lock = threading.Lock()
         self._state = f"{root}/monitor/state"
         self._members = f"{root}/monitor/members"
@@ -135,7 +135,7 @@ class ZooKeeperStore:
         )
 
     def confirm(self) -> None:
-        """Check that this monitor still leads. Raises StoreLostError."""
+        """Check that this monitor still leads, and extend `leads_until`. Raises StoreLostError otherwise."""
         with self._version_lock:
             began = time.monotonic()
             _, stat = self._wait(self._client.get_async(self._state))
@@ -144,7 +144,7 @@ class ZooKeeperStore:
             self._heard(began)
 
     def write(self, change: Change) -> None:
-        """Write a change; returns when ZooKeeper has it. Raises StoreLostError."""
+        """Write a change of the membership; returns when ZooKeeper has it. Raises StoreLostError."""
         for part in parts(change):
             history = Kept(self._history.life, part.revision, part.forgotten_incarnation)
             operations: list[tuple[str, str, bytes]] = []
@@ -163,7 +163,7 @@ class ZooKeeperStore:
             self._known.difference_update(gone)
 
     def close(self) -> None:
-        """Nothing to do: the candidate ends the session."""
+        """Do nothing; the candidate ends the ZooKeeper session."""
 
     def _commit(self, history: Kept, operations: list[tuple[str, str, bytes]]) -> None:
         with self._version_lock:
@@ -194,14 +194,14 @@ class ZooKeeperStore:
         self.leads_until = asked_at + _LEAD_SHARE * self._session_s
 
     def _wait(self, answer: Any) -> Any:
-        """ZooKeeper's answer. Raises StoreLostError if it takes longer than the lead lasts."""
+        """Wait for ZooKeeper's answer. Raises StoreLostError if it takes longer than the lead lasts."""
         try:
             return answer.get(timeout=max(0.0, self.leads_until - time.monotonic()))
         except TROUBLE as error:
             raise StoreLostError(f"ZooKeeper does not answer: {error!r}") from error
 
     def _path(self, member_id: str, under: str = "") -> str:
-        # Prefixed: ZooKeeper does not allow "." and ".." as names.
+        # Prefixed, because ZooKeeper does not allow "." and ".." as names.
         return f"{under or self._members}/m-{quote(member_id, safe='')}"
 
     @staticmethod
@@ -218,10 +218,10 @@ class ZooKeeperStore:
 
 
 def parts(change: Change, limit_bytes: int = _PART_BYTES) -> Iterator[Change]:
-    """Split a change into parts that ZooKeeper accepts, each with its revision; at least one.
+    """Split a change into transactions that ZooKeeper accepts, each with its revision; at least one.
 
-    After some of the parts, a reader sees members newer than the stored revision, and a revision that was
-    never announced: a watcher that asks for later events gets a snapshot.
+    After only some of the parts, a reader sees members newer than the stored revision, and a revision that
+    was never announced. A watcher that asks for later events therefore gets a snapshot.
     """
     revision, forgotten = change.revision, change.forgotten_incarnation
     events: list[MemberEvent] = []

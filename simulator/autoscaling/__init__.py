@@ -1,1 +1,1 @@
-"""The live autoscaler on traffic traces."""
+"""Simulates the live autoscaler on traffic traces."""

@@ -16,12 +16,13 @@ __all__ = ["Outcome", "run_autoscaled", "run_fixed"]
 
 @dataclass
 class Outcome:
-    """The outcome of a trace.
+    """The result of replaying a traffic trace on one group of servers.
 
     Attributes:
         seconds: Length of the trace.
-        servers: (time, number of servers from then on) of each change; includes those that come or go.
-        load: Over the whole trace.
+        servers: (time in seconds, number of servers from then on) of each change; includes servers that are
+            starting or leaving.
+        load: Load over the whole trace.
         waits: (seconds between two tokens, number of tokens) of each interval.
         unfinished: Requests not done at the end.
     """
@@ -34,28 +35,28 @@ class Outcome:
 
     @property
     def server_hours(self) -> float:
-        """Sum over servers of the hours that each was there."""
+        """Sum over servers of the hours that each was present."""
         ends = [at for at, _ in self.servers[1:]] + [self.seconds]
         spans = zip(self.servers, ends, strict=True)
         return sum(count * (end - at) for (at, count), end in spans) / 3600
 
     @property
     def last_servers(self) -> int:
-        """Servers at the end."""
+        """Number of servers at the end of the trace."""
         return self.servers[-1][1]
 
     @property
     def most_servers(self) -> int:
-        """Most servers at a time."""
+        """Highest number of servers at a time."""
         return max(count for _, count in self.servers)
 
     @property
     def fewest_servers(self) -> int:
-        """Fewest servers at a time."""
+        """Lowest number of servers at a time."""
         return min(count for _, count in self.servers)
 
     def token_s(self, share: float) -> float:
-        """Percentile of the time between two tokens, by the means of intervals."""
+        """Return a percentile of the seconds between two tokens, by the means of intervals."""
         waits = sorted(self.waits)
         reached, wanted = 0.0, share * sum(tokens for _, tokens in waits)
         for token_s, tokens in waits:
@@ -75,7 +76,7 @@ def run_fixed(
     """Replay a trace on a group of fixed size.
 
     Args:
-        model: Of servers and requests.
+        model: Model of servers and requests.
         interval_s: Time over which waits are averaged.
         progress: Called after each interval with the part of the trace done.
     """
@@ -99,9 +100,9 @@ def run_autoscaled(
     """Replay a trace on an autoscaled group.
 
     Args:
-        model: Of servers and requests.
+        model: Model of servers and requests.
         fewest: Fewest servers that hold every expert with the wanted redundancy.
-        change_s: Seconds until a new server computes, or a leaving one (which still computes) is gone.
+        change_s: Seconds until a new server computes, or until a leaving one (which still computes) has left.
         progress: Called after each interval with the part of the trace done.
 
     Raises:
@@ -131,12 +132,12 @@ def run_autoscaled(
 
 
 class _Replay:
-    """State of a replay.
+    """State of a traffic replay.
 
     Attributes:
         now: Seconds since the start of the trace.
         wanted: Wanted number of servers.
-        serving: The servers that compute, and their requests.
+        serving: Servers that compute, and their requests.
     """
 
     def __init__(self, traffic: Traffic, model: ServerModel, servers: int) -> None:
@@ -168,7 +169,7 @@ class _Replay:
             self.outcome.servers.append((self.now, servers))
 
     def run(self, seconds: float) -> Load:
-        """Advance by this time, or to the end; return the load."""
+        """Advance by this time, or to the end of the trace; return the load."""
         until = min(self.now + seconds, self.outcome.seconds)
         while self.now < until:
             while self._arrivals and self._arrivals[-1][0] <= self.now:
@@ -178,7 +179,7 @@ class _Replay:
             to = min(until, arrival_at, self._changed_at)
             step_s = min(to - self.now, self.serving.next_s())
             self.serving.advance(step_s)
-            # At an event take its exact time: a sum of floats would drift.
+            # At an event, take its exact time, because a sum of floats would drift.
             self.now = to if step_s == to - self.now else self.now + step_s
             if self.now >= self._changed_at:
                 self._settle()
@@ -189,7 +190,7 @@ class _Replay:
         return load
 
     def _settle(self) -> None:
-        """Complete a change of the number of servers."""
+        """Complete the change of the number of servers that is due."""
         if self.wanted < self.serving.servers:
             self.outcome.servers.append((self.now, self.wanted))
         self.serving.servers = self.wanted

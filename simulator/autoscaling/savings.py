@@ -21,7 +21,7 @@ __all__ = [
     "tokens_per_s_at_target",
 ]
 
-# A fixed group is sized by the busiest mean over this long.
+# A fixed group is sized by the highest mean demand over this many seconds.
 _PEAK_S = 60.0
 _PERCENTILE = 0.99
 
@@ -33,25 +33,25 @@ _PAPER_BEFORE, _PAPER_AFTER = 8192, 5120
 
 @dataclass(frozen=True)
 class Comparison:
-    """One trace on several groups.
+    """One traffic trace on an autoscaled group and on fixed groups.
 
     Attributes:
-        fixed: The fixed groups, by size.
+        fixed: Outcomes of the fixed groups, by size.
     """
 
     autoscaled: Outcome
     fixed: dict[int, Outcome]
 
     def saved(self, size: int) -> float:
-        """Saved part of a fixed group's server-hours; below 0: the autoscaled group took more."""
+        """Return the saved part of a fixed group's server-hours; below 0: the autoscaled group took more."""
         return 1 - self.autoscaled.server_hours / self.fixed[size].server_hours
 
     def saved_at_end(self, size: int) -> float:
-        """Saved part of a fixed group's servers at the end of the trace."""
+        """Return the saved part of a fixed group's servers at the end of the trace."""
         return 1 - self.autoscaled.last_servers / size
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each group, the autoscaled one first."""
+        """Return a row of figures for each group, the autoscaled one first."""
         rows = [_row("autoscaled", self.autoscaled, None, None)]
         for size, outcome in self.fixed.items():
             rows.append(_row(f"fixed {size}", outcome, self.saved(size), self.saved_at_end(size)))
@@ -69,7 +69,7 @@ def compare(
     change_s: float,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Comparison:
-    """Run a trace on an autoscaled group and on one of each size (arguments: `run_autoscaled`)."""
+    """Replay a trace on an autoscaled group and on a fixed group of each size (see `run_autoscaled`)."""
     runs = 1 + len(sizes)
 
     def part(done: int) -> Callable[[float], None]:
@@ -86,7 +86,7 @@ def compare(
 
 
 def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -> float:
-    """Tokens per second in a trace's busiest minute, for servers that keep up.
+    """Compute the tokens per second in a trace's busiest minute, if servers keep up.
 
     Args:
         token_s: See `ServerModel`.
@@ -101,7 +101,7 @@ def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -
         return 0.0
     begin, end = begin[some], end[some]
     tokens = np.concatenate((prompt_R, traffic.output_R))[some]
-    # Each part has a constant rate, so the total demand is linear between the ends of parts.
+    # Each part has a constant rate, so the cumulative demand is linear between the ends of parts.
     at = np.concatenate((begin, end))
     order = np.argsort(at, kind="stable")
     at = at[order]
@@ -112,12 +112,12 @@ def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -
 
 
 def tokens_per_s_at_target(asked: float, servers: int, config: AutoscalerConfig) -> float:
-    """Throughput of one server at which `servers` of them meet this demand at the target utilisation."""
+    """Compute the throughput of a server at which `servers` of them meet a demand at target utilisation."""
     return asked / (servers * config.target_utilization)
 
 
 def paper_traffic(token_s: float, before_s: float, after_s: float) -> Traffic:
-    """8,192 requests that generate all the time, then 5,120 (EaaS, section 5.3).
+    """Make the traffic of EaaS, section 5.3: 8,192 requests that generate all the time, then 5,120.
 
     Args:
         token_s: Seconds between two tokens of a request.

@@ -1,13 +1,13 @@
 """Fluid model of a group of expert servers: requests share the servers' throughput evenly.
 
-A request consists of steps. It first brings `prompt_tokens` of its prompt per step, then generates one token
-per step. A step takes `token_s` while the servers keep up; otherwise all requests slow down alike:
+A request consists of steps. It first processes `prompt_tokens` of its prompt per step, then generates one
+token per step. A step takes `token_s` while the servers keep up; otherwise all requests slow down alike:
 
     steps per second of each request = min(1 / token_s, servers * tokens_per_s / (tokens of one step of all))
 
-Rates change only at events (a request comes, its prompt is done, it is done): exact processor sharing.
-`steps` counts the steps of a request that never ends; a request that came at count c is done at c plus its
-own steps.
+Rates change only at events (a request arrives, its prompt is done, it is done), so processor sharing is
+exact. `steps` counts the steps of a request that never ends; a request that arrived at count c is done at c
+plus its own steps.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class ServerModel:
     prompt_tokens: int
 
     def prompt_steps(self, prompt: int) -> float:
-        """Steps of a prompt, not rounded."""
+        """Return the number of steps of a prompt, not rounded."""
         return prompt / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass
 class Load:
-    """Work of an interval.
+    """Work of a group of servers in an interval.
 
     Attributes:
-        seconds: Its length.
+        seconds: Length of the interval.
         computed: Tokens computed, including prompts.
         capacity: Tokens that could have been computed.
         outputs: Generated tokens.
-        waited_s: Sum of their times.
-        slowed: Number of them that took longer than `token_s`.
+        waited_s: Sum of the seconds that generated tokens took.
+        slowed: Number of generated tokens that took longer than `token_s`.
     """
 
     seconds: float = 0.0
@@ -62,16 +62,16 @@ class Load:
 
     @property
     def utilization(self) -> float:
-        """0 to 1; 0 without servers."""
+        """Utilisation of the servers, 0 to 1; 0 without servers."""
         return min(1.0, self.computed / self.capacity) if self.capacity else 0.0
 
     @property
     def token_s(self) -> float | None:
-        """Mean seconds between two tokens; None: no tokens."""
+        """Mean seconds between two tokens of a request; None: no tokens."""
         return self.waited_s / self.outputs if self.outputs else None
 
     def add(self, other: Load) -> None:
-        """Append the interval that follows."""
+        """Add the load of the interval that follows."""
         self.seconds += other.seconds
         self.computed += other.computed
         self.capacity += other.capacity
@@ -84,8 +84,8 @@ class SharedServers:
     """Running requests and their servers (see the module's docstring).
 
     Args:
-        model: Of servers and requests.
-        servers: The initial number; may be set at any time.
+        model: Model of servers and requests.
+        servers: Initial number of servers; may be set at any time.
     """
 
     def __init__(self, model: ServerModel, servers: int) -> None:
@@ -94,17 +94,17 @@ class SharedServers:
         self._steps = 0.0
         self._prompting = 0
         self._generating = 0
-        # (count of steps, tokens to generate from then on; _DONE: the request is done)
+        # Heap of events: (count of steps, tokens to generate from then on; _DONE: the request is done).
         self._due: list[tuple[float, int]] = []
         self._load = Load()
 
     @property
     def requests(self) -> int:
-        """Running requests."""
+        """Number of running requests."""
         return self._prompting + self._generating
 
     def arrive(self, prompt: int, output: int) -> None:
-        """A request comes."""
+        """Add a request, with its prompt and output lengths in tokens."""
         prompt_steps = self._model.prompt_steps(prompt)
         if prompt_steps:
             self._prompting += 1
@@ -113,11 +113,11 @@ class SharedServers:
             self._generate(output)
 
     def next_s(self) -> float:
-        """Seconds until the next event; inf: none."""
+        """Return the seconds until the next event; inf: none."""
         return (self._due[0][0] - self._steps) / self._rate() if self._due else math.inf
 
     def advance(self, seconds: float) -> None:
-        """Advance the time, at most by `next_s`."""
+        """Advance the simulated time, at most by `next_s`."""
         rate, model = self._rate(), self._model
         load, outputs = self._load, self._generating * rate * seconds
         load.seconds += seconds
@@ -130,7 +130,7 @@ class SharedServers:
         is_due = bool(self._due) and seconds >= self.next_s()
         self._steps += rate * seconds
         while self._due and (is_due or self._due[0][0] <= self._steps):
-            # A sum of floats slightly short of the next event would otherwise never reach it.
+            # Without this, a sum of floats slightly short of the next event would never reach it.
             is_due = False
             self._steps = max(self._steps, self._due[0][0])
             _, output = heapq.heappop(self._due)
@@ -141,7 +141,7 @@ class SharedServers:
                 self._generate(output)
 
     def take_load(self) -> Load:
-        """The load since the last call."""
+        """Return the load since the last call."""
         load, self._load = self._load, Load()
         return load
 
@@ -151,11 +151,11 @@ class SharedServers:
             heapq.heappush(self._due, (self._steps + output, _DONE))
 
     def _tokens(self) -> float:
-        """Tokens of one step of all requests."""
+        """Return the tokens of one step of all requests."""
         return self._generating + self._prompting * self._model.prompt_tokens
 
     def _rate(self) -> float:
-        """Steps per second of each request."""
+        """Return the steps per second of each request."""
         tokens = self._tokens()
         most = 1 / self._model.token_s
         return min(most, self.servers * self._model.tokens_per_s / tokens) if tokens else most

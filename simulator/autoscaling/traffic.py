@@ -1,6 +1,6 @@
 """Traffic traces: arrival times, prompt lengths and output lengths of requests.
 
-Two published formats are read; the first line tells which:
+Two published formats are read. The first line of a file determines its format:
 
   Azure LLM inference traces (CSV)   TIMESTAMP,ContextTokens,GeneratedTokens
   Mooncake traces (JSON lines)       {"timestamp": ms, "input_length": n, "output_length": n, ...}
@@ -36,11 +36,11 @@ class Traffic:
     """R requests in the order of their arrival.
 
     Attributes:
-        name: For people.
+        name: Name of the trace, for people.
         arrival_s_R: float64; seconds, ascending, the first at 0.
         prompt_R: int64; tokens.
         output_R: int64; tokens.
-        span_s: Seconds to simulate; for a trace from the first arrival to the last.
+        span_s: Seconds to simulate; for a trace, the time from the first arrival to the last.
     """
 
     name: str
@@ -51,16 +51,16 @@ class Traffic:
 
     @property
     def requests(self) -> int:
-        """R."""
+        """Number of requests (R)."""
         return len(self.arrival_s_R)
 
 
 def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None) -> Traffic:
-    """Read a trace.
+    """Read a traffic trace.
 
     Args:
         path: A CSV or JSON lines file of the formats above.
-        progress: Called now and then with the number of the last line read.
+        progress: Called every `_LINES` lines with the number of the last line read.
 
     Raises:
         TrafficError: The file is missing or of another format, or a line is wrong; the message names the
@@ -76,7 +76,7 @@ def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None
     parse = _mooncake if lines[0].lstrip().startswith("{") else _azure
     rows: list[_Row] = []
     for number, row in enumerate(parse(path, lines), start=1):
-        # Azure's first line is the header.
+        # The first line of an Azure trace is the header.
         line = number + (parse is _azure)
         if min(row[1:]) < 0:
             raise _wrong(path, line, f"{min(row[1:])} tokens")
@@ -99,10 +99,10 @@ def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None
 
 
 def read_arrivals(path: Path) -> list[float]:
-    """Arrival times of a trace: seconds, the first at 0.
+    """Read the arrival times of a traffic trace: seconds, the first at 0.
 
     Raises:
-        TrafficError: As `read_traffic`, or all requests came at one moment.
+        TrafficError: As `read_traffic`, or all requests arrived at one moment.
     """
     traffic = read_traffic(path)
     if not traffic.span_s:
@@ -131,7 +131,7 @@ def _azure(path: Path, lines: list[str]) -> Iterator[_Row]:
             raise _wrong(path, number, f"{line!r} is not {','.join(_AZURE)}")
         try:
             at = datetime.fromisoformat(cells[0])
-            # Without a zone assume UTC, which has no summer time: only differences count.
+            # Without a zone assume UTC: only differences count, and UTC has no summer time.
             yield at.replace(tzinfo=at.tzinfo or UTC).timestamp(), int(cells[1]), int(cells[2])
         except ValueError as error:
             raise _wrong(path, number, str(error)) from error
@@ -150,7 +150,7 @@ def _mooncake(path: Path, lines: list[str]) -> Iterator[_Row]:
 
 
 def _number(path: Path, line: int, key: str, value: object) -> float:
-    # True is an int to Python, NaN a number to its JSON.
+    # Python treats True as an int, and its JSON parser accepts NaN as a number.
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _wrong(path, line, f"{key} is {json.dumps(value)}, not a number")
     return value

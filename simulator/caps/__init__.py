@@ -1,4 +1,4 @@
-"""Batch selection (CAPS) in simulated time: which waiting requests should run together, and the gain.
+"""Simulates batch selection (CAPS): which waiting requests should run together, and the gain from it.
 
 Letters: N requests, W of them in the window, B in a batch, E logical experts, S expert servers.
 """

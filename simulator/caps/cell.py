@@ -1,4 +1,4 @@
-"""One cell of a comparison: the same requests through several strategies."""
+"""One cell of a comparison of batch-selection strategies: the same requests, scheduled by each strategy."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def run_cell(
     servers: int = 1,
     routing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Simulate the cell.
+    """Simulate one cell: the same requests under each strategy.
 
     Args:
-        arrivals: `bursty` or `poisson`; with a trace: clustered by domain, or not.
-        requests: N; a trace has its own number.
+        arrivals: `bursty` or `poisson`; with a trace, requests clustered by domain, or not.
+        requests: N; ignored with a trace.
         entries: For each run a strategy and the loads it is given: `predicted` or `true`.
         trace: File with the times of arrivals.
         predicted_pairs: See `bursty`.
         step_us: Fixed, load and pair time of an expert server's step, in microseconds (`ServerCost`). None:
             the paper's execution model.
-        servers: Servers that share the experts evenly.
-        routing: Recorded routing traces, one per domain. None: domains are drawn.
+        servers: Number of servers that share the experts evenly.
+        routing: Recorded routing traces, one per domain. None: domains are drawn at random.
 
     Returns:
         JSON: `figures` in the order of the entries, `events`, `seconds` (processor time of the simulation),
@@ -65,7 +65,7 @@ def run_cell(
 
 
 def _server_cost(domains: Domains, step_us: Sequence[float], servers: int) -> ServerCost:
-    """Cost with each expert on one server, dealt in turn."""
+    """Make the cost model for experts dealt to servers in turn, one server each."""
     if servers > domains.experts:
         raise ConfigError(f"{servers} servers: more than the {domains.experts} experts")
     shares_SE = np.zeros((servers, domains.experts))

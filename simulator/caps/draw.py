@@ -1,4 +1,4 @@
-"""Plots of a comparison: latency by rate, and each strategy's gains."""
+"""Plots a comparison of batch-selection strategies: latency by rate, and each strategy's gains."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def draw_comparison(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write `p99` and `gains` as .pdf and .png into an existing directory; return the files' paths.
 
     Args:
-        document: Of `compare`.
-        directory: For the files.
+        document: Result of `compare`.
+        directory: Directory for the files.
     """
     figures = importlib.import_module("matplotlib.figure")
     patterns = [pattern for pattern in PATTERNS if pattern in document]

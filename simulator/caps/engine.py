@@ -1,4 +1,4 @@
-"""Discrete events: arrivals, the end of a batch, and the scheduler's tick; one batch runs at a time.
+"""Discrete-event simulation of an engine: arrivals, ends of batches, scheduler's ticks; one batch at a time.
 
 Events at the same moment happen in this order: the end of the batch, arrivals, the tick.
 """
@@ -25,8 +25,8 @@ class Rules:
     """When an idle engine dispatches a batch: enough requests wait, or the tick comes.
 
     Attributes:
-        trigger: Number of waiting requests for which a batch is dispatched at once.
-        tick_s: Otherwise at the next multiple of this, in seconds, if any request waits.
+        trigger: Number of waiting requests at which a batch is dispatched at once.
+        tick_s: With fewer, a batch is dispatched at the next multiple of this, in seconds.
     """
 
     trigger: int = 16
@@ -39,7 +39,7 @@ class Run:
 
     Attributes:
         finish_s: End of each request, float64 (N,), in seconds.
-        latency_s: From arrival to end, float64 (N,).
+        latency_s: Time from arrival to end, float64 (N,), in seconds.
         batches: The requests of each batch, in the order of dispatch.
         batch_load_BE: The experts' load of each batch, float64 (batches, E).
     """
@@ -52,11 +52,11 @@ class Run:
 
 
 def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Rules) -> Run:
-    """Run the requests of a workload to their end.
+    """Simulate the requests of a workload to their end.
 
     Args:
         workload: The requests. True loads decide a batch's duration; the queue gets predicted ones.
-        queue: Empty and new; its tickets are the requests' indices.
+        queue: A new, empty queue; its tickets are the requests' indices.
         rules: When a batch is dispatched.
     """
     arrivals: list[float] = workload.arrival_s.tolist()
@@ -95,7 +95,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
                 now = tick_s
                 events += 1
                 go = True
-        # Step 3: dispatch a batch. Its end is an event, too.
+        # Step 3: dispatch a batch. Its end is also an event.
         chosen = queue.take()
         load_E = load_NE[chosen].sum(axis=0)
         batch_s = cost.batch_s(load_E)
@@ -108,7 +108,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
 
 
 def _next_tick(now: float, tick_s: float) -> float:
-    """The first multiple of tick_s that is not before now."""
+    """Return the first multiple of tick_s that is not before now."""
     count = math.ceil(now / tick_s)
     while count * tick_s < now:
         count += 1

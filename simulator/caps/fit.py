@@ -1,4 +1,4 @@
-"""The parameters that reproduce the table of CAPS.
+"""Parameters of the workload and cost model that reproduce the table of the CAPS paper.
 
 The paper publishes its results, not its generator: these values are *fitted* to its table of bursty arrivals.
 See docs/scheduling.md for the table and the deviations.
@@ -15,11 +15,11 @@ from simulator.caps.workload import Domains
 
 __all__ = ["BATCH_SIZE", "COST", "DOMAINS", "RULES", "WARM_UP", "WINDOW_SIZE", "parameters"]
 
-# As published: batches of 8 out of a window of 32, 16 requests or 100 ms, 60 experts, top-4.
+# As published: batches of 8 from a window of 32, dispatched at 16 requests or 100 ms, 60 experts, top-4.
 BATCH_SIZE = 8
 WINDOW_SIZE = 32
 RULES = Rules(trigger=16, tick_s=0.1)
-# Fitted. Leaving out this share of the first requests matches p50 and p90 to the paper's, too.
+# Fitted. Leaving out this share of the first requests also matches p50 and p90 to the paper's.
 WARM_UP = 0.1
 COST = ImbalanceCost(base_s=0.03815, sensitivity=0.398)
 DOMAINS = Domains(
@@ -35,7 +35,7 @@ DOMAINS = Domains(
 
 
 def parameters() -> dict[str, Any]:
-    """All parameters, for a document with results."""
+    """Return all parameters, for a document with results."""
     return {
         "fitted": True,
         "batch_size": BATCH_SIZE,

@@ -1,4 +1,4 @@
-"""The comparison of CAPS: every strategy at every rate, under bursty and Poisson arrivals."""
+"""The CAPS paper's comparison: every batch-selection strategy at every rate, bursty and Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["BASELINE", "compare", "rate_key"]
 
 BASELINE = "fcfs"
 _FIGURES = ("p50", "p90", "p99", "throughput", "imbalance")
-# As the paper rounds them.
+# Decimal places of figures, as in the paper.
 _DIGITS = {"imbalance": 3}
 
 Document = dict[str, Any]
@@ -33,7 +33,7 @@ def compare(
     done: Callable[[], None],
     routing: Sequence[str] | None = None,
 ) -> Document:
-    """Run the grid.
+    """Simulate the grid of patterns, rates and seeds with all strategies.
 
     Args:
         patterns: `bursty`, `poisson` or both.
@@ -42,8 +42,8 @@ def compare(
         routing: See `run_cell`.
 
     Returns:
-        The format of the paper's `results.json`: `[pattern][rate][strategy]` with means and standard
-        deviations over the seeds (latencies in ms, throughput in requests/s), and
+        A document in the format of the paper's `results.json`: `[pattern][rate][strategy]` with means and
+        standard deviations over the seeds (latencies in ms, throughput in requests/s), and
         `[pattern][rate]["_improvements"][strategy]` against the baseline. In addition it has half-widths of
         95 % confidence intervals, and in `config` the fitted parameters and the simulator's speed.
     """
@@ -86,7 +86,7 @@ def compare(
 
 
 def rate_key(rate: float) -> str:
-    """A rate as a key of the document: 150, 12.5."""
+    """Format a rate as a key of the document: 150, 12.5."""
     return repr(float(rate)).removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run, and of several runs with different seeds."""
+"""Latency, throughput and imbalance of a simulated run, and confidence intervals over several seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.caps.engine import Run
 
 __all__ = ["Figures", "figures", "half_width_95"]
 
-# Student's t, 97.5 %, by degrees of freedom; beyond the table the normal distribution is close enough.
+# Student's t, 97.5 %, by degrees of freedom. Beyond the table the normal distribution is close enough.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -23,7 +23,7 @@ _NORMAL = 1.96
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one run.
+    """Figures of one simulated run.
 
     Attributes:
         p50, p90, p99: Percentiles of the latency, in milliseconds.
@@ -39,9 +39,9 @@ class Figures:
 
 
 def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
-    """The figures of a run.
+    """Compute the figures of a run.
 
-    `warm_up`: share of the first requests, whose latencies are left out.
+    `warm_up` is the share of the first requests, whose latencies are left out.
     """
     counted_s = run.latency_s[int(warm_up * len(run.latency_s)) :]
     p50, p90, p99 = (1e3 * np.percentile(counted_s, (50, 90, 99))).tolist()
@@ -52,7 +52,7 @@ def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
 
 
 def half_width_95(values: Sequence[float]) -> float | None:
-    """Half of the 95 % confidence interval of the mean (Student's t); None for one value."""
+    """Return half of the 95 % confidence interval of the mean (Student's t); None for one value."""
     count = len(values)
     if count < 2:
         return None

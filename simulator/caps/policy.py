@@ -1,7 +1,7 @@
-"""Judges whether a strategy can stay on: its cost in calm and its gain under overload.
+"""Judges whether a batch-selection strategy can be always on, by its cost in calm and gain under overload.
 
-It is compared with first-come-first-served, the control `random`, and greedy variance; strategies that use
-loads also run with a perfect predictor.
+The strategy is compared with first-come-first-served, the control `random`, and greedy variance. Strategies
+that use loads also run with a perfect predictor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["CONTROL", "GREEDY", "PERFECT", "cells", "judge"]
 
 GREEDY = "greedy_variance"
 CONTROL = "random"
-# Suffix of a strategy that is given the true loads.
+# Suffix for the name of a strategy that is given the true loads.
 PERFECT = ", perfect predictor"
-# A rate at which requests always wait, to measure the capacity.
+# Requests per second at which requests always wait, to measure the capacity.
 _FLOOD = 1e5
 
 Document = dict[str, Any]
@@ -48,9 +48,9 @@ def judge(
     """Run the strategy at each load, as a share of first-come-first-served's capacity.
 
     Args:
-        requests: Requests of a run without a trace.
-        loads: Below 1, for all arrivals.
-        overloads: Above 1, for bursty and Poisson arrivals.
+        requests: Number of requests in a run without a trace.
+        loads: Loads below 1, for all arrivals.
+        overloads: Loads above 1, for bursty and Poisson arrivals.
         traces: Files of arrivals; each runs with requests clustered by domain, and with independent ones.
         predicted_pairs: See `bursty`.
         step_us, servers: See `run_cell`.
@@ -131,7 +131,7 @@ def judge(
 
 
 def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
-    """Number of cells that `judge` runs."""
+    """Return the number of cells that `judge` runs."""
     return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
 
 
@@ -142,7 +142,7 @@ def _capacity(
     step_us: Sequence[float] | None,
     servers: int,
 ) -> float:
-    """Requests per second that first-come-first-served finishes if requests always wait."""
+    """Measure the requests per second that first-come-first-served finishes if requests always wait."""
     entries = [(BASELINE, "true")]
     runs = [
         run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
@@ -152,7 +152,7 @@ def _capacity(
 
 
 def _reductions(labels: Sequence[str], p99_NA: npt.NDArray[np.float64]) -> Document:
-    """Reduction of each alternative against the first, from means over N seeds, and its half-width."""
+    """Compute P99 reductions of alternatives against the first, from means over N seeds, with half-widths."""
     base_N = p99_NA[:, 0]
     reductions, halves = {}, {}
     for label, value_N in zip(labels, p99_NA[:, 1:].T, strict=True):
@@ -165,7 +165,7 @@ def _reductions(labels: Sequence[str], p99_NA: npt.NDArray[np.float64]) -> Docum
 
 
 def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Document:
-    """The deciding figures, with and without a perfect predictor."""
+    """Compute the deciding figures, with and without a perfect predictor."""
 
     def worst(label: str) -> Document:
         row = min(

@@ -1,4 +1,4 @@
-"""Runs cells in worker processes."""
+"""Runs the cells of a batch-selection comparison in worker processes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["run_cells"]
 def run_cells(
     cells: Sequence[dict[str, Any]], processes: int, done: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """The results of cells, in their order.
+    """Run cells in parallel; return their results in the order of the cells.
 
     Args:
         cells: Arguments of `run_cell`.
-        processes: Cells that run at a time; with one they run in this process.
-        done: Called after each.
+        processes: Number of cells that run at a time; with 1 they run in this process.
+        done: Called after each cell.
 
     Raises:
         ConfigError: See `run_cell`.
@@ -38,7 +38,7 @@ def run_cells(
             results.append(run_cell(**cell))
             done()
         return results
-    # Spawned: a fork would copy the threads' locks of this process.
+    # Workers are spawned, because a fork would copy the threads' locks of this process.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, context, initializer=_end_with_parent)
     try:
@@ -54,7 +54,7 @@ def run_cells(
 
 
 def _end_with_parent() -> None:
-    """Leave Ctrl-C to the parent, and end when it is gone: a killed parent cannot stop its workers."""
+    """Leave Ctrl-C to the parent, and exit when the parent dies, as a killed one cannot stop its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

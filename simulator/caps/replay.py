@@ -1,4 +1,4 @@
-"""Replays a recorded queue through the live queue's code, with the same or another strategy."""
+"""Replays a recorded request queue through the live queue's code, with the same or another strategy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Replay", "replay"]
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded and replayed choices.
+    """Recorded and replayed choices of batches.
 
     Attributes:
         settings: Settings of the replayed queue.
         recorded: The tickets of each recorded choice.
         choices: Choices of the replay.
-        seconds: From the first line to the last, as recorded.
-        predicted_s: Sum of the choices' costs, by the cost models in force at the time.
+        seconds: Time from the first line to the last, as recorded.
+        predicted_s: Sum of the choices' costs in seconds, by the cost models in force at the time.
     """
 
     settings: QueueSettings
@@ -38,16 +38,16 @@ class Replay:
 
     @property
     def same(self) -> int:
-        """Number of choices with the same requests in the same order."""
+        """Number of replayed choices with the recorded requests in the same order."""
         pairs = zip(self.recorded, self.choices, strict=True)
         return sum(then == now.tickets for then, now in pairs)
 
 
 def replay(path: Path, other: str | None = None) -> Replay:
-    """Run a recording through the queue again.
+    """Run a recording through a request queue again.
 
     Args:
-        path: Of a recording.
+        path: File with the recording.
         other: Replaces the recorded strategy; the queue then holds other requests at each time.
 
     Raises:
@@ -73,7 +73,7 @@ def replay(path: Path, other: str | None = None) -> Replay:
 
 
 class _Run:
-    """A queue during a replay."""
+    """State of the queue during a replay."""
 
     def __init__(self, settings: QueueSettings, cost: CostModel) -> None:
         self._queue, self._cost = settings.queue(cost), cost
@@ -83,13 +83,13 @@ class _Run:
         self.predicted_s = 0.0
 
     def step(self, event: dict[str, Any]) -> None:
-        """Apply an event."""
+        """Apply a recorded event to the queue."""
         if "add" in event:
             self._waiting[self._queue.add(event["load"])] = event["load"]
         elif "take" in event:
             self._take(event)
         elif "remove" in event:
-            # Another strategy may have taken it before it left.
+            # Another strategy may have taken the request before it left.
             if event["remove"] in self._waiting:
                 del self._waiting[event["remove"]]
                 self._queue.remove(event["remove"])

@@ -1,4 +1,4 @@
-"""Workloads: arrival times of requests, and their loads of the experts.
+"""Simulated workloads: arrival times of requests, and the tokens that each sends to each expert.
 
 A request belongs to a semantic *domain*, in which a few experts are hot. No public data has expert ids with
 arrival times, so loads are drawn; the parameters are fitted to the results of CAPS (`fit.py`).
@@ -35,12 +35,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests, by arrival.
+    """Requests in the order of their arrival.
 
     Attributes:
         arrival_s: Ascending, float64 (N,), in seconds.
         load_NE: Tokens of each request on each expert, float64 (N, E).
-        predicted_NE: The same as given to the scheduler.
+        predicted_NE: The predicted loads that the scheduler gets, float64 (N, E).
     """
 
     arrival_s: Floats
@@ -55,11 +55,11 @@ class Domains:
     Attributes:
         experts: E.
         domains: Number of domains, all equally likely.
-        hot: Hot experts of a domain, drawn for each.
+        hot: Number of hot experts of a domain, drawn for each domain.
         hot_weight: Likelihood of a hot expert relative to another.
         top_k: Experts of a token.
-        burst_mean: Requests in a row of one domain: mean of a geometric distribution.
-        burst_speed: Arrival rate in a burst relative to the average; a pause makes up for it.
+        burst_mean: Mean number of requests in a row of one domain (geometric distribution).
+        burst_speed: Arrival rate in a burst relative to the average; a pause afterwards compensates.
     """
 
     experts: int
@@ -78,7 +78,7 @@ class Domains:
         arrival_s: Floats,
         predicted_pairs: int | None,
     ) -> Workload:
-        """Draw requests of these domains; see `bursty` for the rest."""
+        """Draw requests of these domains; `bursty` documents the other arguments."""
         chance_NLE = self.chances(rng)[domain_N]
         pairs = self.tokens * self.top_k
         load_NE = _flat(rng.multinomial(pairs, chance_NLE))
@@ -89,21 +89,21 @@ class Domains:
         return Workload(arrival_s, load_NE, predicted_NE)
 
     def chances(self, rng: np.random.Generator) -> Floats:
-        """Probability of each expert of a layer, by domain: (D, L, E); drawn ones have one layer."""
+        """Draw the probability of each expert of a layer, by domain: (D, L, E), with one layer."""
         weight_DE = np.ones((self.domains, self.experts))
         for weight_E in weight_DE:
             weight_E[rng.choice(self.experts, self.hot, replace=False)] = self.hot_weight
         return _shares(weight_DE[:, None])
 
     def clusters(self, rng: np.random.Generator, requests: int) -> tuple[Ints, Ints]:
-        """Requests in bursts: the domain of each (N,), and the length of the burst that ended just before it.
+        """Draw requests in bursts; return, (N,) each, domains and lengths of the bursts that ended before.
 
-        The second is 0 except for the first requests of bursts, and 0 for the very first.
+        The length is 0 except for the first request of a burst, and 0 for the very first request.
         """
         lengths: list[int] = []
         while sum(lengths) < requests:
-            # Stratified: each 64 bursts have one length from each 64th of the distribution, so that runs
-            # differ little.
+            # Lengths are stratified: each 64 bursts have one length from each 64th of the distribution, so
+            # that runs differ little.
             share = (rng.permutation(64) + rng.random(64)) / 64
             lengths += (
                 np.ceil(np.log1p(-share) / math.log1p(-1 / self.burst_mean)).astype(int).tolist()
@@ -116,17 +116,17 @@ class Domains:
 
 @dataclass(frozen=True, eq=False)
 class RecordedDomains(Domains):
-    """Domains with recorded traces; `experts` counts the experts of all layers.
+    """Domains with probabilities from recorded routing; `experts` counts the experts of all layers.
 
     Attributes:
-        chance_DLE: Probability of each expert of a layer, by domain; not drawn.
+        chance_DLE: Recorded probability of each expert of a layer, by domain.
     """
 
     chance_DLE: Floats
 
     @classmethod
     def of(cls, drawn: Domains, paths: Sequence[Path]) -> RecordedDomains:
-        """One domain for each trace; tokens and bursts as in `drawn`.
+        """Make one domain for each routing trace; tokens and bursts as in `drawn`.
 
         Raises TraceError: a trace cannot be read, has a layer without load, or another shape than the first.
         """
@@ -151,7 +151,7 @@ class RecordedDomains(Domains):
         return cls(**values, chance_DLE=chance_DLE)
 
     def chances(self, rng: np.random.Generator) -> Floats:
-        """As recorded."""
+        """Return the recorded probabilities of experts (see `Domains.chances`)."""
         return self.chance_DLE
 
 
@@ -167,10 +167,10 @@ def _flat(count_NLE: Ints) -> Floats:
 def bursty(
     domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
 ) -> Workload:
-    """Bursts of one domain each, followed by a pause in proportion to their length.
+    """Draw a workload of bursts of one domain each; a pause in proportion to its length follows each burst.
 
     Args:
-        domains: Loads are drawn from these.
+        domains: Domains that loads are drawn from.
         requests: N.
         rate: Mean requests per second.
         predicted_pairs: The prediction is another sample from the request's domain, of this many (token,
@@ -186,7 +186,7 @@ def bursty(
 def poisson(
     domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
 ) -> Workload:
-    """Independent arrivals, each of any domain. Arguments as for `bursty`."""
+    """Draw a workload of independent arrivals, each of any domain. Arguments as for `bursty`."""
     rng = np.random.default_rng([seed, PATTERNS.index("poisson")])
     domain_N = rng.integers(domains.domains, size=requests)
     arrival_s = np.cumsum(rng.exponential(1 / rate, requests))
@@ -202,11 +202,13 @@ def from_times(
     *,
     clustered: bool,
 ) -> Workload:
-    """Arrivals of a trace, stretched to `rate` requests a second on average. Other arguments as for `bursty`.
+    """Draw a workload with a trace's arrivals, stretched to `rate` requests per second on average.
 
     Args:
-        times_s: Not falling, in seconds; the last is after the first.
-        clustered: In their order, requests come in bursts of a domain; otherwise each is of any.
+        times_s: Arrival times in seconds, not falling; the last is after the first.
+        clustered: Whether requests come in bursts of a domain, in their order; otherwise each is of any.
+
+    The other arguments are those of `bursty`.
     """
     rng = np.random.default_rng([seed, len(PATTERNS)])
     given_s = np.asarray(times_s, dtype=np.float64)

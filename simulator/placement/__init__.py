@@ -1,1 +1,1 @@
-"""Placement policies on a routing trace."""
+"""Simulates placement policies on routing traces: PAR, transit, planning time and score."""

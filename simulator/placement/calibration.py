@@ -1,4 +1,4 @@
-"""Deviation of a trace from the published figures that its regime was fitted to."""
+"""Measures a routing trace's deviation from the published figures that its regime was fitted to."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["deviations"]
 def deviations(
     trace: Trace, dataset: str, *, progress: Callable[[float], None] = lambda _part: None
 ) -> dict[str, Any]:
-    """Replay EPLB as for the published figures, and compare.
+    """Replay EPLB on a trace as for the published figures, and compare the results.
 
-    Their EPLB took 1 to 6 s to plan (13 to 70 iterations); ours plans in one. Transit counts slots, as theirs
-    does. Intervals that do not fit into the trace are left out.
+    In the published measurements EPLB took 1 to 6 s to plan (13 to 70 iterations); here it plans in one
+    iteration. Transit counts slots, as in the published figures. Intervals that do not fit into the trace are
+    left out.
 
     Args:
-        trace: Ideally of 6,144 iterations, 58 layers and 256 experts, as theirs.
+        trace: Ideally of 6,144 iterations, 58 layers and 256 experts, as the published one.
         dataset: One of `simulator.traces.published.datasets`.
         progress: Called with the part done, 0 to 1.
 

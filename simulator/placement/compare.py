@@ -1,4 +1,4 @@
-"""Many replays over one trace, scored against one baseline."""
+"""Compares placement policies by many replays over one routing trace, scored against one baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Replays and their baselines.
+    """Replays of a comparison, and their baselines.
 
     Attributes:
         replays: By servers, then by policy and interval, in the requested order.
@@ -29,11 +29,11 @@ class Comparison:
     baselines: dict[int, Replay]
 
     def score(self, run: Replay) -> float:
-        """The competition's score of a replay."""
+        """Return the competition's score of a replay."""
         return score(run.time_s, self.baselines[run.servers].time_s)
 
     def document(self) -> dict[str, list[dict[str, Any]]]:
-        """{"rows": [...]}, JSON values; plan_ms is the mean of the plans."""
+        """Return the comparison as JSON values, {"rows": [...]}; plan_ms is the mean over the plans."""
         return {
             "rows": [
                 {
@@ -61,7 +61,7 @@ def compare(
     planning_s: float | None = PLANNING_S,
     progress: Callable[[str, float], None] = lambda _what, _part: None,
 ) -> Comparison:
-    """Replay each policy with each number of servers at each interval.
+    """Replay each policy on a trace with each number of servers and each planning interval.
 
     Args:
         policies: See `replay`; `static` has no interval and is replayed once.

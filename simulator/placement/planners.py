@@ -1,7 +1,7 @@
-"""Runs the policies of `balancer.policies` in a replay.
+"""Adapts the policies of `balancer.policies` to replays.
 
-With `+split` after a policy's name clients split each batch over the replicas (`balancer.policies.split`)
-instead of by the plan's shares.
+With `+split` after a policy's name, clients split each batch over the replicas in the best way
+(`balancer.policies.split`) instead of by the plan's shares.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = [
 Holds = npt.NDArray[np.bool_]
 Shares = npt.NDArray[np.float64]
 
-# Contiguous experts, no replica, no plans: the reference for the others.
+# The reference for the other policies: contiguous experts, no redundant replicas, no plans.
 STATIC = "static"
 SPLIT = "+split"
 
 
 class Planner(Protocol):
-    """Plans from the last iterations."""
+    """A policy in a replay, which plans from the last iterations."""
 
     def step(
         self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
     ) -> Callable[[], Plan]:
-        """Prepare a plan; only the returned function's time counts as planning.
+        """Prepare a plan; only the time of the returned function counts as planning.
 
         Args:
             counts_WLE: Counts of the last W iterations.
-            load_LE: Their sum.
-            current_LSE: What the servers hold now.
+            load_LE: Sum of these counts over W.
+            current_LSE: Experts that the servers hold now.
         """
         ...
 
 
-# Policies with state replace their plain functions.
+# Policies with state, used in place of their plain functions.
 _WITH_MEMORY: dict[str, type[ScalpelBalancer] | type[FractionalBalancer]] = {
     "scalpel": ScalpelBalancer,
     "fractional": FractionalBalancer,
@@ -61,7 +61,7 @@ _WITH_MEMORY: dict[str, type[ScalpelBalancer] | type[FractionalBalancer]] = {
 
 
 class _PolicyPlanner:
-    """A policy by name; a plain one with a knob `window_WLE` also gets the counts."""
+    """A policy selected by name; a plain one with a knob `window_WLE` also gets the counts."""
 
     def __init__(self, policy: str, servers: int, slots: int) -> None:
         self._policy, self._servers, self._slots = policy, servers, slots
@@ -72,7 +72,7 @@ class _PolicyPlanner:
         self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
     ) -> Callable[[], Plan]:
         if self._policy in _WITH_MEMORY:
-            # From the first plan on the policy keeps its own state.
+            # The policy is created at the first plan and keeps its own state from then on.
             if self._step is None:
                 made = _WITH_MEMORY[self._policy]
                 self._step = made(self._servers, self._slots, current=current_LSE).step
@@ -84,17 +84,17 @@ class _PolicyPlanner:
 
 
 def policy_names() -> tuple[str, ...]:
-    """Names that can be compared, without `+split`."""
+    """Return the names of policies that can be compared, without `+split`."""
     return (STATIC, *balancer.policies.names())
 
 
 def usual_names() -> tuple[str, ...]:
-    """Names that are compared by default: all, and the default policy with `+split`."""
+    """Return the names compared by default: all policies, and the default policy with `+split`."""
     return (*policy_names(), DEFAULT_POLICY + SPLIT)
 
 
 def parse_name(name: str) -> tuple[str, bool]:
-    """Policy, and whether clients split each batch. Raises ConfigError for an unknown policy."""
+    """Split a name into policy and whether clients split batches. Raises ConfigError if unknown."""
     policy = name.removesuffix(SPLIT)
     if policy not in policy_names():
         raise ConfigError(
@@ -104,14 +104,14 @@ def parse_name(name: str) -> tuple[str, bool]:
 
 
 def make_planner(policy: str, servers: int, slots: int) -> Planner | None:
-    """The planner of a policy; None for `static`."""
+    """Make the planner of a policy; None for `static`."""
     if policy == STATIC:
         return None
     return _PolicyPlanner(policy, servers, slots)
 
 
 def first_layout(layers: int, servers: int, experts: int) -> tuple[Holds, Shares]:
-    """The initial layout: experts in the order of their ids, one replica each, evenly over servers.
+    """Make the initial layout: experts in the order of their ids, one replica each, evenly over servers.
 
     Returns:
         holds_LSE, shares_LSE.

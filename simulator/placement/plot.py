@@ -1,4 +1,4 @@
-"""PAR over time as a picture: a panel for each number of servers, a line for each policy."""
+"""Plots PAR over time: a panel for each number of servers, a line for each policy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from simulator.placement.replay import Replay
 
 __all__ = ["draw_plot"]
 
-# Points of a line: about the width of the picture.
+# Points of a line, about the picture's width in pixels.
 _POINTS = 384
 
 
 def draw_plot(comparison: Comparison, path: Path) -> None:
-    """Write a PNG; needs matplotlib."""
+    """Write a comparison's plot as PNG; needs matplotlib."""
     figures = importlib.import_module("matplotlib.figure")
     counts = list(dict.fromkeys(run.servers for run in comparison.replays))
     labels = list(dict.fromkeys(map(_label, comparison.replays)))

@@ -1,11 +1,11 @@
-"""Replays one policy over one trace.
+"""Replays one placement policy over one routing trace.
 
     PAR       peak-to-average ratio of the servers' loads of one layer in one iteration; 1.0 without load.
               A server's load is the sum over its experts of count * share.
     transit   replicas that servers load (the competition counts slots whose expert changes, see `slots`)
-    interval  see `timeline`
+    interval  iterations between plans, see `timeline`
 
-Counts are used as they are (the competition's simulator takes 1 for 0).
+Counts are used unchanged (the competition's simulator replaces 0 by 1).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        policy: Its name, with `+split` if each batch was split.
+        policy: The policy's name, with `+split` if each batch was split.
         servers: S.
         slots: Replicas per layer.
         interval: Iterations between plans.
@@ -58,22 +58,22 @@ class Replay:
 
     @property
     def par_mean(self) -> float:
-        """Mean over iterations and layers."""
+        """PAR, mean over iterations and layers."""
         return float(self.par_IL.mean(dtype=np.float64))
 
     @property
     def par_p99(self) -> float:
-        """99th percentile over iterations and layers."""
+        """PAR, 99th percentile over iterations and layers."""
         return float(np.percentile(self.par_IL, 99))
 
     @property
     def bytes_moved(self) -> int:
-        """Replicas loaded, in bytes of the competition's expert."""
+        """Bytes of the loaded replicas, for the competition's expert."""
         return self.transit * EXPERT_BYTES
 
     @property
     def time_s(self) -> float:
-        """Modelled time; see `score`."""
+        """Modelled time in seconds; see `score`."""
         return modelled_time(self.par_mean, self.transit)
 
 
@@ -97,10 +97,10 @@ def replay(
         servers: S.
         interval: Iterations between plans.
         slots: Replicas per layer; by default E + S, one redundant expert per server.
-        planning_s: Assumed planning time (see `timeline`), for the same replay on every machine; None: the
-            measured time, which is in `plan_s` in any case.
+        planning_s: Assumed planning time (see `timeline`), which makes replays equal on every machine; None:
+            the measured time, which is in `plan_s` in any case.
         progress: Called with the part done, 0 to 1.
-        redeployed: Called for each layer that gets a plan: layer, its new holds, the planned load.
+        redeployed: Called for each layer that gets a plan, with layer, new holds and planned load.
         clock: Clock for planning time; by default this thread's processor time, which does not depend on
             other load of the machine.
         planner: Replaces the policy of that name.
@@ -131,7 +131,7 @@ def replay(
     since_L = [0] * trace.layers
 
     def serve(layer: int, until: int) -> None:
-        """Measure a layer with its current placement, up to an iteration."""
+        """Measure the PAR of a layer with its current placement, up to an iteration."""
         counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
         measure = split_par if batch_split else _par
         par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[layer])
@@ -188,6 +188,6 @@ def check_slots(slots: int, servers: int, experts: int) -> None:
 
 
 def _par(counts_IE: npt.NDArray[np.generic], shares_SE: Float) -> npt.NDArray[np.float32]:
-    """float32 (I): PAR of each iteration under fixed shares."""
+    """float32 (I): PAR of a layer in each iteration under fixed shares."""
     load_IS = counts_IE.astype(np.float32) @ shares_SE.astype(np.float32).T
     return over_mean(load_IS.max(axis=1), load_IS.mean(axis=1))

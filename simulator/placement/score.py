@@ -1,9 +1,9 @@
-"""Modelled time and score of LauzHack's and Huawei's dynamic-balancing competition.
+"""Modelled time and score of a replay by LauzHack's and Huawei's dynamic-balancing competition.
 
     time   60 s of balanced compute x mean PAR + transit x 88,080,384 bytes / 900 GB/s
     score  100 x time of EPLB re-planned every 1,024 iterations / time
 
-The expert is DeepSeek-R1's in bfloat16.
+The bytes are those of one of DeepSeek-R1's experts in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ BASELINE_POLICY, BASELINE_INTERVAL = "eplb", 1024
 
 
 def modelled_time(mean_par: float, transit: int) -> float:
-    """Seconds."""
+    """Return the modelled time of a replay in seconds."""
     return BALANCED_S * mean_par + transit * EXPERT_BYTES / LINK_BYTES_PER_S
 
 
 def score(time_s: float, baseline_s: float) -> float:
-    """100 equals the baseline; more is better."""
+    """Return the score of a modelled time: 100 equals the baseline; more is better."""
     return 100.0 * baseline_s / time_s

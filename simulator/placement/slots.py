@@ -1,8 +1,9 @@
-"""Slot tables: transit as counted in the published figures of EPLB.
+"""Slot tables, to count transit as in the published figures of EPLB.
 
 A slot table has the expert in each slot of each server. DeepSeek's EPLB lists a server's experts anew in each
 plan, heaviest replica first, and its published transit counts slots whose expert changes, even if the expert
-only changes its slot. Replays count loaded replicas instead; the tables are for this comparison only.
+only moves to another slot of its server. Replays count loaded replicas instead, so the tables serve only the
+comparison with the published figures.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _EMPTY = -1
 
 
 class SlotTables:
-    """The tables of all layers during a replay.
+    """The slot tables of all layers during a replay, with the slots changed so far.
 
     Args:
         holds_LSE: The initial layout.
@@ -33,7 +34,7 @@ class SlotTables:
         self.changed = 0
 
     def redeploy(self, layer: int, holds_SE: Holds, load_E: npt.NDArray[np.float64]) -> None:
-        """Apply a layer's plan for these loads."""
+        """Apply a layer's plan made for these loads, and count the changed slots."""
         old_SR = self._tables[layer]
         self._tables[layer] = packed_table(holds_SE, load_E, old_SR.shape[1])
         self.changed += changed_slots(old_SR, self._tables[layer])
@@ -67,11 +68,11 @@ def packed_table(holds_SE: Holds, load_E: npt.NDArray[np.float64], width: int) -
 
 
 def changed_slots(old_SR: Table, new_SR: Table) -> int:
-    """Slots that another expert is loaded into."""
+    """Count the slots that another expert is loaded into."""
     return int(np.count_nonzero((old_SR != new_SR) & (new_SR != _EMPTY)))
 
 
 def _rank(server_N: npt.NDArray[np.int64], held_S: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Index of each expert on its server; servers in order."""
+    """Return the index of each expert on its server; servers in order."""
     first_S = np.cumsum(held_S) - held_S
     return np.arange(len(server_N)) - first_S[server_N]

@@ -1,4 +1,4 @@
-"""PAR if clients split each batch over the replicas and ignore the plan's shares."""
+"""Computes the PAR of a replay in which clients split each batch and ignore the plan's shares."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["split_par"]
 def split_par(
     counts_IE: npt.NDArray[np.generic], shares_SE: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float32]:
-    """float32 (I): PAR of each iteration under the best split of its batch; 1.0 without load.
+    """float32 (I): PAR of a layer in each iteration under the best split of its batch; 1.0 without load.
 
-    A max-flow for each iteration: tens of microseconds at 64 servers and 256 experts.
+    This takes a max-flow for each iteration: tens of microseconds at 64 servers and 256 experts.
     """
     load_IE = counts_IE.astype(np.float64)
     mean_I = load_IE.sum(axis=1) / len(shares_SE)

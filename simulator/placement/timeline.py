@@ -1,6 +1,7 @@
-"""When to plan and when a layer's new placement takes effect, by the competition's rules.
+"""Timeline of a replay: when to plan and when a layer's new placement takes effect.
 
-The dynamic-balancing competition's simulator counts iterations from 1. After `done` iterations:
+The rules are those of the dynamic-balancing competition, whose simulator counts iterations from 1. After
+`done` iterations:
 
     plan         when done = finish + interval + 1, from the last `interval` of them; finish is 0 at first
     think        planning that takes t seconds lasts n = max(1, ceil(t / 0.08)) iterations
@@ -10,7 +11,7 @@ The dynamic-balancing competition's simulator counts iterations from 1. After `d
                  changes
 
 The competition leaves two things open. Here layers are redeployed in the order of their numbers, and a layer
-whose replicas stay needs no redeployment: clients use its new shares as soon as planning is over.
+whose replicas stay needs no redeployment, because clients use its new shares as soon as planning is over.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PLANNING_S = 0.4
 
 @dataclass
 class Timeline:
-    """Timeline of a replay.
+    """Decides when a replay plans and redeploys.
 
     Attributes:
         interval: Iterations between the end of one redeployment and the next plan.
@@ -44,7 +45,7 @@ class Timeline:
 
     @property
     def next_plan(self) -> int | None:
-        """Iterations done at the next plan; None: not within the trace."""
+        """Number of iterations done at the next plan; None: the trace ends before."""
         done = self.finish + self.interval + 1
         return done if done <= self.iterations else None
 
@@ -54,14 +55,14 @@ class Timeline:
         """Plan after `done` iterations, and redeploy.
 
         Args:
-            done: `next_plan`.
+            done: Iterations done, as given by `next_plan`.
             seconds: Planning time.
             layers: Layers whose replicas change.
 
         Returns:
-            ready: Iterations done when the plan is known and new shares are in force.
-            deployed: Iterations done when a layer has its new replicas, by layer; without layers that the
-                trace ends before.
+            ready: Iterations done when planning is over and new shares take effect.
+            deployed: Iterations done when a layer has its new replicas, by layer; without layers whose
+                redeployment is after the end of the trace.
         """
         think = max(1, math.ceil(seconds / ITERATION_S))
         ready = done + think

@@ -1,12 +1,12 @@
-"""Routing arithmetic: gating, expert capacity, and the cost of uneven load.
+"""Routing arithmetic in plain NumPy: gating, expert capacity, and the cost of uneven load.
 
     gating    logits -> experts and weights of each token
-    capacity  a limit on the tokens of an expert: drop or spill the rest
-    token_ids ids of each token's experts -> counts, and how to tell the two apart
+    capacity  a limit on the tokens of an expert: drop or spill the tokens over it
+    token_ids ids of each token's experts -> counts, and a test that distinguishes ids from counts
     balance   loads of servers -> balancedness, the straggler's time, replicas that help
 
-Plain NumPy functions that say in a few lines what engines compute in kernels; the data path does not use
-them. Letters: T tokens, K experts per token, E experts, S servers, H hidden, C choices.
+These functions show in a few lines what engines compute in kernels; the data path does not use them.
+Letters: T tokens, K experts per token, E experts, S servers, H hidden, C choices.
 """
 
 from balancer.policies.token_ids import are_token_ids, count_token_ids

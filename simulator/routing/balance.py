@@ -1,4 +1,4 @@
-"""Cost of uneven load: a layer is done when its last server is, so the busiest one sets the time."""
+"""Cost of uneven load over servers: the busiest server determines the time of a layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Float = npt.NDArray[np.float64]
 
 
 def balancedness(load_S: npt.ArrayLike) -> float:
-    """Mean over maximum of the loads; 1.0 is perfect, also returned without load.
+    """Compute mean over maximum of the loads: 1.0 is perfect, also returned without load.
 
     vLLM logs it as `balancedness`; its inverse is the PAR (peak-to-average ratio).
     """
@@ -30,25 +30,26 @@ def balancedness(load_S: npt.ArrayLike) -> float:
 
 
 def straggler_time(load_S: npt.ArrayLike, speeds_S: npt.ArrayLike = 1.0) -> float:
-    """Time at which the last server is done: the highest load over speed.
+    """Compute the time at which the last server is done: the highest load over speed.
 
-    At least total load over total speed, and at least an unsplittable load on the fastest server.
+    It is at least total load over total speed, and at least the time of an unsplittable load on the fastest
+    server.
     """
     return float((np.asarray(load_S, np.float64) / np.asarray(speeds_S, np.float64)).max())
 
 
 def allocate_replicas(load_E: npt.ArrayLike, slots: int) -> npt.NDArray[np.int64]:
-    """Replicas of each expert: one each, then one more for the highest load per replica, repeatedly.
+    """Choose replica counts: one per expert, then repeatedly one more for the highest load per replica.
 
-    The counting half of DeepSeek's EPLB (`replicate_experts`). More replicas do not always help: it depends
-    on how they pack (`pack_longest_first`).
+    This is the counting half of DeepSeek's EPLB (`replicate_experts`). More replicas do not always help,
+    because the result depends on how they pack (`pack_longest_first`).
 
     Args:
         load_E: (E), at least 0.
         slots: Total number of replicas.
 
     Returns:
-        int64 (E), sums to slots; of equal loads the lower id comes first.
+        int64 (E), which sums to slots; of equal loads the lower id comes first.
 
     Raises:
         ValueError: slots is below E.
@@ -80,13 +81,13 @@ def replica_loads(load_E: npt.ArrayLike, replicas_E: npt.ArrayLike) -> Float:
 
 
 def pack_longest_first(load_R: npt.ArrayLike, servers: int) -> Float:
-    """Server loads when each replica, heaviest first, goes to the least loaded server.
+    """Compute server loads when each replica, heaviest first, goes to the least loaded server.
 
-    Graham's LPT rule: at most 4/3 of the best possible maximum.
+    By Graham's LPT rule the maximum is at most 4/3 of the best possible one.
 
     Args:
         load_R: (R): loads of replicas.
-        servers: S; not limited in slots.
+        servers: S; their slots are not limited.
 
     Returns:
         float64 (S).
@@ -98,8 +99,8 @@ def pack_longest_first(load_R: npt.ArrayLike, servers: int) -> Float:
 
 
 def redundancy_bytes(layers: int, expert_bytes: int, replicas_per_server: int) -> int:
-    """Memory on a server for redundant experts, `replicas_per_server` in each MoE layer.
+    """Compute a server's memory for redundant experts, `replicas_per_server` in each MoE layer, in bytes.
 
-    DeepSeek-V3 (58 layers; an expert is 3 x 7168 x 2048 bytes in FP8): one costs 2.4 GiB.
+    In DeepSeek-V3 (58 layers; an expert is 3 x 7168 x 2048 bytes in FP8), one per layer costs 2.4 GiB.
     """
     return layers * expert_bytes * replicas_per_server

@@ -1,7 +1,7 @@
-"""Expert capacity: a limit on an expert's tokens in a batch, and what happens to the rest.
+"""Expert capacity: a limit on an expert's tokens in a batch, by dropping or spilling the tokens over it.
 
-Switch Transformer and GShard drop tokens over the limit (the residual goes on); serving systems spill them to
-the token's next choice. Serving factors are usually 1.2 to 1.5.
+Switch Transformer and GShard drop tokens over the limit (only the residual continues); serving systems spill
+them to the token's next choice. Serving factors are usually 1.2 to 1.5.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def expert_capacity(tokens: int, top_k: int, experts: int, factor: float) -> int:
-    """Most tokens of a batch for an expert: floor(factor * tokens * top_k / experts).
+    """Compute the most tokens of a batch for an expert: floor(factor * tokens * top_k / experts).
 
     Raises ValueError: experts is below 1, or factor is negative.
     """
@@ -29,22 +29,22 @@ def expert_capacity(tokens: int, top_k: int, experts: int, factor: float) -> int
 
 
 def drop_over_capacity(ids_TK: npt.ArrayLike, experts: int, capacity: int) -> npt.NDArray[np.bool_]:
-    """Mask of kept places: the first `capacity` of each expert in the order of the batch.
+    """Return a mask of kept places: the first `capacity` of each expert in the order of the batch.
 
     Args:
         ids_TK: (T) or (T, K): experts of each token.
         experts: E.
-        capacity: Of each expert; see `expert_capacity`.
+        capacity: Capacity of each expert; see `expert_capacity`.
 
     Returns:
-        bool, in the shape of ids_TK. False: skipped, the token passes unchanged.
+        bool, in the shape of ids_TK. False: the expert skips the token, which passes unchanged.
     """
     ids = np.asarray(ids_TK, np.int64)
     return np.asarray(_arrival(ids.ravel(), experts) < capacity).reshape(ids.shape)
 
 
 def spill_over_capacity(choices_TC: npt.ArrayLike, experts: int, capacity: int) -> Ids:
-    """The expert of each token when tokens over an expert's capacity go to their next choice.
+    """Assign each token an expert when tokens over an expert's capacity go to their next choice.
 
     First choices come before second ones: each round moves all tokens without an expert to their next
     choice, in the order of the batch.
@@ -52,10 +52,10 @@ def spill_over_capacity(choices_TC: npt.ArrayLike, experts: int, capacity: int) 
     Args:
         choices_TC: (T, C): experts of each token, best first.
         experts: E.
-        capacity: Of each expert.
+        capacity: Capacity of each expert.
 
     Returns:
-        int64 (T); -1: no choice has capacity left, the token is dropped.
+        int64 (T); -1: the token is dropped, because no choice has capacity left.
     """
     choices = np.asarray(choices_TC, np.int64)
     expert_T = np.full(len(choices), -1, np.int64)
@@ -70,7 +70,7 @@ def spill_over_capacity(choices_TC: npt.ArrayLike, experts: int, capacity: int) 
 
 
 def _arrival(ids_N: Ids, experts: int) -> Ids:
-    """int64 (N): how many earlier places have the same expert."""
+    """int64 (N): the number of earlier places with the same expert."""
     order_N = np.argsort(ids_N, kind="stable")
     counts_E = np.bincount(ids_N, minlength=experts)
     first_E = np.cumsum(counts_E) - counts_E

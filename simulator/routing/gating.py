@@ -1,4 +1,4 @@
-"""Gating: a router's logits to each token's experts and weights."""
+"""Gating: turns a router's logits into each token's experts and weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def softmax(logits_TE: npt.ArrayLike) -> Float:
-    """float64 (T, E), each row sums to 1; safe for logits of any size."""
+    """float64 (T, E): softmax over experts, each row sums to 1; safe for logits of any size."""
     logits = np.asarray(logits_TE, np.float64)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
@@ -21,16 +21,16 @@ def softmax(logits_TE: npt.ArrayLike) -> Float:
 def route_topk(
     logits_TE: npt.ArrayLike, top_k: int, *, renormalize: bool = True
 ) -> tuple[Ids, Float]:
-    """Softmax over all experts, then the K highest (Shazeer et al. 2017; Mixtral, Qwen-MoE).
+    """Route by softmax over all experts, then the K highest (Shazeer et al. 2017; Mixtral, Qwen-MoE).
 
     Args:
         logits_TE: (T, E).
         top_k: K.
         renormalize: Scale the kept weights of a token to sum to 1, so that its result is a convex
-            combination of the experts'. Without it they sum to less than 1 unless K = E.
+            combination of the experts' outputs. Otherwise they sum to less than 1 unless K = E.
 
     Returns:
-        ids_TK: int64 (T, K), by falling weight; of equal ones the lower id comes first.
+        ids_TK: int64 (T, K), by falling weight; of equal weights the lower id comes first.
         weights_TK: float64 (T, K).
 
     Raises:
@@ -54,10 +54,10 @@ def route_grouped(
     scale: float = 1.0,
     renormalize: bool = True,
 ) -> tuple[Ids, Float]:
-    """Sigmoid affinities with a bias, limited to a token's best groups (DeepSeek-V3, section 2.1.2).
+    """Route by sigmoid affinities with a bias, within a token's best groups (DeepSeek-V3, section 2.1.2).
 
-    The bias evens out the load without an auxiliary loss: it affects the choice of experts, not their
-    weights. A group's score is the sum of its two best experts'.
+    The bias evens out the load without an auxiliary loss; it affects the choice of experts, not their
+    weights. A group's score is the sum of its two best experts' scores.
 
     Args:
         logits_TE: (T, E).
@@ -103,11 +103,11 @@ def route_grouped(
 
 
 def combine(rows_ETH: npt.ArrayLike, ids_TK: Ids, weights_TK: Float) -> Float:
-    """The layer's result: the weighted sum of each token's expert outputs; float64 (T, H).
+    """Compute a layer's result, the weighted sum of each token's expert outputs: float64 (T, H).
 
     Args:
         rows_ETH: Output of each expert for each token: (E, T, H).
-        ids_TK, weights_TK: Of `route_topk`.
+        ids_TK, weights_TK: Result of `route_topk` or `route_grouped`.
     """
     rows = np.asarray(rows_ETH, np.float64)
     picked_TKH = rows[ids_TK, np.arange(len(ids_TK))[:, None]]
@@ -115,7 +115,7 @@ def combine(rows_ETH: npt.ArrayLike, ids_TK: Ids, weights_TK: Float) -> Float:
 
 
 def _highest(values_TE: Float, count: int) -> Ids:
-    """int64 (T, count): columns of each row's highest values; of equal ones the first ones."""
+    """int64 (T, count): columns of each row's highest values; of equal values the first columns."""
     columns = values_TE.shape[1]
     if not 1 <= count <= columns:
         raise ValueError(f"top_k: {count} of {columns} experts")

@@ -1,10 +1,10 @@
 """Routing traces: how many tokens went to each expert, iteration by iteration.
 
-    trace      the value: counts (I, L, E) and notes on where they come from
+    trace      the value: counts (I, L, E) and notes on their origin
     file       our own compact .npz
-    readers    .npz, .npy, .csv and SGLang's .pt, told apart by their names
+    readers    .npz, .npy, .csv and SGLang's .pt, distinguished by their suffixes
     generator  synthetic traces in named regimes
-    record     a checkpoint's own routing
+    record     traces of a checkpoint's own routing
 
 Letters: I iterations (forward passes), L MoE layers, E logical experts.
 """

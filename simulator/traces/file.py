@@ -1,11 +1,11 @@
-"""Traces on disk: our own .npz, and .npy and .csv for other programs.
+"""Writes routing traces to disk: our own .npz, and .npy and .csv for other programs; reads the .npz.
 
     counts.npy   (I, L, E), unsigned, of the smallest type that holds them
     notes.npy    JSON object in UTF-8, as bytes
     version.npy  1
 
-An ordinary NumPy archive (`numpy.load` opens it) with the fastest compression: a full-size trace takes
-seconds and about half of its size in memory.
+The .npz is an ordinary NumPy archive (`numpy.load` opens it) with the fastest compression: a full-size trace
+takes seconds to write and about half of its size in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUFFIXES = (".npz", ".npy", ".csv")
 
 
 def check_target(path: Path) -> None:
-    """Raise TraceError if no trace can be written there. Called before long work."""
+    """Raise TraceError if no trace can be written to this path. Called before long work."""
     if path.suffix not in SUFFIXES:
         raise TraceError(f"{path}: give a name that ends in {', '.join(SUFFIXES)}")
     if path.is_dir():
@@ -47,7 +47,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         path: .npz (with notes), .npy (counts only) or .csv (wide: a row for each iteration and layer).
 
     Raises:
-        TraceError: No trace can be written there.
+        TraceError: No trace can be written to this path.
     """
     target = Path(path)
     check_target(target)
@@ -57,13 +57,13 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def read_npz(path: Path) -> Trace:
-    """Read our own format. Raises TraceError: it is not one, or its counts are wrong."""
+    """Read a trace in our own format. Raises TraceError for another format or wrong counts."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             members = {name: archive[name] for name in ("counts", "notes", "version")}
         notes = json.loads(members["notes"].tobytes())
         version = int(members["version"])
-    # Errors of NumPy, zipfile and zlib for a wrong or truncated file.
+    # NumPy, zipfile and zlib raise these errors for a wrong or truncated file.
     except (ValueError, TypeError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise TraceError(f"{path} is no trace ({error}): record or convert it again") from error
     if version != VERSION or not isinstance(notes, dict):
@@ -97,7 +97,7 @@ def _write_csv(trace: Trace, file: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Write to a partial file that is renamed at the end, or removed after an error."""
+    """Open a partial file to write, which replaces the target at the end or is removed after an error."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         try:

@@ -1,4 +1,4 @@
-"""Synthetic traces: a regime's popularity over time, plus the noise of batches."""
+"""Generates synthetic routing traces: a regime's popularity of experts over time, plus batches' noise."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def generate_trace(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> Trace:
-    """Make a trace. The same arguments give the same trace.
+    """Generate a routing trace. The same arguments give the same trace.
 
     Args:
-        regime: A name of `REGIMES`, or one of your own.
+        regime: A name in `REGIMES`, or a regime of your own.
         iterations: I.
         layers: L.
         experts: E.
-        top_k: Experts of each token: the counts of a layer sum to about tokens * top_k (within the noise).
-        seed: Of the random numbers.
+        top_k: Experts of each token; the counts of a layer sum to about tokens * top_k (within the noise).
+        seed: Seed of the random numbers.
         progress: Called with the part done, 0 to 1.
 
     Raises:
         ConfigError: An unknown regime, or a number below 1; the message names it.
 
-    Time O(I * L * E), about 0.1 us for each.
+    Time O(I * L * E), about 0.1 us for each count.
     """
     if isinstance(regime, str):
         if regime not in REGIMES:
@@ -85,7 +85,7 @@ def generate_trace(
 def popularity(
     regime: Regime, iterations: int, layers: int, experts: int, rng: np.random.Generator
 ) -> Callable[[int], Float]:
-    """A function from iteration to the experts' shares of a layer's tokens: (L, E), each layer sums to 1."""
+    """Return a function from iteration to experts' shares of a layer's tokens, (L, E); layers sum to 1."""
     lift_L = np.exp(regime.spread * rng.standard_normal(layers) - regime.spread**2 / 2)
     sigma_L1 = regime.sigma * lift_L[:, None]
     period = max(1, min(regime.period, math.ceil(iterations / _FLIP_SETS)))

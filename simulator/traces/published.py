@@ -1,4 +1,4 @@
-"""Published figures of EPLB on real DeepSeek-R1 routing, to which the regimes are fitted.
+"""Published figures of EPLB on real DeepSeek-R1 routing, to which the trace regimes are fitted.
 
 `published_par.json` has figures only, no trace: mean PAR and transit by dataset, servers and re-planning
 interval ("Default": contiguous experts, no replica, no re-planning), with the source. There is one redundant
@@ -20,13 +20,13 @@ __all__ = ["PublishedFigure", "datasets", "published"]
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One published measurement.
+    """One published measurement of EPLB.
 
     Attributes:
         servers: S.
         interval: Iterations between plans; None without planning.
-        par: Mean PAR.
-        transit: Slots that changed.
+        par: Mean PAR over layers and iterations.
+        transit: Number of slots that changed.
     """
 
     servers: int
@@ -36,12 +36,12 @@ class PublishedFigure:
 
 
 def datasets() -> tuple[str, ...]:
-    """Names of the datasets."""
+    """Return the names of the datasets with published figures."""
     return tuple(_document()["datasets"])
 
 
 def published(dataset: str) -> tuple[PublishedFigure, ...]:
-    """The figures of a dataset. Raises ConfigError for an unknown one."""
+    """Return the published figures of a dataset. Raises ConfigError for an unknown one."""
     if dataset not in datasets():
         raise ConfigError(f"dataset {dataset}: give one of {', '.join(datasets())}")
     return tuple(

@@ -1,6 +1,6 @@
-"""Reads traces of other programs: NumPy arrays, CSV, and dumps of SGLang's expert-distribution recorder.
+"""Reads routing traces: our own, NumPy arrays, CSV, and dumps of SGLang's expert-distribution recorder.
 
-CSV has a header, which tells two forms apart:
+CSV has a header, which distinguishes two forms:
 
     iteration,layer,0,1,...,E-1        wide: a row for each iteration and layer
     iteration,layer,expert,count       long: cells without a row are 0
@@ -26,12 +26,12 @@ from simulator.traces.trace import Trace, checked_counts
 __all__ = ["read_token_ids", "read_trace"]
 
 _LONG = ["iteration", "layer", "expert", "count"]
-# Far above any model's: one wrong number must not allocate all memory.
+# Far above any model's number, so that one wrong number cannot allocate all memory.
 _MOST_EXPERTS = 1 << 16
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace; the suffix selects the format: .npz, .npy, .csv or .pt (SGLang's).
+    """Read a routing trace; the suffix selects the format: .npz, .npy, .csv or .pt (SGLang's).
 
     Raises:
         TraceError: The file is missing, of another format, or has holes, negatives or a wrong shape; the
@@ -51,7 +51,7 @@ def read_token_ids(path: str | os.PathLike[str], experts: int, tokens: int) -> T
     """Read a .npy with the ids of each token's experts, (tokens, layers, top-k), as a trace.
 
     Args:
-        tokens: Tokens that count as one iteration.
+        tokens: Number of tokens that count as one iteration.
 
     Raises:
         TraceError: The file is missing or no such array, or has an unknown id.
@@ -129,11 +129,11 @@ def _from_long(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]
 
 
 def _extent(places: npt.NDArray[np.int64], path: Path) -> list[int]:
-    """Sizes: one more than the highest number in each column."""
+    """Return the sizes of a CSV's axes: one more than the highest number in each column."""
     if places.min() < 0:
         raise TraceError(f"{path}: {int(places.min())} is no number of a row: count from 0")
     extent: list[int] = (places.max(axis=0) + 1).tolist()
-    # The size must match the number of rows: one row must not allocate all memory.
+    # The size must match the number of rows, so that one wrong row cannot allocate all memory.
     if np.prod([float(size) for size in extent[:2]]) > len(places):
         raise TraceError(
             f"{path}: {len(places)} rows for {extent[0]} iterations of {extent[1]} layers: "
@@ -143,7 +143,7 @@ def _extent(places: npt.NDArray[np.int64], path: Path) -> list[int]:
 
 
 def _check_rows(place: npt.NDArray[np.int64], layers: int, path: Path) -> None:
-    """Each (iteration, layer) has one row."""
+    """Raise TraceError unless each (iteration, layer) has exactly one row."""
     rows_P = np.bincount(place)
     if (rows_P > 1).any():
         iteration, layer = divmod(int((rows_P > 1).argmax()), layers)

@@ -1,9 +1,10 @@
-"""Records a checkpoint's routing while it answers prompts.
+"""Records a routing trace of a checkpoint while it answers prompts.
 
-Routers run in the attention client, so they choose alike with local experts and with a cluster's.
-transformers calls an experts module with each token's choice (`attention_client.engines.transformers.model`),
-and a hook in front of each counts them. One forward pass is one iteration: first a batch's prompts, then one
-token of each sequence at a time. Padding and finished sequences are not counted.
+Routers run in this process (as in an attention client), so they choose the same experts whether the experts
+run here or on a cluster's servers. transformers calls each layer's experts module with the experts chosen
+for each token (`attention_client.engines.transformers.model`), and a hook in front of each module counts
+them. One forward pass is one iteration: first a batch's prompts, then one token of each sequence at a time.
+Padding and finished sequences are not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["PROMPTS", "read_prompts", "record_trace"]
 
-# transformers' fastest on a CPU.
+# The fastest experts implementation of transformers on a CPU.
 _IMPLEMENTATION = "grouped_mm"
 PROMPTS = (
     "Explain to a child why the sky is blue.",
@@ -41,7 +42,7 @@ PROMPTS = (
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """The non-empty lines of a text file. Raises ConfigError if there are none."""
+    """Read prompts, the non-empty lines of a text file. Raises ConfigError if there are none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -64,14 +65,14 @@ def record_trace(
     endpoint: str | None = None,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> Trace:
-    """Answer prompts and count the routers' choices.
+    """Answer prompts and record the routers' choices as a trace.
 
     Args:
         model_path: Directory of a Hugging Face MoE checkpoint; the whole model must fit into memory, unless a
             cluster has its experts.
-        temperature: 0: greedy. Above: tokens are drawn with a fixed seed.
-        endpoint: URL of a cluster's endpoint, or its monitor's host:port, to compute the experts. None: this
-            process does.
+        temperature: 0: greedy decoding; above 0: tokens are drawn with a fixed seed.
+        endpoint: URL of the endpoint, or host:port of the monitor, of a cluster that computes the experts.
+            None: this process computes them.
         progress: Called with the part done, 0 to 1.
 
     Raises:
@@ -134,14 +135,14 @@ def _load_whole(path: Path) -> Any:
             output_loading_info=True,
         )
     if report["missing_keys"]:
-        # transformers would fill them with random numbers.
+        # transformers would fill missing weights with random numbers.
         names = ", ".join(sorted(report["missing_keys"])[:3])
         raise MissingShardError(f"{path} lacks tensors, among them {names}: complete the download")
     return model.eval().requires_grad_(False)
 
 
 def _decoding(stored: GenerationConfig, temperature: float, pad_id: int) -> GenerationConfig:
-    """Greedy, or sampling from the whole vocabulary; ends at the checkpoint's end tokens."""
+    """Make the generation settings: greedy, or sampling from the whole vocabulary, with the end tokens."""
     sampling = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
     return GenerationConfig(
         do_sample=temperature > 0,
@@ -153,7 +154,7 @@ def _decoding(stored: GenerationConfig, temperature: float, pad_id: int) -> Gene
 
 
 class _Recorder:
-    """Hooks that count.
+    """Hooks on a model's experts modules that count the routers' choices.
 
     Attributes:
         counts_ILE: A list of int64 (L, E), one for each forward pass.
@@ -174,7 +175,7 @@ class _Recorder:
     def _counter(self, layer: int) -> Callable[..., None]:
         def count(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             ids_TK: torch.Tensor = args[1] if len(args) > 1 else kwargs["top_k_index"]
-            # With overlap a batch goes through the layers in two halves.
+            # With overlap, a batch passes the layers in two halves.
             wanted_T = self._rows.wanted(ids_TK.shape[0], micro_batch_tokens())
             if wanted_T is not None:
                 ids_TK = ids_TK[wanted_T]

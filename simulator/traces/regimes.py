@@ -1,4 +1,4 @@
-"""Named regimes of expert popularity, two of them fitted to figures of a real model.
+"""Named regimes of expert popularity for synthetic traces, two of them fitted to figures of a real model.
 
 The popularity of the experts of layer l is softmax(sigma_l * z), z standard normal per expert: log-normal.
 sigma_l = sigma * exp(spread * n - spread**2 / 2), n standard normal per layer: some layers are skewed, some
@@ -25,15 +25,15 @@ __all__ = ["REGIMES", "Regime"]
 
 @dataclass(frozen=True)
 class Regime:
-    """Parameters of a regime.
+    """Parameters of a regime of expert popularity.
 
     Attributes:
-        about: One line for people.
+        about: One-line description, for people.
         sigma: Standard deviation of log popularity in a typical layer.
         spread: Standard deviation of log sigma over layers.
         noise: Coefficient of variation of an expert's load between batches, without counting noise.
         period: Iterations from one popularity to the next; at most a third of the trace.
-        dataset: The published figures that it was fitted to.
+        dataset: The dataset of the published figures that it was fitted to.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Reads dumps of SGLang's expert-distribution recorder (`expert_distribution_recorder_*.pt`).
+"""Reads dumps of SGLang's expert-distribution recorder as traces (`expert_distribution_recorder_*.pt`).
 
 `stat` and `stat_approx` dump {"logical_count": (buffered passes, L, E), ...}: one forward pass is one
-iteration. Unfilled places of the ring buffer are zero and left out. If it has wrapped around
-(`--expert-distribution-recorder-buffer-size`; -1: unlimited), its oldest passes are gone and the order starts
+iteration. Unfilled places of the ring buffer are zero and left out. If the buffer has wrapped around
+(`--expert-distribution-recorder-buffer-size`; -1: unlimited), its oldest passes are lost and the order starts
 somewhere in the middle.
 
 `per_pass` and `per_token` dump {"records": [{"forward_pass_id", "global_physical_count": (L, P), ...}],
@@ -26,7 +26,7 @@ __all__ = ["read_sglang"]
 
 
 def read_sglang(path: Path) -> Trace:
-    """Read a dump. Raises TraceError: the file is not a dump, or has no tokens."""
+    """Read a dump as a trace. Raises TraceError if the file is not a dump, or has no tokens."""
     content = read_torch_zip(path)
     if not isinstance(content, dict):
         raise _wrong(path, f"holds a {type(content).__name__}")

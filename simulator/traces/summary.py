@@ -1,4 +1,4 @@
-"""A trace in a few numbers."""
+"""Summarises a routing trace in a few numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["summary"]
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """JSON values.
+    """Compute a trace's figures, as JSON values.
 
     assignments_mean, assignments_min, assignments_max: (token, expert) pairs of a layer in an iteration.
     hottest_mean, hottest_max: load of a layer's hottest expert over the layer's mean; mean and maximum over

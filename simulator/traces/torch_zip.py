@@ -52,9 +52,9 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_torch_zip(path: Path) -> Any:
-    """Return the saved object, with NumPy arrays for tensors.
+    """Return the object saved in a file, with NumPy arrays for tensors.
 
-    Raises TraceError: the file is no such archive, or has more than plain data and tensors.
+    Raises TraceError if the file is no such archive, or has more than plain data and tensors.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -63,7 +63,7 @@ def read_torch_zip(path: Path) -> Any:
         raise TraceError(
             f"{path} holds {error}: only tensors and plain data are read, since a pickle can run code"
         ) from error
-    # Errors of a broken program on the stack, and of zipfile for a broken archive.
+    # A broken pickle raises these errors on the stack machine, and zipfile does for a broken archive.
     except (ValueError, TypeError, LookupError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise TraceError(
             f"{path} is no whole file of torch.save ({error}): dump it again"
@@ -71,11 +71,11 @@ def read_torch_zip(path: Path) -> Any:
 
 
 class _RefusedError(Exception):
-    """The pickle asks for something that is not plain data."""
+    """The pickle has an opcode or a name that is not for plain data."""
 
 
 class _Machine:
-    """Follows the opcodes of one pickle."""
+    """Stack machine that follows the opcodes of one pickle, for plain data only."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
@@ -142,7 +142,7 @@ class _Machine:
             raise _RefusedError(f"the pickle opcode {name}")
 
     def _to_mark(self) -> list[Any]:
-        """Pop the values above the last mark, and the mark."""
+        """Pop the last mark and the values above it; return the values."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:
             at -= 1
@@ -151,7 +151,7 @@ class _Machine:
         return values
 
     def _storage(self, reference: Any) -> np.ndarray[Any, Any]:
-        """A storage's bytes, as an array of its type."""
+        """Read a storage's bytes from the archive, as an array of its type."""
         kind, storage, key, _device, _numbers = reference
         if kind != "storage" or not isinstance(storage, _Name):
             raise _RefusedError(f"a reference to {kind!r}")
@@ -165,7 +165,7 @@ class _Machine:
 
 
 class _Name(str):
-    """The name of a class or function; not callable."""
+    """The name of a class or function in a pickle; not callable."""
 
 
 def _name(argument: str) -> _Name:

@@ -1,4 +1,4 @@
-"""A trace: counts, and notes on their origin."""
+"""A routing trace: token counts by iteration, layer and expert, and notes on their origin."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _AXES = ("iteration", "layer", "expert")
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Tokens of each iteration that went to each expert; made by `checked_counts` or a generator.
+    """A routing trace: tokens of each iteration that went to each expert.
+
+    The counts come from `checked_counts` or the generator.
 
     Attributes:
         counts_ILE: Unsigned integers (I, L, E) of the smallest sufficient type.
-        notes: Its origin: plain JSON values.
+        notes: The trace's origin, as plain JSON values.
     """
 
     counts_ILE: Counts
@@ -32,28 +34,28 @@ class Trace:
 
     @property
     def iterations(self) -> int:
-        """I."""
+        """Number of iterations (I)."""
         return int(self.counts_ILE.shape[0])
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Number of MoE layers (L)."""
         return int(self.counts_ILE.shape[1])
 
     @property
     def experts(self) -> int:
-        """E."""
+        """Number of logical experts per layer (E)."""
         return int(self.counts_ILE.shape[2])
 
 
 def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = False) -> Counts:
-    """Check counts and convert them to a trace's type.
+    """Check counts and convert them to the integer type of a trace.
 
     Args:
         values: (I, L, E) of any number type.
-        source: The file that they come from, for messages.
-        known: The source defines the last axis as experts; otherwise values that look like the ids of tokens'
-            experts are refused.
+        source: The file that the counts come from, for messages.
+        known: Whether the source defines the last axis as experts; otherwise values that look like the ids of
+            tokens' experts are refused.
 
     Raises:
         TraceError: Not three dimensions, an empty one, a value that is no count, or ids; the message names
@@ -86,7 +88,7 @@ def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = Fa
 def _refuse(
     values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], what: str, source: object
 ) -> None:
-    """Raise TraceError for the first wrong place, if there is one."""
+    """Raise TraceError for the first wrong place of an array, if there is one."""
     if wrong.any():
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
         where = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES, place, strict=True))

@@ -1,4 +1,4 @@
-"""Transports to a server's slots, all with the same interface."""
+"""Transports between a client and an expert server's slots (`shm`, `grpc`, `nixl`), behind one interface."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Opener", "opener"]
 Opener = Callable[[pb.ConnectResponse, grpc.Channel, Callable[[str], None]], Link]
 """Opens the data path to a server that granted a connection: (granted, channel, on_lost) -> link.
 
-`on_lost(reason)` may be called from any thread, more than once, when the server is gone. Raises
-ConnectionLostError if the server went away meanwhile, SharedMemoryError if its arena cannot be attached.
+`on_lost(reason)` may be called from any thread, more than once, when the server is lost. Raises
+ConnectionLostError if the server ended after the grant, SharedMemoryError if its arena cannot be attached.
 """
 
 _OPENERS: dict[str, Opener] = {"shm": SharedLink, "grpc": GrpcLink, "nixl": open_nixl}
 
 
 def opener(transport: str) -> Opener:
-    """The opener of a transport. Raises ConfigError if its library is not installed."""
+    """Return the opener of a transport. Raises ConfigError if its library is not installed."""
     if transport == "nixl" and (missing := why_not()):
         raise ConfigError(f"transport nixl: {missing}")
     return _OPENERS[transport]

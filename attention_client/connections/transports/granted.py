@@ -1,4 +1,4 @@
-"""Slots that a server granted: a local arena of their size, and giving them back."""
+"""Slots granted by an expert server: mirror them in a local arena, and give them back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _DEADLINE_S = 1.0
 
 
 def mirror_arena(granted: pb.ConnectResponse, most_bytes: int | None = None) -> Arena:
-    """Make an arena in private memory with the granted slots, numbered from 0, and their generation.
+    """Make an arena in the client's private memory with the granted slots, numbered from 0.
+
+    The slots get the grant's generation.
 
     Args:
-        granted: The server's answer.
+        granted: The server's answer to Connect.
         most_bytes: Largest payload or result that the transport carries; None: no limit.
     """
     payload, result = granted.payload_capacity, granted.result_capacity
@@ -35,7 +37,7 @@ def mirror_arena(granted: pb.ConnectResponse, most_bytes: int | None = None) -> 
 
 
 class MirrorLink:
-    """A link whose arena is the client's own memory, with slots numbered from 0."""
+    """Base of links whose arena is the client's own memory, with slots numbered from 0."""
 
     first_slot = 0
     reply_bell = reply_bell(0)

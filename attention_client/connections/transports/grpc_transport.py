@@ -1,6 +1,6 @@
 """Transport `grpc`: the arena is the client's own memory, and a stream copies slots to the server and back.
 
-It replaces one-sided writes without a change to the connection or the server's loop. Each connection has one
+It replaces one-sided writes without changing the connection or the server's loop. Each connection has one
 stream, and a frame holds the bytes of one slot. The slots bound the data in flight, because a slot is not
 written again before its answer.
 """
@@ -28,7 +28,7 @@ _CLOSE_S = 2.0
 
 
 class GrpcLink(MirrorLink):
-    """The client's end of a stream. gRPC's thread sends, and a thread of this link receives."""
+    """The client's end of the stream of slots. A gRPC thread sends, and a thread of this link receives."""
 
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
@@ -36,19 +36,19 @@ class GrpcLink(MirrorLink):
         super().__init__(granted, channel, on_lost, _FRAME_BYTES)
         self._outbox: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._closed = threading.Event()
-        # The generated method would copy each frame twice more. The stream lives as long as the connection:
-        # keepalive pings, not a deadline, find a dead server.
+        # The generated method would copy each frame twice more. The stream has no deadline, because it stays
+        # open as long as the connection; keepalive pings detect a dead server.
         exchange = channel.stream_stream(EXCHANGE, response_deserializer=self._deliver)
         self._stream = exchange(self._frames())
         self._receiver = threading.Thread(target=self._receive, name="grpc-link", daemon=True)
         self._receiver.start()
 
     def kick(self, slot: int) -> None:
-        """See `Link`."""
+        """Queue a written slot for sending (see `Link`)."""
         self._outbox.put(slot)
 
     def close(self) -> None:
-        """See `Link`."""
+        """End the stream and its receiving thread, and give the slots back (see `Link`)."""
         self._closed.set()
         self._outbox.put(None)
         self._stream.cancel()
@@ -56,14 +56,14 @@ class GrpcLink(MirrorLink):
         disconnect(self._service, self._connection_id)
 
     def _frames(self) -> Iterator[bytes]:
-        """Frames to send; runs in gRPC's sending thread."""
+        """Yield a frame for each written slot; runs in gRPC's sending thread."""
         yield pb.ExchangeRequest(connection_id=self._connection_id).SerializeToString()
         for slot in iter(self._outbox.get, None):
             try:
                 offset = self.arena.request_offset(slot)
                 header = RequestHeader.unpack_from(self.arena.buffer, offset)
                 frame = REQUEST_FRAMES.encode(slot, self.arena.buffer, offset, offset + header.end)
-            except ValueError:  # The arena was closed: gRPC does not wait for this thread.
+            except ValueError:  # The arena was closed, because gRPC does not wait for this thread.
                 return
             yield frame
 
@@ -82,10 +82,10 @@ class GrpcLink(MirrorLink):
             self._on_lost(reason)
 
     def _deliver(self, message: bytes) -> str:
-        """Put an answer into its slot. Returns an error message; empty on success.
+        """Copy a received answer into its slot. Returns an error message; empty on success.
 
-        gRPC deserialises in the thread that receives the message. Delivering here saves the hand-over to the
-        thread that iterates.
+        Used as gRPC's deserialiser, because gRPC deserialises in the thread that receives the message. This
+        avoids a hand-over to the thread that iterates.
         """
         try:
             slot, data, _ = RESPONSE_FRAMES.decode(message)

@@ -1,9 +1,9 @@
 """Transport `nixl`: both ends write into each other's memory (RDMA, shared memory or TCP).
 
-The arena is the client's own. A request is written from its slot into the server's slot, and the notification
-that follows sets flag and doorbell there. A result is written into the client's slot, and its notification
-sets flag and doorbell here. The set-up follows EaaS, figure 7, over a gRPC stream that then serves as the
-liveness check.
+The arena is the client's own memory. The client writes a request from its slot into the server's slot, and a
+notification then sets flag and doorbell there. The server writes the result into the client's slot, and its
+notification sets flag and doorbell here. The set-up follows EaaS, figure 7, over a gRPC stream that then
+serves as the liveness check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eaas.wire import Arena, RequestHeader, SlotState
 __all__ = ["open_nixl"]
 
 _log = get_logger(__name__)
-# Longest step of the set-up, and longest wait for the last writes before Disconnect.
+# Timeout of each step of the set-up, and longest wait for the last writes before Disconnect.
 _JOIN_S = 5.0
 _DRAIN_S = 0.5
 _CLOSE_S = 2.0
@@ -40,7 +40,7 @@ _SILENCE_S = 0.004
 
 
 class _OneSidedLink(MirrorLink):
-    """The client's end. One thread waits for the stream's end; another polls all links."""
+    """The client's end of a nixl connection. Its thread reads the stream; a shared thread polls all links."""
 
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
@@ -55,7 +55,7 @@ class _OneSidedLink(MirrorLink):
         self._outbox: queue.SimpleQueue[pb.JoinRequest | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[pb.JoinResponse | str] = queue.SimpleQueue()
         self._agent: Agent[int] = Agent(granted.connection_id)
-        # Keepalive pings, not a deadline, find a dead server.
+        # The stream has no deadline; keepalive pings detect a dead server.
         self._stream = self._service.Join(iter(self._outbox.get, None))
         self._receiver = threading.Thread(target=self._receive, name="nixl-link", daemon=True)
         self._receiver.start()
@@ -87,7 +87,7 @@ class _OneSidedLink(MirrorLink):
         theirs = self._next().memory
         self._agent.learn(theirs.description)
         self._theirs = SlotMemory.read(theirs)
-        # First round trip: after it, both ends know that the other is ready.
+        # Wait for a first round trip, after which each end has seen that the other is ready.
         self._agent.note(self._server, READY)
         deadline = time.monotonic() + _JOIN_S
         while not self._ready:
@@ -146,11 +146,11 @@ class _OneSidedLink(MirrorLink):
 
     @property
     def waits(self) -> bool:
-        """Whether an answer is due."""
+        """Whether a request awaits its answer."""
         return bool(self._asked)
 
     def poll(self) -> bool:
-        """Poll writes and notifications once. Returns whether there was any."""
+        """Handle finished writes and received notifications once. Returns whether there were any."""
         try:
             ended = self._agent.written()
             notes = self._agent.notes()
@@ -191,7 +191,7 @@ class _OneSidedLink(MirrorLink):
         while self._agent.sending() and time.monotonic() < deadline:
             self._agent.written()
             time.sleep(_POLL_S)
-        # The server grants the slots to others at once: no Disconnect while a write may still arrive.
+        # The server grants the slots to others at once, so send no Disconnect while a write may still arrive.
         sending = self._agent.sending()
         disconnected = not sending and disconnect(self._service, self._connection_id)
         _links().remove(self)
@@ -204,7 +204,7 @@ class _OneSidedLink(MirrorLink):
 
 
 class _Links:
-    """Polls every link of this process that waits for an answer; sleeps if none does."""
+    """Polls all nixl links of this process that await an answer, in one thread; sleeps if none does."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -245,7 +245,7 @@ def _links() -> _Links:
 
 
 class _Parked(NamedTuple):
-    """An abandoned arena; `view` keeps its addresses reserved."""
+    """The arena of a closed connection that a server may still write into; `view` reserves its addresses."""
 
     arena: Arena
     mapping: mmap.mmap
@@ -254,12 +254,12 @@ class _Parked(NamedTuple):
     def give_pages_back(self) -> None:
         try:
             _ = self.arena.buffer
-        except ValueError:  # Closed: nobody reads it any more.
+        except ValueError:  # The arena is closed, so nobody reads it any more.
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
-# A server on this host that was paused may write a last answer long after its client closed. Nothing else may
-# use these addresses, so they stay reserved; only their pages are freed.
+# A paused server on this host may write a last answer long after its client closed. Nothing else may use
+# these addresses, so they stay reserved; only their pages are freed.
 _parked: list[_Parked] = []
 
 
@@ -270,7 +270,7 @@ def _park(arena: Arena, region: Region) -> None:
 def open_nixl(
     granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
 ) -> _OneSidedLink:
-    """Exchange memory handles with the server (see `Opener`)."""
+    """Open a nixl link: exchange memory handles with the server (see `Opener`)."""
     for parked in tuple(_parked):
         parked.give_pages_back()
     return _OneSidedLink(granted, channel, on_lost)

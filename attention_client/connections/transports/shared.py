@@ -18,7 +18,7 @@ __all__ = ["SharedLink"]
 
 
 class SharedLink:
-    """The client's end: the server's arena, mapped."""
+    """The client's end of a shared-memory connection: the server's arena, mapped into this process."""
 
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
@@ -49,10 +49,10 @@ class SharedLink:
             raise ConnectionLostError(f"process {granted.arena_pid} ended") from None
 
     def kick(self, slot: int) -> None:
-        """See `Link`."""
+        """Ring the server's doorbell (see `Link`)."""
         self.arena.flags.ring(DOORBELL)
 
     def close(self) -> None:
-        """See `Link`."""
+        """End the watch of the server's process and give the slots back (see `Link`)."""
         self._unwatch()
         disconnect(self._service, self._connection_id)

@@ -22,15 +22,15 @@ _NORM = "post_attention_layernorm"
 
 
 class RouterDryRun:
-    """The gates of a model's first MoE layers.
+    """Predicts a prompt's experts by running only the gates of a model's first MoE layers.
 
     Args:
-        model: From `load_model`.
-        layers: MoE layers to ask; fewer if the model has fewer.
+        model: Model from `load_model`.
+        layers: MoE layers to predict; fewer if the model has fewer.
 
     Attributes:
-        tap: Sees the model's routes.
-        layers: MoE layers asked (L).
+        tap: Intercepts the model's router choices.
+        layers: MoE layers predicted (L).
 
     Raises:
         ValueError: The model's experts are local, or a decoder layer has no known norm before its experts.
@@ -58,7 +58,7 @@ class RouterDryRun:
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.int16]:
-        """Predict the experts of T tokens: (L, T, K)."""
+        """Predict the experts of a prompt's T tokens in each layer, int16 (L, T, K)."""
         tokens_1T = torch.tensor([tokens], device=self._embed.weight.device)
         x_1TH = self._embed(tokens_1T)
         chosen = []

@@ -1,7 +1,7 @@
-"""Tokens of a batch that `generate` still needs.
+"""Find the tokens of a batch that `generate` still needs, so that experts skip the others.
 
-A batch of ragged prompts is padded, and an ended sequence gets placeholders until the last sequence ends.
-Nobody reads the results of these tokens, so no expert computes them. Outside `generate` every token is
+A batch of ragged prompts is padded, and an ended sequence gets placeholders until the last sequence ends. The
+results of these tokens are never read, so no expert computes them. Outside `generate` every token is
 computed, because the caller may read every logit.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["LiveRows"]
 
 
 class _ReportingCriteria(StoppingCriteriaList):  # type: ignore[misc]
-    """The stopping criteria of `generate`, which also report the rows that ended."""
+    """Stopping criteria of `generate` that also report to `LiveRows` which rows ended."""
 
     def __init__(self, criteria: StoppingCriteriaList, rows: LiveRows) -> None:
         super().__init__(criteria)
@@ -30,7 +30,7 @@ class _ReportingCriteria(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class LiveRows(threading.local):
-    """Tokens of the current forward pass that are worth computing, per thread."""
+    """Tracks which tokens of the current forward pass `generate` needs. State is per thread."""
 
     def __init__(self) -> None:
         self._generating = False
@@ -38,10 +38,10 @@ class LiveRows(threading.local):
         self._tokens_T: torch.Tensor | None = None
 
     def wanted(self, num_tokens: int, part: slice | None = None) -> torch.Tensor | None:
-        """Tokens of this forward pass to compute.
+        """Return which tokens of this forward pass the experts must compute.
 
         Args:
-            num_tokens: T.
+            num_tokens: T, the tokens of this layer call.
             part: Position of these tokens in the model's batch; None: they are the whole batch.
 
         Returns:
@@ -53,12 +53,12 @@ class LiveRows(threading.local):
         return wanted_T if wanted_T is not None and wanted_T.numel() == num_tokens else None
 
     def note_ended(self, done_B: torch.Tensor) -> None:
-        """Record ended rows: they hold placeholders from now on."""
+        """Record the sequences that ended; their rows hold placeholders from now on."""
         live_B = ~done_B.cpu()
         self._live_B = live_B if self._live_B is None else self._live_B & live_B
 
     def attach(self, model: PreTrainedModel) -> None:
-        """Hook into the `generate` calls of a model."""
+        """Hook into a model's `generate` and forward passes to track the needed tokens."""
         generate = model.generate
         criteria = model._get_stopping_criteria
 
@@ -73,7 +73,7 @@ class LiveRows(threading.local):
             generation_config: GenerationConfig, *args: Any, **kwargs: Any
         ) -> StoppingCriteriaList:
             made = criteria(generation_config, *args, **kwargs)
-            # Beams are reordered between steps: an ended row may move.
+            # Do not track beam search, because it reorders rows between steps and an ended row may move.
             if (generation_config.num_beams or 1) > 1:
                 self._generating = False
                 return made

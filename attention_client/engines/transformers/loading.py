@@ -1,4 +1,4 @@
-"""`attention_client.load`: a transformers model from a checkpoint and a running cluster."""
+"""`attention_client.load`: make a transformers model from a checkpoint and a running cluster."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load(
         if cluster.shape.digest != checkpoint.shape.digest:
             raise ClusterError(f"{checkpoint.path} is not the checkpoint of this Cluster")
         return load_onto(checkpoint, cluster, dtype=dtype)
-    # Former models are in reference cycles and hold slots until they are collected.
+    # Collect former models, because they are in reference cycles and hold slots until collected.
     gc.collect()
     address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
     joined = Cluster(
@@ -85,7 +85,7 @@ def load(
 def load_onto(
     checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Load an opened checkpoint onto a cluster, with overlap as the cluster's config says.
+    """Make a model from an opened checkpoint and a joined cluster, with overlap as set in its config.
 
     Raises:
         CheckpointError: The checkpoint cannot be served (see its subclasses).
@@ -96,9 +96,9 @@ def load_onto(
 
 
 def _leave(cluster: Cluster) -> None:
-    """Close the cluster of a collected model.
+    """Leave the cluster after its model was garbage-collected.
 
-    The garbage collector may call this under any lock, so a new thread closes it.
+    The garbage collector may call this under any lock, so a new thread closes the cluster.
     """
     atexit.unregister(cluster.close)
     threading.Thread(target=cluster.close, name="leave", daemon=True).start()

@@ -1,8 +1,8 @@
-"""A transformers model with remote experts.
+"""Build a transformers model whose experts are computed remotely.
 
 No code here is specific to one model. While transformers builds the model, every class that uses its experts
-interface is replaced by a subclass without weights. Everything else (attention, router, shared experts,
-generation) is transformers' own and runs in this process.
+interface is replaced by a subclass without weights. All other parts (attention, router, shared experts,
+generation) are transformers' own and run in this process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _remote_forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute a layer's experts remotely: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states."""
+    """Replace a MoE layer's experts in the forward pass: compute them on the expert servers.
+
+    Shapes: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states.
+    """
     cluster: Cluster = self._eaas_cluster
     part = micro_batch_tokens()
     self._eaas_tap.see(self._eaas_layer, top_k_index, part)
@@ -64,7 +67,7 @@ ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)
 
 
 def _weightless(cls: type[nn.Module]) -> type[nn.Module]:
-    """Make a subclass of an experts class that holds no weight."""
+    """Make a subclass of a transformers experts class that holds no weights."""
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         with torch.device("meta"):
@@ -91,10 +94,10 @@ def _weightless_experts(checkpoint: Checkpoint) -> Iterator[None]:
 def load_model(
     checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Load a checkpoint without its experts; their tensors are not read.
+    """Build a model from a checkpoint without reading the experts' tensors; a cluster computes the experts.
 
     Args:
-        checkpoint: The weights.
+        checkpoint: Source of the other weights.
         cluster: Computes the experts.
         dtype: Weight dtype; defaults to the checkpoint's.
 
@@ -153,7 +156,7 @@ def load_model(
 
 
 def _load_generation_config(model: PreTrainedModel, path: Path) -> None:
-    """Use the checkpoint's own end tokens and sampling defaults, if it has any."""
+    """Load the checkpoint's own end tokens and sampling defaults into the model, if it has any."""
     if not (path / "generation_config.json").is_file():
         return
     try:

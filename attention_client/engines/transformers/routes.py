@@ -1,7 +1,7 @@
-"""Router choices of a model, seen where its experts are called.
+"""Intercept a model's router choices where its experts are called.
 
-Every layer's experts are ours (`model.py`), so each router's choice passes here, whatever the architecture.
-A dry run ends at this point: no expert computes.
+Every layer's experts class is replaced (`model.py`), so each router's choice passes here, whatever the
+architecture. A dry run ends at this point, before any expert computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["RouteTap", "RoutesSeenError", "SeenRoutes"]
 
 
 class RoutesSeenError(Exception):
-    """Ends a dry run once the router has chosen.
+    """Raised at a layer's experts to end a dry run once the router has chosen.
 
     Attributes:
         ids_TK: The chosen experts.
@@ -31,7 +31,7 @@ class RoutesSeenError(Exception):
 
 
 class SeenRoutes:
-    """Router choices of the first layers in one forward pass, whole or in micro-batches.
+    """Record of the first layers' router choices in one forward pass, whole or in micro-batches.
 
     Args:
         layers: Number of layers (L).
@@ -42,13 +42,13 @@ class SeenRoutes:
         self._parts: list[list[tuple[int, npt.NDArray[np.int64]]]] = [[] for _ in range(layers)]
 
     def note(self, layer: int, ids_TK: torch.Tensor, part: slice | None) -> None:
-        """Record the choice of a layer's router for the tokens in `part` of the batch; None: for all."""
+        """Record a router's choice of experts for the tokens in `part` of the batch; None: for all tokens."""
         if layer < self.layers:
             first = part.start if part is not None else 0
             self._parts[layer].append((first, ids_TK.detach().cpu().numpy()))
 
     def ids_LTK(self) -> npt.NDArray[np.int64] | None:
-        """All choices in batch order; None if a layer saw fewer tokens than others."""
+        """Return all choices in batch order; None if the layers did not record equally many tokens."""
         layers = [
             np.concatenate([ids_TK for _, ids_TK in sorted(parts, key=lambda part: part[0])])
             for parts in self._parts
@@ -60,7 +60,7 @@ class SeenRoutes:
 
 
 class RouteTap:
-    """Sees the routes of one model. Used by the thread that runs the model.
+    """Receives every router choice of one model. Used by the thread that runs the model.
 
     Args:
         shape: The model's shape.
@@ -72,7 +72,7 @@ class RouteTap:
         self._seen: SeenRoutes | None = None
 
     def see(self, layer: int, ids_TK: torch.Tensor, part: slice | None) -> None:
-        """Take a router's choice. Raises RoutesSeenError in a dry run."""
+        """Receive a router's choice and record it if asked. Raises RoutesSeenError in a dry run."""
         if self._dry:
             raise RoutesSeenError(ids_TK)
         if self._seen is not None:
@@ -80,7 +80,7 @@ class RouteTap:
 
     @contextlib.contextmanager
     def watching(self, layers: int) -> Iterator[SeenRoutes]:
-        """Record the choices of the first layers inside the block."""
+        """Record the router choices of the first layers in forward passes inside the block."""
         self._seen = seen = SeenRoutes(layers)
         try:
             yield seen
@@ -89,7 +89,7 @@ class RouteTap:
 
     @contextlib.contextmanager
     def dry(self) -> Iterator[None]:
-        """End each layer at its router inside the block; no expert is called."""
+        """Make each layer stop after its router inside the block, so that no expert is called."""
         self._dry = True
         try:
             yield

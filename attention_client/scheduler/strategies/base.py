@@ -1,4 +1,4 @@
-"""The interface of a selection strategy, for this package and for third parties.
+"""Interface of a selection strategy, which chooses the next batch; for this package and third parties.
 
 Letters: W requests of the window, B batch size, E logical experts.
 """
@@ -23,12 +23,12 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class FcfsView:
-    """Predicted schedule of first-come-first-served (`FcfsClock`).
+    """Predicted first-come-first-served schedule of the waiting requests (`FcfsClock`).
 
     Attributes:
-        left_W: Seconds until each request of the window would finish there, float64 (W,). Zero or negative if
+        left_W: Seconds until each request of the window would finish in it, float64 (W,). Zero or negative if
             it would be finished already; infinite while unknown.
-        wait_W: Seconds that each would wait and run there, likewise.
+        wait_W: Seconds that each request would wait and run in it, float64 (W,); infinite while unknown.
         usual_s: Moving average of the real schedule's batch times; 0 before the first batch.
         bias: Observed over predicted time of chosen batches, relative to batches of the oldest requests.
         growing: Whether the queue grows by more than chance.
@@ -43,13 +43,13 @@ class FcfsView:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a strategy may know in addition to the window.
+    """Information for a strategy in addition to the window.
 
     Attributes:
         cost: Predicts the time of a batch. None: unknown.
-        running_E: Load that runs already and goes on, float64 (E,). None: nothing runs.
+        running_E: Load of requests that continue to run, float64 (E,). None: nothing runs.
         depth: Most requests in a window; it holds fewer only if fewer wait.
-        fcfs: Schedule of first-come-first-served. None unless the strategy `needs_fcfs`.
+        fcfs: First-come-first-served schedule. None unless the strategy `needs_fcfs`.
     """
 
     cost: CostModel | None = None
@@ -59,7 +59,7 @@ class Context:
 
 
 class SelectionStrategy(ABC):
-    """Chooses which waiting requests run together.
+    """Chooses which waiting requests run together in the next batch.
 
     To add one, subclass this in your own package, set `name`, and register the class under that name as an
     entry point of the group `eaas.strategies`:
@@ -85,15 +85,15 @@ class SelectionStrategy(ABC):
     ) -> Indices:
         """Choose the requests of the next batch.
 
-        Must be pure: no clock, no I/O, no state between calls, randomness from `rng` alone. So a replayed
-        queue makes the same choices.
+        Must be pure (no clock, no I/O, no state between calls, randomness only from `rng`), so that a
+        replayed queue makes the same choices.
 
         Args:
             window_WE: Predicted tokens of each waiting request on each expert, float64 (W, E),
                 C-contiguous, oldest first. Finite and not negative. Read-only.
             batch_size: Requests wanted, at least 1.
             rng: The only source of randomness.
-            context: Further knowledge.
+            context: Costs, running load and schedule.
 
         Returns:
             min(W, batch_size) different indices into the window, int64. They must include 0, the oldest
@@ -102,5 +102,5 @@ class SelectionStrategy(ABC):
 
 
 def first(count: int) -> Indices:
-    """Indices of the oldest `count` requests."""
+    """Return the window's indices of the oldest `count` requests."""
     return np.arange(count, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Number partitioning: split the window into similar batches and take the oldest request's batch.
+"""Number-partitioning strategies: split the window into similar batches, take the oldest request's batch.
 
 The balanced largest differencing method (Michiels et al., "Performance Ratios for the Differencing Method
 Applied to the Balanced Number Partitioning Problem", 2003): Karmarkar and Karp's method with groups of equal
@@ -22,27 +22,27 @@ __all__ = ["Differencing", "KarmarkarKarp"]
 
 
 class KarmarkarKarp(SelectionStrategy):
-    """Splits by the load of each request's hottest expert. O(W E + W^2)."""
+    """Splits the window by the load of each request's hottest expert. O(W E + W^2)."""
 
     name = "karmarkar_karp"
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the oldest request's batch of a split by hottest expert (see `SelectionStrategy`)."""
         peak_W = np.ascontiguousarray(window_WE.max(axis=1, keepdims=True))
         return _first_group(peak_W, batch_size)
 
 
 class Differencing(SelectionStrategy):
-    """Splits by the load vectors: joins two partial splits so that dissimilar groups meet. O(W^2 E)."""
+    """Splits the window by load vectors, joining partial splits so that dissimilar groups meet. O(W^2 E)."""
 
     name = "differencing"
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the oldest request's batch of a split by load vectors (see `SelectionStrategy`)."""
         return _first_group(window_WE, batch_size)
 
 

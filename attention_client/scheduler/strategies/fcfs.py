@@ -1,4 +1,4 @@
-"""Strategies that ignore loads: first come, first served, and the random control."""
+"""Strategies that ignore loads: first come, first served; and random choice, as a control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Fcfs", "Random"]
 
 
 class Fcfs(SelectionStrategy):
-    """First come, first served: the default. O(B)."""
+    """Takes the oldest requests: first come, first served, the default. O(B)."""
 
     name = "fcfs"
     needs_loads = False
@@ -24,12 +24,12 @@ class Fcfs(SelectionStrategy):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the oldest requests for the next batch (see `SelectionStrategy`)."""
         return first(min(len(window_WE), batch_size))
 
 
 class Random(SelectionStrategy):
-    """The oldest and random others: the gain of mixing without a prediction. O(W)."""
+    """Takes the oldest request and random others; shows the gain of mixing without a prediction. O(W)."""
 
     name = "random"
     needs_loads = False
@@ -37,7 +37,7 @@ class Random(SelectionStrategy):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the oldest request and random others for the next batch (see `SelectionStrategy`)."""
         take = min(len(window_WE), batch_size)
         chosen = first(take)
         chosen[1:] = 1 + rng.permutation(len(window_WE) - 1)[: take - 1]

@@ -1,8 +1,8 @@
-"""Greedy balance: the oldest request first, then one by one the candidate that evens the experts' loads most.
+"""Greedy strategies: take the oldest request, then one by one the candidate that best evens experts' loads.
 
-L is the load of the batch so far (and of what runs), v the load of a candidate. If all requests have equal
-totals, Var(L + v), |L + v|^2 and the distance from an even load rank candidates alike, and v.L differs only
-by |v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy et al., 2011).
+L is the load of the batch so far (and of running requests), v the load of a candidate. If all requests have
+equal totals, Var(L + v), |L + v|^2 and the distance from an even load rank candidates alike, and v.L differs
+only by |v|^2. All are O(B W E). After "Heuristics for Vector Bin Packing" (Panigrahy et al., 2011).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _Greedy(SelectionStrategy):
-    """Least score of L + v; the weights select the score (`Objective` in select.h)."""
+    """Base class: takes the least score of L + v; its weights select the score (`Objective` in select.h)."""
 
     _square: ClassVar[float] = 0.0
     _variance: ClassVar[float] = 0.0
@@ -39,7 +39,7 @@ class _Greedy(SelectionStrategy):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the next batch by the least score of L + v (see `SelectionStrategy`)."""
         return self._choose(window_WE, batch_size, context)
 
     def _choose(
@@ -64,27 +64,27 @@ class _Greedy(SelectionStrategy):
 
 
 class GreedyVariance(_Greedy):
-    """Least Var(L + v): the objective of CAPS."""
+    """Takes the candidate with the least Var(L + v), the objective of CAPS."""
 
     name = "greedy_variance"
     _square = _variance = 1.0
 
 
 class NormMinimizing(_Greedy):
-    """Least |L + v|^2."""
+    """Takes the candidate with the least |L + v|^2."""
 
     name = "norm_minimizing"
     _square = 1.0
 
 
 class GreedyDotProduct(_Greedy):
-    """Least v.L: the candidate with the least load on busy experts."""
+    """Takes the candidate with the least v.L, that is, the least load on busy experts."""
 
     name = "greedy_dot_product"
 
 
 class BestFit(_Greedy):
-    """Least distance of L + v from the even load of a full batch of mean requests."""
+    """Takes the candidate that brings L + v closest to the even load of a full batch of mean requests."""
 
     name = "best_fit"
     _square = 1.0
@@ -92,19 +92,19 @@ class BestFit(_Greedy):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the next batch by the least distance from an even load (see `SelectionStrategy`)."""
         # The mean over the window is the mean per request and expert.
         level = batch_size * float(window_WE.mean())
         return self._choose(window_WE, batch_size, context, level=level)
 
 
 class PowerOfD(_Greedy):
-    """Least Var(L + v) of d candidates, drawn anew at each step. O(B d E).
+    """Takes the least Var(L + v) among d random candidates, drawn anew at each step. O(B d E).
 
     After "The Power of Two Choices in Randomized Load Balancing" (Mitzenmacher, 2001).
 
     Args:
-        d: Candidates of a step.
+        d: Candidates per step.
     """
 
     name = "power_of_d"
@@ -116,13 +116,13 @@ class PowerOfD(_Greedy):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the next batch, looking at d random candidates per place (see `SelectionStrategy`)."""
         draws = rng.random(self.d * batch_size)
         return self._choose(window_WE, batch_size, context, draws=draws, d=self.d)
 
 
 class PowerOfDDot(PowerOfD):
-    """Least v.L of d candidates, drawn anew at each step. O(B d E)."""
+    """Takes the least v.L among d random candidates, drawn anew at each step. O(B d E)."""
 
     name = "power_of_d_dot"
     _square = _variance = 0.0

@@ -1,4 +1,4 @@
-"""Longest processing time first (Graham's list scheduling); a job's length is its load on one expert."""
+"""Strategies by longest processing time first (Graham's list scheduling): loads on experts are the times."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Lpt", "LptBalanced"]
 
 
 class Lpt(SelectionStrategy):
-    """The oldest, then requests by the load of their hottest expert. O(W E + W log W)."""
+    """Takes the oldest request, then those with the highest load on one expert. O(W E + W log W)."""
 
     name = "lpt"
 
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the oldest request and those of highest peak load (see `SelectionStrategy`)."""
         take = min(len(window_WE), batch_size)
         chosen = first(take)
         peaks = window_WE[1:].max(axis=1, initial=0.0)
@@ -33,9 +33,9 @@ class Lpt(SelectionStrategy):
 
 
 class LptBalanced(SelectionStrategy):
-    """The oldest, then one by one the request with the least makespan; of equals the longest. O(B W E).
+    """Takes the oldest request, then one by one the request with the least makespan. O(B W E).
 
-    The makespan is the load of the batch's hottest expert.
+    The makespan is the load of the batch's hottest expert. Of equal requests, takes the longest.
     """
 
     name = "lpt_balanced"
@@ -43,7 +43,7 @@ class LptBalanced(SelectionStrategy):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """See `SelectionStrategy`."""
+        """Choose the next batch by least load of its hottest expert (see `SelectionStrategy`)."""
         requests, experts = window_WE.shape
         chosen = first(min(requests, batch_size))
         _select.least_peak(window_WE, requests, experts, context.running_E, chosen, 1, len(chosen))

@@ -1,4 +1,4 @@
-"""Registry of the strategies by name, including those of other packages."""
+"""Registry of the selection strategies by name, including those of other packages."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _CLASSES: tuple[type[SelectionStrategy], ...] = (
 )
 _OURS: dict[str, type[SelectionStrategy]] = {each.name: each for each in _CLASSES}
 
-# The paper's twelve.
+# The twelve strategies of the CAPS paper.
 SEED = tuple(name for name in _OURS if name != CostBounded.name)
 
 
 def strategy_names() -> tuple[str, ...]:
-    """All names: built-in strategies first, then those of other packages."""
+    """Return the names of all strategies: built-in ones first, then those of other packages."""
     return (*_OURS, *sorted(_others()))
 
 
 def strategy(name: str) -> SelectionStrategy:
-    """Make a strategy by name.
+    """Make a selection strategy by name.
 
     Raises:
         ConfigError: The name is unknown, or its package cannot be used.
@@ -66,7 +66,7 @@ def strategy(name: str) -> SelectionStrategy:
 
 
 def _others() -> dict[str, EntryPoint]:
-    """Entry points of other packages. They cannot replace a built-in name."""
+    """Return the strategies of other packages by name. They cannot replace a built-in name."""
     return {found.name: found for found in entry_points(group=GROUP) if found.name not in _OURS}
 
 

@@ -1,1 +1,1 @@
-"""The page at `/` of the endpoint: the state of the cluster, and a chat."""
+"""The dashboard, the endpoint's page at `/`: the state of the cluster, and a chat."""

@@ -1,4 +1,4 @@
-"""The alerts at the top of an operator's attention. Pure: snapshot in, elements out."""
+"""The alerts at the top of the dashboard's page. Pure: snapshot in, elements out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eaas.types import MemberState, Role
 __all__ = ["CANNOT_BE_DRAWN", "alerts"]
 
 _NAMED = 6
-# A number that changes each second would be read aloud each second.
+# Seconds are rounded, because screen readers would read a number aloud each time it changes.
 _ROUNDED_S = 10
 
 CANNOT_BE_DRAWN = h(
@@ -23,11 +23,11 @@ CANNOT_BE_DRAWN = h(
     "The cluster cannot be shown. The data below is old. The endpoint's log has the reason.",
     class_="alert",
 )
-"""Replaces the alerts if a poll failed."""
+"""Alert in place of the others after a failed poll."""
 
 
 def alerts(snapshot: ClusterSnapshot) -> list[Node]:
-    """Unreachable sources, uncovered experts and dead servers. Empty if there is no problem."""
+    """Build the alerts: unreachable sources, uncovered experts, dead servers. Empty if all is well."""
     lines = []
     for source in snapshot.sources.values():
         if source.silent_since is not None:
@@ -69,7 +69,7 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def _lost(snapshot: ClusterSnapshot) -> str:
-    """The remaining live replicas of the experts that dead servers held."""
+    """Describe the remaining live replicas of the experts that dead servers held."""
     assert snapshot.placement is not None
     lost_LE = snapshot.placement.holds_LSE[:, ~snapshot.live_S].any(axis=1)
     left, counts = np.unique(snapshot.live_replicas_LE[lost_LE], return_counts=True)

@@ -1,4 +1,4 @@
-"""Polls the cluster once a second for all viewers; pauses while there is no viewer."""
+"""Polls the cluster once a second for all viewers of the dashboard; pauses without viewers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _CLOSE_S = 1.0
 
 
 class Poller(Protocol):
-    """The source of snapshots (`eaas.cluster_snapshot.SnapshotReader`)."""
+    """The dashboard's source of cluster snapshots (`eaas.cluster_snapshot.SnapshotReader`)."""
 
     def look(self) -> ClusterSnapshot:
         """Read the state of the cluster. Takes up to about a second."""
 
     def close(self) -> None:
-        """End connections and threads."""
+        """End the connections to the cluster and the threads that use them."""
 
 
 class Broadcaster:
-    """Draws each snapshot once and shows it to all viewers.
+    """Draws each cluster snapshot once and shows it to all viewers of the page.
 
     Call it from the event loop's thread only. Another thread polls and draws.
     """
@@ -47,23 +47,23 @@ class Broadcaster:
         self.sections = draw(self.snapshot)
 
     def join(self, viewer: object, on_drawn: Callable[[], None]) -> None:
-        """Add a viewer. `on_drawn` is called after each poll."""
+        """Add a viewer of the page. `on_drawn` is called after each poll."""
         self._viewers[viewer] = on_drawn
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll_repeatedly())
 
     def leave(self, viewer: object) -> None:
-        """Remove a viewer. Idempotent."""
+        """Remove a viewer of the page. Idempotent."""
         self._viewers.pop(viewer, None)
 
     def placement(self, layer: int) -> str:
-        """The drawing of a layer's placement, shared by all viewers."""
+        """Return the drawing of a layer's placement, shared by all viewers."""
         if layer not in self._layers:
             self._layers[layer] = draw_placement(self.snapshot, layer)
         return self._layers[layer]
 
     async def close(self) -> None:
-        """Close the poller. Wait at most a second for a running poll; its thread ends later."""
+        """Close the poller. Wait at most a second for a running poll, whose thread ends later."""
         self._viewers.clear()
         if self._task is not None:
             self._task.cancel()
@@ -101,7 +101,7 @@ class Broadcaster:
         return None
 
     def _show(self) -> Exception | None:
-        """Update every viewer; return the error of one of them, if any."""
+        """Update the page of every viewer; return the error of one of them, if any."""
         failed = None
         for on_drawn in tuple(self._viewers.values()):
             try:

@@ -1,6 +1,6 @@
-"""Heatmaps (PNG in a data URI) and line charts (SVG). Pure.
+"""Heatmaps (PNG in a data URI) and line charts (SVG) of the dashboard. Pure.
 
-All viewers share a picture; it has a few kilobytes for any size of cluster.
+All viewers share a picture, which has a few kilobytes for any size of cluster.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def chart(
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    """Three round numbers: the first is `least`, the last is at least `most`."""
+    """Return three round numbers for a chart's scale: the first is `least`, the last is at least `most`."""
     step = max(most - least, _LEAST_RANGE) / 2
     ten = 10.0 ** math.floor(math.log10(step))
     # The tolerance absorbs rounding errors: 2 covers 2.0000000001.
@@ -168,7 +168,7 @@ def _runs(
     least: float,
     top: float,
 ) -> Iterator[list[str]]:
-    """The points of each part of a curve between gaps."""
+    """Yield the points of each part of a curve between unknown values."""
     run: list[str] = []
     for value, age_s in zip(values, ages_s, strict=True):
         if value is None or not math.isfinite(value):

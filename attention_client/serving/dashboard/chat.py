@@ -1,4 +1,4 @@
-"""The chat box: a streamed answer with the servers that computed each token."""
+"""The dashboard's chat box: a streamed answer with the servers that computed each token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_TOKENS = 4096
 
 
 class ChatBox:
-    """One viewer's chat box, within a page."""
+    """The chat box on one viewer's page."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ChatBox:
         self._show_buttons(answering=False)
 
     def end(self) -> None:
-        """Cancel the current answer, if there is one."""
+        """Cancel the answer in progress, if there is one."""
         if self._task is not None:
             self._task.cancel()
 
@@ -112,7 +112,7 @@ class ChatBox:
             self._flush(spans)
 
     def _flush(self, spans: list[Node]) -> None:
-        """Append the new pieces to the answer in the browser."""
+        """Append the new pieces of text to the answer in the browser."""
         if not spans or self._answer.is_deleted:
             return
         with self._answer:
@@ -144,7 +144,7 @@ class ChatBox:
         return self._names.index(server) % _COLOURS
 
     def _summary(self) -> Node:
-        """The share of each server in the answer; also the legend of the colours."""
+        """Draw the share of each server in the answer, which is also the legend of the colours."""
         items = (
             h(
                 "span",

@@ -1,4 +1,4 @@
-"""The page's own elements. They take text as data and never parse it as markup."""
+"""The dashboard's own NiceGUI elements. They take text as data and never parse it as markup."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Choice", "Drawn", "Press", "Section", "TextField"]
 
 
 class Drawn(Element, component="drawn.js"):
-    """Shows the output of `nodes.encode`."""
+    """Element that shows a drawing, the output of `nodes.encode`."""
 
     def __init__(self, drawing: str = encode(), tag: str = "div") -> None:
         super().__init__()
         self.props.update(tag=tag, drawing=drawing)
 
     def show(self, drawing: str) -> None:
-        """Show another drawing."""
+        """Replace the drawing that the element shows."""
         _set(self, "drawing", drawing)
 
     def scrolls(self, label: str) -> None:
@@ -31,7 +31,7 @@ class Drawn(Element, component="drawn.js"):
 
 
 class Press(Element, component="press.js"):
-    """A button.
+    """A button of the dashboard's page.
 
     Args:
         verb: The action.
@@ -39,7 +39,7 @@ class Press(Element, component="press.js"):
         subject: The object of the action, if the verb alone is not clear.
         label: Text for screen readers, if verb and subject are not enough.
         kind: "main", "plain" or "danger".
-        asks: A second press must confirm the first one.
+        asks: Whether a second press must confirm the first one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Press(Element, component="press.js"):
         self.on("press", lambda event: on_press(event.args))
 
     def show(self, verb: str, *, asks: bool = False, enabled: bool = True, token: int = 0) -> None:
-        """Change or disable the action. `token` is the incarnation of the subject."""
+        """Change, enable or disable the button's action. `token` is the incarnation of the subject."""
         _set(self, "verb", verb)
         _set(self, "asks", asks)
         _set(self, "disabled", not enabled)
@@ -67,13 +67,13 @@ class Press(Element, component="press.js"):
 
 
 class Section(Element, component="section.js"):
-    """A part of the page with a heading.
+    """A part of the dashboard's page with a heading.
 
     Args:
         name: Its id.
         title: Text of the heading.
         size: Width: "whole", "most" or "less"; otherwise half.
-        folds: It can be folded, and starts folded on a narrow screen.
+        folds: Whether it can be folded; it then starts folded on a narrow screen.
     """
 
     def __init__(self, name: str, title: str, *, size: str = "", folds: bool = False) -> None:
@@ -93,7 +93,7 @@ class TextField(ValueElement[str]):
 
 
 class Choice(ValueElement[int]):
-    """A choice of a number, 0 to `count` - 1."""
+    """A drop-down list of the numbers 0 to `count` - 1."""
 
     def __init__(self, label: str, on_change: Callable[[], None]) -> None:
         super().__init__(tag="q-select", value=0, on_value_change=on_change)
@@ -101,12 +101,12 @@ class Choice(ValueElement[int]):
         self.props("outlined dense options-dense")
 
     def offer(self, count: int) -> None:
-        """Offer the numbers below `count`."""
+        """Set the numbers of the list to those below `count`."""
         if len(self.props["options"]) != count:
             self.props["options"] = list(range(count))
 
 
 def _set(element: Element, name: str, value: object) -> None:
-    # NiceGUI would send an unchanged value to the browser, too.
+    # NiceGUI would also send an unchanged value to the browser.
     if element.props.get(name) != value:
         element.props[name] = value

@@ -1,4 +1,4 @@
-"""The operator's buttons on one viewer's page."""
+"""The operator's buttons on one viewer's page of the dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Act = Callable[[str, Callable[[], str]], Awaitable[None]]
 
 
 class Controls:
-    """The buttons, within a page."""
+    """The operator's buttons: start, scale and rebalance, and a row for each expert server."""
 
     def __init__(self, operator: Operator, broadcaster: Broadcaster) -> None:
         self._operator, self._broadcaster = operator, broadcaster
@@ -52,7 +52,7 @@ class Controls:
         )
 
     def show(self) -> None:
-        """Show the current servers. New rows come last; the others keep their place."""
+        """Update the rows to the current expert servers. New rows come last; the others keep their place."""
         members = (m.member for m in self._broadcaster.snapshot.members)
         servers = {m.id: m for m in members if m.role is Role.EXPERT_SERVER}
         for name in servers:
@@ -85,7 +85,7 @@ class Controls:
 
 
 class _Row:
-    """The buttons of one server."""
+    """The row of one expert server: its buttons to kill, pause and resume it."""
 
     def __init__(self, name: str, operator: Operator, act: _Act) -> None:
         self._operator, self._act = operator, act
@@ -97,7 +97,7 @@ class _Row:
             self._pause = Press("Pause", self._on_pause, subject=name, kind="plain", asks=True)
 
     def show(self, server: Member | None) -> None:
-        """Enable the actions that the server's state allows; None: it left."""
+        """Enable the buttons that the server's state allows; None: the server has left."""
         self._server = server
         alive = server is not None and not server.state.is_gone
         incarnation = server.incarnation if server is not None else 0

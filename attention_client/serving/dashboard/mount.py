@@ -1,6 +1,6 @@
 """The dashboard's route in the endpoint's application. The first request for the page imports NiceGUI.
 
-Browsers poll; there is no WebSocket. So the endpoint checks every request of the page, its API key above all,
+Browsers poll; there is no WebSocket. So the endpoint checks every request of the page, including its API key,
 and an idle endpoint holds no connection open.
 """
 
@@ -37,18 +37,18 @@ _STYLE_SHEET = "/dashboard.css"
 
 
 def is_page_path(path: str) -> bool:
-    """Whether a path belongs to the dashboard."""
+    """Whether an HTTP path belongs to the dashboard."""
     own = ("/", "/favicon.ico", _STYLE_SHEET)
     return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/", OPERATOR_PATH))
 
 
 class Dashboard(BaseRoute):
-    """The page and its assets, as one route of an application. At most one in a process, because of NiceGUI.
+    """Serves the page and its assets as one route. At most one in a process, because of NiceGUI.
 
     Args:
         open_poller: Makes the source of snapshots.
         operator: Runs the actions of the buttons; None: no buttons.
-        token: The token that viewers must show to get the buttons; None: no token is needed.
+        token: The token that viewers must present to get the buttons; None: no token is needed.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Dashboard(BaseRoute):
         self._open: Sized = ()
 
     def serve(self, name: str, handler: Handler, accepted: AcceptedRequests) -> None:
-        """Set the model's name and what the chat needs. Call it before the first request."""
+        """Set the model's name, and the chat's handler and limit. Call it before the first request."""
         self._name, self._chat = name, (handler, accepted)
 
     # -- Starlette's route -----------------------------------------------------------------------------
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match the dashboard's paths only; the endpoint refuses unknown ones."""
+        """Match the dashboard's paths only; the application refuses unknown ones."""
         own = scope["type"] == "http" and is_page_path(scope["path"])
         return (Match.FULL if own else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one HTTP request for the dashboard."""
         answer: Response | None = None
         is_page = scope["path"] == "/"
         if policy.is_foreign(scope["path"], Headers(scope=scope)):
@@ -100,14 +100,14 @@ class Dashboard(BaseRoute):
             await self._pages(scope, receive, _guarded(send, is_page=is_page))
 
     async def close(self) -> None:
-        """End the viewers' requests: the server waits for them."""
+        """End the viewers' requests, because the stopping server waits for them."""
         await self.broadcaster.close()
         await self._running.aclose()
 
     # -- NiceGUI ---------------------------------------------------------------------------------------
 
     async def _begin(self) -> Any:
-        # The import takes about a second; other requests continue meanwhile.
+        # The import takes about a second. In the executor it does not block other requests.
         await asyncio.get_running_loop().run_in_executor(None, import_module, "nicegui")
         import nicegui
         from fastapi import FastAPI
@@ -185,7 +185,7 @@ def _guarded(send: Send, *, is_page: bool) -> Send:
 
 
 async def _disconnect_all() -> None:
-    """Answer the pending polls, so that browsers do not poll again."""
+    """Answer the browsers' pending polls, so that they do not poll again."""
     from nicegui import core
 
     await core.sio.shutdown()

@@ -31,11 +31,11 @@ _ADDRESSES = {"href": "#", "src": "data:image/png;base64,"}
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An element of the page.
+    """An HTML or SVG element of the dashboard's page.
 
     Attributes:
         tag: Its tag.
-        attributes: By DOM name; "key" identifies an element among its siblings and is not rendered.
+        attributes: Values by DOM name; "key" identifies an element among its siblings and is not rendered.
         children: Text and elements, in order.
     """
 
@@ -45,7 +45,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """All its text, joined by spaces."""
+        """All text of the element, joined by spaces."""
         return " ".join(c if isinstance(c, str) else c.text for c in self.children)
 
 
@@ -53,7 +53,7 @@ Child = str | Node
 
 
 def h(tag: str, *children: Child, **attributes: object) -> Node:
-    """Make an element. In an attribute's name a trailing underscore is dropped, others become hyphens.
+    """Make an element. In an attribute's name a trailing underscore is dropped; others become hyphens.
 
     Raises:
         ValueError: The tag or an attribute is not allowed, or an address leads elsewhere.
@@ -68,7 +68,7 @@ def h(tag: str, *children: Child, **attributes: object) -> Node:
 
 
 def encode(*nodes: Child) -> str:
-    """The JSON that `drawn.js` reads: text, or [tag, attributes, children]."""
+    """Encode elements as the JSON that `drawn.js` reads: text, or [tag, attributes, children]."""
     return json.dumps(nodes, default=_parts, separators=(",", ":"))
 
 

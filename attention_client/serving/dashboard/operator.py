@@ -1,4 +1,4 @@
-"""The actions of the page's buttons, for a cluster of `eaas up`."""
+"""The actions of the dashboard's buttons, for a cluster of `eaas up`."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ class Operator:
         self._tls = tls
 
     def kill(self, server: Member) -> str:
-        """Kill a server (SIGKILL), like a crash.
+        """Kill an expert server (SIGKILL), like a crash.
 
         Raises:
-            ClusterError: Another launcher started the process, or it has ended. The same for `pause` and
-                `resume`.
+            ClusterError: Another launcher started the process, or it has ended. `pause` and
+                `resume` also raise it.
         """
         _signal(server, signal.SIGKILL)
         return f"{server.id} (pid {server.pid}) was killed."
 
     def pause(self, server: Member) -> str:
-        """Pause a server (SIGSTOP)."""
+        """Pause an expert server (SIGSTOP)."""
         _signal(server, signal.SIGSTOP)
         return f"{server.id} is paused: it does not answer until it is resumed."
 
     def resume(self, server: Member) -> str:
-        """Resume a paused server (SIGCONT)."""
+        """Resume a paused expert server (SIGCONT)."""
         _signal(server, signal.SIGCONT)
         return f"{server.id} is resumed."
 
     def scale(self, snapshot: ClusterSnapshot, servers: float | None) -> str:
-        """Let the launcher start or end servers until `servers` are live.
+        """Ask the balancer for `servers` live expert servers; the launcher starts or ends servers.
 
         Raises:
-            ClusterError: The number is invalid, or the balancer refuses or is unreachable. The same for
-                `start_server` and `rebalance`.
+            ClusterError: The number is invalid, or the balancer refuses or is unreachable. `start_server` and
+                `rebalance` also raise it.
         """
         # The comparison is also false for NaN.
         if servers is None or not 1 <= servers <= MOST_NUMBER:
@@ -70,11 +70,11 @@ class Operator:
         return f"Scaling to {counted(servers, 'expert server')}."
 
     def start_server(self, snapshot: ClusterSnapshot) -> str:
-        """Start one more server than are live."""
+        """Ask the balancer for one more expert server than are live."""
         return self.scale(snapshot, len(snapshot.live(Role.EXPERT_SERVER)) + 1)
 
     def rebalance(self, snapshot: ClusterSnapshot) -> str:
-        """Plan now and roll out the plan if it pays off."""
+        """Let the balancer plan a placement now, and apply it if its gain exceeds its cost."""
         with BalancerClient(_balancer(snapshot), self._tls) as client:
             answer = client.rebalance()
         plan = answer.plan
@@ -117,7 +117,7 @@ def _signal(server: Member, number: signal.Signals) -> None:
             stack.callback(os.close, handle)
             if not has_same_launcher(server.pid):
                 raise ClusterError(f"{process} was started by hand: end it in its own terminal")
-            # A member states its own pid: it must not name another process of the launcher.
+            # A member reports its own pid. It must not name another process of the launcher.
             if not _has_id(server.pid, server.id):
                 raise ClusterError(f"{process} is another process: nothing was sent to it")
             signal.pidfd_send_signal(handle, number)

@@ -1,4 +1,4 @@
-"""One viewer's page: the broadcaster's sections, the chat box and the operator's buttons."""
+"""One viewer's page of the dashboard: the shared sections, the chat box, the operator's buttons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build_page(
     chat: tuple[Handler, AcceptedRequests],
     operator: Operator | None,
 ) -> None:
-    """Fill the page of a client. While the client is connected, the page is updated once a second."""
+    """Build one viewer's page. While the viewer is connected, the page is updated once a second."""
     Drawn(encode(h("a", "Skip to the chat", class_="skip", href="#chat")))
     Drawn(encode(h("h1", "Expert-as-a-Service ", h("small", "serving ", h("bdi", name)))))
     drawn: dict[str, Drawn] = {}
@@ -36,7 +36,7 @@ def build_page(
         return drawn[name]
 
     def show() -> None:
-        """Send the changes to the browser."""
+        """Send the newest drawings to the viewer's browser."""
         placement = broadcaster.snapshot.placement
         if placement is not None:
             layer.offer(placement.holds_LSE.shape[0])

@@ -1,4 +1,4 @@
-"""Heatmaps of load and placement, and line charts, each with its numbers in text or a table. Pure."""
+"""The dashboard's heatmaps and charts, each with its numbers in text or a table. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED_SERVERS = 12
 
 
 def load(snapshot: ClusterSnapshot) -> list[Node]:
-    """The load of layers by servers, and a table of the servers."""
+    """Draw the load of layers by servers, with a table of the servers."""
     found = snapshot.load
     if found is None or not found.tokens_LS.any():
         return empty("No expert has computed anything in the balancer's window.")
@@ -83,7 +83,7 @@ def _axis(names: Sequence[str]) -> Node:
 
 
 def placement(snapshot: ClusterSnapshot, layer: int) -> list[Node]:
-    """The placement of one MoE layer, experts by servers. A layer beyond the last shows the last."""
+    """Draw the placement of one MoE layer, experts by servers. A layer beyond the last counts as the last."""
     placed = snapshot.placement
     if placed is None:
         return empty("There is no placement yet.")
@@ -130,7 +130,7 @@ def placement(snapshot: ClusterSnapshot, layer: int) -> list[Node]:
 
 
 def _ranges(experts: Iterable[int]) -> str:
-    """Format ascending numbers, with runs as "3-7"."""
+    """Format ascending expert numbers, with runs as "3-7"."""
     runs: list[list[int]] = []
     for expert in experts:
         if runs and runs[-1][-1] == expert - 1:
@@ -141,7 +141,7 @@ def _ranges(experts: Iterable[int]) -> str:
 
 
 def curves(snapshot: ClusterSnapshot) -> list[Node]:
-    """PAR with its bound, tokens/s, TTFT and ITL over time."""
+    """Draw PAR with its bound, tokens/s, TTFT and ITL over time."""
     points, now, counters = snapshot.curve, snapshot.rates, snapshot.counters
     ages_s = [snapshot.at - p.at for p in points]
     mean = "mean of the last 10 s"

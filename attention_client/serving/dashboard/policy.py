@@ -1,4 +1,4 @@
-"""The page's Content-Security-Policy, and the check for requests of other sites. Pure."""
+"""The Content-Security-Policy of the dashboard, and the check for requests of other sites. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INLINE = re.compile(rb"<(script|style)\b")
 
 
 def headers(nonce: str) -> dict[str, str]:
-    """Return the headers of a response of the page.
+    """Return the security headers of a response of the page.
 
     Scripts and style sheets must come from the endpoint or carry the nonce, so injected ones do not run.
     Strings are not compiled to scripts, so a property that NiceGUI would evaluate (":name") has no effect.

@@ -1,4 +1,4 @@
-"""The sections of the page. Pure: snapshot in, elements out."""
+"""The sections of the dashboard's page. Pure: snapshot in, elements out."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FAILED = encode(CANNOT_BE_DRAWN)
 
 
 def draw(snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Encode the sections that all viewers share, by name."""
+    """Draw and encode the sections that all viewers share, by name."""
     return {name: encode(*section(snapshot)) for name, section in _SECTIONS.items()}
 
 
 def draw_placement(snapshot: ClusterSnapshot, layer: int) -> str:
-    """Encode the section "placement" for one MoE layer."""
+    """Draw and encode the section "placement" for one MoE layer."""
     return encode(*placement(snapshot, layer))
 
 
 def summary(snapshot: ClusterSnapshot) -> list[Node]:
-    """The key numbers, in one row."""
+    """Draw the cluster's key numbers, in one row."""
     servers = [m.member for m in snapshot.members if _is_server(m.member)]
     serving = sum(m.state is MemberState.SERVING for m in servers)
     rates = snapshot.rates
@@ -59,7 +59,7 @@ def summary(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def members(snapshot: ClusterSnapshot) -> list[Node]:
-    """All members with state, incarnation, load and lease age."""
+    """Draw the table of all members with state, incarnation, load and lease age."""
     if not snapshot.members:
         return empty("No members are known yet.")
     rows = []
@@ -88,7 +88,7 @@ def _is_server(member: Member) -> bool:
 
 
 def events(snapshot: ClusterSnapshot) -> list[Node]:
-    """The time line, newest first."""
+    """Draw the time line of the cluster's events, newest first."""
     if not snapshot.events:
         return empty("No events since the first viewer opened this page.")
     items = [
@@ -107,7 +107,7 @@ def events(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def decisions(snapshot: ClusterSnapshot) -> list[Node]:
-    """The balancer's last decisions with their reasons."""
+    """Draw the table of the balancer's last decisions with their reasons."""
     if not snapshot.decisions:
         return empty("The balancer has made no decisions.")
     rows = [

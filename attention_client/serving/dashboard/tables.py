@@ -1,4 +1,4 @@
-"""Small building blocks of sections. Pure."""
+"""Tables and texts for the dashboard's sections. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONG_AGO_S = 120
 def table(
     caption: str, head: Iterable[str], rows: Iterable[Node], wide: Collection[str] = ()
 ) -> Node:
-    """A table with a caption for screen readers. Narrow screens hide the columns in `wide`."""
+    """Make a table with a caption for screen readers. Narrow screens hide the columns in `wide`."""
     columns = [
         h("th", name, scope="col", class_="wide" if name in wide else "narrow") for name in head
     ]
@@ -28,23 +28,23 @@ def table(
 
 
 def row(name: str, *cells: Node) -> Node:
-    """A row of a table; its name identifies it."""
+    """Make a row of a table in a section; its name identifies it."""
     return h("tr", h("th", name, scope="row"), *cells, key=name)
 
 
 def cell(text: Child, *, number: bool = False, wide: bool = False) -> Node:
-    """A cell of a table."""
+    """Make a cell of a table in a section."""
     kinds = ("number",) * number + ("wide",) * wide
     return h("td", text, class_=" ".join(kinds))
 
 
 def badge(state: str) -> Node:
-    """A cell with a member's state."""
+    """Make a cell with a member's state."""
     return cell(h("span", state, class_=f"state {state.lower()}"))
 
 
 def empty(sentence: str) -> list[Node]:
-    """A sentence in place of missing data."""
+    """Make a sentence in place of missing data."""
     return [h("p", sentence, class_="empty")]
 
 
@@ -54,7 +54,7 @@ def or_none(value: float | None, form: str = "{:.2f}", factor: float = 1.0) -> s
 
 
 def ago(seconds: float) -> str:
-    """Format an age in seconds."""
+    """Format the age of an event, given in seconds."""
     if seconds < _LONG_AGO_S:
         return f"{seconds:.0f} s ago"
     return f"{seconds / 60:.0f} min ago"

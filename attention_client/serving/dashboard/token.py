@@ -1,7 +1,7 @@
 """The operator's token: a viewer without it sees the page without the buttons.
 
 `eaas up` and `eaas status` print the page's address with the token. The page turns the token into a cookie
-and redirects to the address without it.
+and redirects to its address without the token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def token_of(cluster_secret: str) -> str:
 
 
 class OperatorToken:
-    """Checks which viewers may use the page's buttons.
+    """Checks which viewers may use the dashboard's buttons.
 
     Args:
         token: The operator's token.
@@ -37,7 +37,7 @@ class OperatorToken:
         self._cookie = f"eaas-operator-{port}"
 
     def login(self, scope: Scope) -> Response | None:
-        """Answer a request for the page's address with a token; None: another request."""
+        """Exchange the token in the page's address for a cookie; None: the request is another one."""
         if not scope["path"].startswith(OPERATOR_PATH):
             return None
         if not self._is_token(scope["path"].removeprefix(OPERATOR_PATH).rstrip("/")):
@@ -51,7 +51,7 @@ class OperatorToken:
         return answer
 
     def is_operator(self, headers: Headers) -> bool:
-        """Whether a request carries the token."""
+        """Whether a request carries the operator's token in its cookie."""
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:

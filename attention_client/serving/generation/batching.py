@@ -49,7 +49,7 @@ _IDLE_S = 1.0
 
 
 class _Listener:
-    """The receiver of one request's deliveries."""
+    """The receiver of one request's deliveries, on the HTTP event loop."""
 
     def __init__(self, deliver: Callable[[Delivery], None]) -> None:
         self.deliver = deliver
@@ -79,9 +79,9 @@ class _Router(OutputRouter):  # type: ignore[misc]
         return bool(self._asking)
 
     def note_servers(self, batch: Sequence[Any], seen: SeenServers) -> None:
-        """Record the servers of the next deliveries' tokens. `batch` holds `FutureRequestState`s."""
+        """Record which servers computed the next deliveries' tokens. `batch` holds `FutureRequestState`s."""
         end = 0
-        # Without the lock, the entry of a request that is cancelled meanwhile would stay.
+        # Without the lock, a request cancelled during the loop would leave its entry here.
         with self._guard:
             for part in batch:
                 end += part.query_length
@@ -90,7 +90,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
                     self._servers[part.state.request_id] = seen.of(end - 1)
 
     def forget(self, request_id: str) -> bool:
-        """Remove the listener; return whether there was one."""
+        """Remove a request's listener; return whether there was one."""
         with self._guard:
             return self._pop(request_id) is not None
 
@@ -125,7 +125,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
         self._fail([state.request_id], error)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every request."""
+        """Deliver this error to every request that waits or runs."""
         self._fail(list(self._listeners), error)
 
     def _fail(self, request_ids: list[str], error: Exception) -> None:
@@ -152,7 +152,7 @@ def _deliver_all(batch: list[tuple[_Listener, Delivery]]) -> None:
 
 
 class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
-    """The manager with the changes listed above."""
+    """transformers' batching manager with the changes that the module lists."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         processors._retrieve_processors_kwargs()
 
     def start(self) -> None:
-        """Start a daemon thread: a stuck forward pass must not keep the process alive."""
+        """Start the generation thread; as a daemon, it does not keep the process alive if a pass is stuck."""
         self.background_thread_status.clear()
         self._generation_thread = threading.Thread(
             target=self._run_generation_loop, name="generation", daemon=True
@@ -241,10 +241,10 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
 
 
 class _Doorbell(threading.Event):
-    """Wakes the generation thread, which itself waits at most 0.1 s.
+    """Event that wakes the generation thread, which itself waits at most 0.1 s.
 
-    An idle thread waits longer: only a new request gives it work, and a new request sets the event. After the
-    first idle wait free memory is returned to the system.
+    An idle thread waits longer, because only a new request gives it work, and a new request sets the event.
+    After the first idle wait, free memory is returned to the system.
     """
 
     idle = False
@@ -262,14 +262,14 @@ class _Doorbell(threading.Event):
 
 
 class _ReachedError(Exception):
-    """Ends the probe's forward pass."""
+    """Ends the forward pass of `fits_paged_cache` after the first attention module."""
 
 
 def fits_paged_cache(manager: Any) -> bool:
-    """Whether the model's attention uses the paged cache.
+    """Whether the model's attention uses the paged cache, tested with one token at start.
 
     Runs one token through the first attention module, which needs no expert, and checks whether the cache
-    has changed. Latent attention, whose keys and values differ in size, fails before.
+    has changed. Latent attention, whose keys and values differ in size, fails earlier.
     """
     processor = manager.batch_processor
     cache = processor.cache.cache_tensor  # bytes
@@ -299,11 +299,11 @@ def fits_paged_cache(manager: Any) -> bool:
 
 
 class BatchingEngine:
-    """Continuous batching over a paged key-value cache (`Engine`).
+    """Engine with continuous batching over a paged key-value cache (`Engine`).
 
     Raises:
         ConfigError: The cache does not fit into memory.
-        ValueError: The model has no paged attention; transformers raises other errors, too.
+        ValueError: The model has no paged attention; transformers may raise other errors as well.
     """
 
     def __init__(
@@ -328,15 +328,15 @@ class BatchingEngine:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens of one request: the whole cache."""
+        """Most tokens of one request, prompt plus answer: the whole cache."""
         return self._capacity
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the generation thread, which runs the batch."""
         self.manager.start()
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
-        """Queue a request. Raises CBWorkerDeadError."""
+        """Queue a request for the batch. Raises CBWorkerDeadError if the engine has stopped."""
         router = self.manager.output_router
         router.listen(work.id, deliver, work.servers)
         queued = self.manager.add_request(
@@ -357,7 +357,7 @@ class BatchingEngine:
             self.manager.cancel_request(request_id)
 
     def failure(self) -> str | None:
-        """Why the engine has stopped; None: it runs."""
+        """Return why the generation thread has stopped; None: it runs."""
         status = self.manager.background_thread_status
         if status.fatal_error is not None:
             return f"{type(status.fatal_error).__name__}: {status.fatal_error}"
@@ -366,18 +366,18 @@ class BatchingEngine:
         return None
 
     def running(self) -> int:
-        """Requests in the running batch."""
+        """Number of requests in the running batch."""
         processor = self.manager.batch_processor
         return 0 if processor is None else len(processor.scheduler.active_requests)
 
     def waiting(self) -> int:
-        """Waiting requests."""
+        """Number of waiting requests."""
         processor = self.manager.batch_processor
         pending = 0 if processor is None else len(processor.scheduler.waiting_requests)
         return pending + int(self.manager.input_queue.qsize())
 
     def in_batch(self) -> Iterable[str]:
-        """Ids of the requests of the running forward pass."""
+        """Return the ids of the requests in the running forward pass."""
         requests = self.manager.batch_processor.inputs_and_outputs.requests_in_batch
         return [request.state.request_id for request in requests]
 
@@ -397,7 +397,7 @@ class BatchingEngine:
         return float(used / (cache.num_sectors * cache.bytes_per_sector))
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread and restore the model's attention implementation."""
+        """Fail all requests, end the generation thread and restore the model's attention implementation."""
         error = CBWorkerDeadError("The server is stopping.")
         self.manager.output_router.fail_all(error)
         # The end of the grace period and the end of the application may call this at the same time.
@@ -406,4 +406,4 @@ class BatchingEngine:
                 self._stopped = True
                 self.manager.stop(block=True, timeout=timeout_s, hard_stop=True)
                 self._admission.close()
-        self.manager.output_router.fail_all(error)  # requests that came meanwhile
+        self.manager.output_router.fail_all(error)  # requests that arrived during the stop

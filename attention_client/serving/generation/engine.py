@@ -1,4 +1,4 @@
-"""The interface of an engine that generates tokens."""
+"""The interface of an engine, which generates the tokens of requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attention_client.serving.generation.sampling import Sampling
 __all__ = ["NOBODY", "Delivery", "Engine", "Work"]
 
 NOBODY: Mapping[str, int] = MappingProxyType({})
-"""No server is known."""
+"""Value of `Delivery.servers` if no server is known."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One request of the engine.
+    """One request to the engine: prompt, limits and sampling settings.
 
     Attributes:
         id: Unique in the process.
@@ -26,7 +26,7 @@ class Work:
         end_tokens: Tokens that end the answer; empty: only max_tokens ends it.
         sampling: Sampling settings.
         min_tokens: The first tokens of the answer, in which stop strings do not match.
-        servers: Report the servers that computed each token.
+        servers: Whether to report the servers that computed each token.
     """
 
     id: str
@@ -40,11 +40,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Delivery:
-    """New tokens of a request.
+    """New tokens of a request, sent from the engine's thread to the HTTP event loop.
 
     Attributes:
         tokens: The tokens, including an end token.
-        finished: This is the last delivery.
+        finished: Whether this is the last delivery.
         error: Why the request failed; then finished is true.
         queued_s: Time that the request waited before it ran, in seconds.
         servers: (token, expert) pairs of these tokens by server; empty if the work does not ask for them.
@@ -58,14 +58,14 @@ class Delivery:
 
 
 class Engine(Protocol):
-    """Generates tokens in its own thread. Only `stop` blocks."""
+    """Generates the tokens of requests in its own thread. Only `stop` blocks."""
 
     @property
     def capacity(self) -> int | None:
         """Most tokens of one request, prompt plus answer; None: no limit."""
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the engine's thread."""
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         """Queue a request. Call it on an event loop; `deliver` is called on the same loop.
@@ -77,13 +77,13 @@ class Engine(Protocol):
         """End a request early; nothing more is delivered. No effect on a finished request."""
 
     def failure(self) -> str | None:
-        """Why the engine has stopped; None: it runs."""
+        """Return why the engine has stopped; None: it runs."""
 
     def running(self) -> int:
-        """Requests in the running batch."""
+        """Number of requests in the running batch."""
 
     def waiting(self) -> int:
-        """Waiting requests."""
+        """Number of waiting requests."""
 
     def in_batch(self) -> Iterable[str]:
         """Ids of the requests in the current forward pass. Call it from that pass."""
@@ -92,4 +92,7 @@ class Engine(Protocol):
         """Fraction of the key-value cache in use by requests, 0 to 1; 0: the cache has no limit."""
 
     def stop(self, timeout_s: float) -> None:
-        """Fail all requests and end the thread. Wait at most `timeout_s` for a running forward pass."""
+        """Fail all requests and end the engine's thread.
+
+        Wait at most `timeout_s` for a running forward pass.
+        """

@@ -1,4 +1,4 @@
-"""Choice of the engine: continuous batching, or one request at a time."""
+"""Choice of the engine at start: continuous batching, or one request at a time."""
 
 from __future__ import annotations
 

@@ -30,9 +30,10 @@ __all__ = ["LiveAdmission", "Scheduling"]
 
 _log = get_logger(__name__)
 
-# Length of a load vector without predictions: all requests look alike.
+# Length of a load vector without predictions, when all requests have the same load.
 _NO_LOADS = 1
-# The bound of `CostBounded`: a request may end later than first come, first served by this part of its time.
+# The bound of `CostBounded`: how much later than under first come, first served a request may end, as a
+# fraction of its time.
 _MOST_STRETCH = 0.2
 # Cost of an expert's weights, in (token, expert) pairs: `load / pair` of `python -m benchmarks.caps fit`.
 _WEIGHT_PAIRS = 16.0
@@ -42,7 +43,7 @@ _PREDICTED_LAYERS = 1
 
 @dataclass(frozen=True)
 class Scheduling:
-    """Scheduling settings of an application.
+    """Scheduling settings of the endpoint.
 
     Attributes:
         config: The strategy and its settings.
@@ -55,7 +56,7 @@ class Scheduling:
 
 @dataclass
 class _Prompt:
-    """A prompt in prefill.
+    """A prompt in prefill, whose experts are recorded.
 
     Attributes:
         first: Index of the first computed token; the cache held those before it.
@@ -67,7 +68,7 @@ class _Prompt:
 
 
 class LiveAdmission:
-    """Chooses which waiting requests enter the running batch.
+    """Chooses which waiting requests enter the engine's running batch.
 
     Raises:
         ConfigError: The strategy is unknown, its sizes do not fit, or the recording cannot be written.
@@ -103,19 +104,19 @@ class LiveAdmission:
         metrics.strategy.labels(strategy=config.strategy).set(1)
 
     def decline(self) -> None:
-        """Disable scheduling: the engine has no batch, and requests run by age."""
+        """Disable scheduling, for an engine that has no batch and runs requests by age."""
         self._show(Fcfs.name)
         self.close()
 
     def close(self) -> None:
-        """Close the recording, if there is one."""
+        """Close the recording of scheduling decisions, if there is one."""
         if self._recorder is not None:
             self._recorder.close()
 
     # -- requests -------------------------------------------------------------------------------------
 
     def arrive(self, request: str, tokens: Sequence[int], running: int) -> None:
-        """Add a waiting request.
+        """Add a new request to the waiting ones; predict its expert loads if the batch is full.
 
         Args:
             request: Its id.
@@ -135,7 +136,7 @@ class LiveAdmission:
         self._admission.arrive(request, load_E)
 
     def put_back(self, request: str, load_E: Loads | None) -> None:
-        """Add a request that was evicted from the batch, with the load that `leave` returned."""
+        """Return an evicted request to the waiting ones, with the load that `leave` returned."""
         self._loads[request] = np.ones(_NO_LOADS) if load_E is None else load_E
         self._admission.put_back(request)
 
@@ -147,7 +148,7 @@ class LiveAdmission:
         return self._loads.pop(request, None)
 
     def candidates(self, running: Sequence[Any]) -> list[str]:
-        """Return the requests that may join the running ones (transformers' `RequestState`), in order."""
+        """Return the waiting requests that may join `running` (transformers' `RequestState`), in order."""
         room = self.batch_size - len(running)
         if room <= 0 or not len(self._admission):
             return []
@@ -168,7 +169,7 @@ class LiveAdmission:
         return going
 
     def admit(self, requests: Iterable[str]) -> None:
-        """Mark these requests as running."""
+        """Mark these waiting requests as running."""
         self._admission.admit(requests)
 
     def _fall_back(self, error: Exception) -> None:
@@ -186,7 +187,7 @@ class LiveAdmission:
 
     @contextlib.contextmanager
     def watching(self, batch: Callable[[], Sequence[Any]]) -> Iterator[None]:
-        """Record the experts of the forward pass that runs in the block.
+        """Record the experts that requests use in the forward pass in the block.
 
         Args:
             batch: Returns the requests of the pass in token order (transformers' `FutureRequestState`).
@@ -206,7 +207,7 @@ class LiveAdmission:
             self._step = sum(rows), tokens - sum(rows)
 
     def stepped(self, seconds: float) -> None:
-        """Record the time of a step, from scheduling to its tokens."""
+        """Record the time of an engine's step, from scheduling to its tokens."""
         if self._recorder is not None:
             self._recorder.note(step=self._step, seconds=seconds)
             probe_s = self._probe.seconds()
@@ -240,7 +241,7 @@ class LiveAdmission:
         self._admission.saw(request, load_E)
 
     def _running(self, running: Sequence[Any]) -> Loads | None:
-        """Return the load of the running requests, each weighted by the rest of its answer."""
+        """Sum the loads of the running requests, each weighted by the remaining part of its answer."""
         if not running:
             return None
         left = [1 - len(state.generated_tokens) / state.max_new_tokens for state in running]

@@ -19,7 +19,7 @@ _EVERY_S = 0.1
 
 
 class PaceProbe:
-    """Times the computation at most every 0.1 s."""
+    """Times a fixed computation, at most every 0.1 s."""
 
     def __init__(self) -> None:
         self._matrix = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Sampling with each request's own settings, within one batch.
+"""Sampling of the next tokens with each request's own settings, within one batch.
 
 transformers' continuous batching samples every request of a manager with one configuration. Here the
 manager is greedy, and a logits processor leaves each row only the token that the row's own settings choose.
@@ -54,7 +54,7 @@ GREEDY = Sampling()
 
 
 def _draw(scores_V: torch.Tensor, sampling: Sampling, length: int) -> torch.Tensor:
-    """One draw by the Gumbel-max trick: argmax(score - log(Exponential)) is a draw of softmax."""
+    """Draw one token by the Gumbel-max trick: argmax(score - log(Exponential)) is a draw of softmax."""
     scores = TemperatureLogitsWarper(sampling.temperature)(None, scores_V[None])
     if sampling.top_k:
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)
@@ -71,7 +71,7 @@ def _draw(scores_V: torch.Tensor, sampling: Sampling, length: int) -> torch.Tens
 
 
 def choose(scores_BV: torch.Tensor, rows: Sequence[tuple[Sampling, int]]) -> torch.Tensor:
-    """Return scores in which only each row's chosen token is not -inf.
+    """Choose each row's next token: return scores in which only that token is not -inf.
 
     Args:
         scores_BV: float (B, V). Not changed.
@@ -90,7 +90,10 @@ def choose(scores_BV: torch.Tensor, rows: Sequence[tuple[Sampling, int]]) -> tor
 
 
 class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """`choose` for continuous batching. The request passes its settings as keyword "sampling"."""
+    """Chooses the next token of each request in a continuous batch (`choose`).
+
+    A request passes its settings as the keyword "sampling".
+    """
 
     supported_kwargs: dict[str, type] = {"sampling": Sampling}  # noqa: RUF012 (the base's form)
     ignored_kwargs: tuple[str, ...] = ()
@@ -99,15 +102,18 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         self._rows: list[tuple[Sampling, int]] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        """No settings travel by tensor."""
+        """Zero the tensor of settings, which transformers requires and which is not used here."""
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        """Store the rows of the forward pass, which follows at once: batching is synchronous."""
+        """Store the settings of the next forward pass's rows; return an unused tensor.
+
+        The pass follows at once, because batching is synchronous.
+        """
         states = [request.state for request in requests_with_new_token]
         self._rows = [
-            # A request that was evicted to the queue counts its answer as initial tokens: only the sum of
-            # both is its length.
+            # The initial tokens of a request that was evicted to the queue include its answer, so only the
+            # sum of both is its length.
             (
                 state.logit_processor_kwargs.get("sampling", GREEDY),
                 len(state.initial_tokens) + len(state.generated_tokens),
@@ -117,16 +123,16 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         return torch.zeros(len(states), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        """Scores (B, V) with one finite entry per row."""
+        """Return scores (B, V) in which only each row's chosen token is finite."""
         return choose(scores, self._rows)
 
 
 class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
-    """`choose` for ``model.generate`` with one sequence."""
+    """Chooses the next token of the one sequence of ``model.generate`` (`choose`)."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (1, V) with one finite entry."""
+        """Return scores (1, V) in which only the chosen token is finite."""
         return choose(scores, [(self._sampling, input_ids.shape[1])])

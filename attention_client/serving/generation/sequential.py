@@ -58,7 +58,7 @@ class _Job:
 
 
 class SequentialEngine:
-    """``model.generate`` in transformers' own inference thread (`Engine`)."""
+    """Engine that runs ``model.generate`` in transformers' own inference thread (`Engine`)."""
 
     def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
         self._attribution = attribution
@@ -70,15 +70,15 @@ class SequentialEngine:
 
     @property
     def capacity(self) -> int | None:
-        """None: no limit."""
+        """Most tokens of one request: None, no limit."""
         return None
 
     def start(self) -> None:
-        """Accept requests."""
+        """Accept requests; transformers' inference thread needs no start."""
         self._stopped = False
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
-        """Queue a request. Raises CBWorkerDeadError."""
+        """Queue a request. Raises CBWorkerDeadError if the engine has stopped."""
         if self._stopped:
             raise CBWorkerDeadError("The server is stopping.")
         job = self._jobs[work.id] = _Job(work, deliver)
@@ -91,23 +91,23 @@ class SequentialEngine:
             job.cancelled.set()
 
     def failure(self) -> str | None:
-        """Why the engine has stopped; None: it runs. A failed request does not stop it."""
+        """Return why the engine has stopped; None: it runs. A failed request does not stop it."""
         return "it was shut down" if self._stopped else None
 
     def running(self) -> int:
-        """1 while a request runs, else 0."""
+        """Number of running requests: 0 or 1."""
         return int(self._current is not None)
 
     def waiting(self) -> int:
-        """Waiting requests."""
+        """Number of waiting requests."""
         return max(0, len(self._jobs) - self.running())
 
     def in_batch(self) -> Iterable[str]:
-        """Id of the running request."""
+        """Return the id of the running request, if there is one."""
         return (self._current,) if self._current is not None else ()
 
     def cache_usage(self) -> float:
-        """0: each request has its own cache without a limit."""
+        """Fraction of the key-value cache in use: 0, since each request has its own cache without a limit."""
         return 0.0
 
     def stop(self, timeout_s: float) -> None:
@@ -119,7 +119,7 @@ class SequentialEngine:
             self.cancel(job.work.id)
 
     def _run(self, job: _Job) -> None:
-        """Run one request, in the inference thread."""
+        """Generate one request's answer, in the inference thread."""
         if job.cancelled.is_set():
             return
         work = job.work

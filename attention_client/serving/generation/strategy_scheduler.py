@@ -25,7 +25,7 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
         super().__init__(base.cache, base.safety_margin, base.max_requests_per_batch)
 
     def add_waiting_request(self, state: Any) -> None:
-        """See `Scheduler`."""
+        """Queue a new or evicted request, and pass it to the strategy (`Scheduler`)."""
         super().add_waiting_request(state)
         if self._left[0] == state.request_id:
             self._admission.put_back(*self._left)
@@ -35,12 +35,12 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
             )
 
     def finish_request(self, request_id: str) -> None:
-        """See `Scheduler`."""
+        """Remove a finished or evicted request, and keep its load for a return (`Scheduler`)."""
         super().finish_request(request_id)
         self._left = request_id, self._admission.leave(request_id)
 
     def clear_cancelled_requests(self) -> list[Any]:
-        """See `Scheduler`."""
+        """Remove the cancelled requests here and in the strategy's queue (`Scheduler`)."""
         cancelled: list[Any] = super().clear_cancelled_requests()
         for state in cancelled:
             self._admission.leave(state.request_id)

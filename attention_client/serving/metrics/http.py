@@ -1,6 +1,6 @@
 """Prometheus metrics of the HTTP endpoint.
 
-A metric `eaas_x` that vLLM has, too, is exported again as `vllm:x` with vLLM's label `model_name`, for
+A metric `eaas_x` that vLLM also has is exported again as `vllm:x` with vLLM's label `model_name`, for
 dashboards, gateways and autoscalers that expect it (docs/metrics.md).
 """
 
@@ -24,7 +24,7 @@ _Kind = TypeVar("_Kind", bound=MetricWrapperBase)
 
 
 class ServeMetrics:
-    """Metrics of one application.
+    """Prometheus metrics of one HTTP endpoint: requests, tokens, latencies, load.
 
     Attributes:
         traces: Records each request; None: no tracing.
@@ -91,13 +91,13 @@ class ServeMetrics:
         waiting: Callable[[], int],
         cache_usage: Callable[[], float],
     ) -> None:
-        """Read the gauges from the engine at each scrape."""
+        """Set the functions of the engine that supply the gauges at each scrape."""
         self._running.set_function(running)
         self._waiting.set_function(waiting)
         self._cache_usage.set_function(cache_usage)
 
     def show_as_vllm(self, model_name: str) -> None:
-        """Export the metrics that vLLM has, too, also under vLLM's names."""
+        """Also export the metrics that vLLM has under vLLM's names."""
         self.registry.register(_VllmNames(self._like_vllm, model_name))
 
 

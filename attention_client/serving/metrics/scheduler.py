@@ -1,4 +1,4 @@
-"""Prometheus metrics of the scheduler."""
+"""Prometheus metrics of the scheduler, which chooses the waiting requests that enter the batch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SchedulerMetrics:
         )
 
     def chose(self, choice: Choice) -> None:
-        """Count a chosen group."""
+        """Count a group of requests that the scheduler chose."""
         self.choices.labels(chosen="oldest" if choice.oldest else "others").inc()
         self.passed_over.inc(choice.passed_over)
         self.window.observe(choice.window)

@@ -1,4 +1,4 @@
-"""Accepts an endpoint's connections, at most as many as there are file descriptors.
+"""Accepts the HTTP endpoint's connections, at most as many as there are file descriptors.
 
 asyncio's own server accepts all pending connections before it serves one. If descriptors run out, it logs a
 traceback for each connection that it cannot accept, thousands a second.
@@ -18,13 +18,14 @@ from attention_client.serving.network.http_connection import HttpConnection, pla
 
 __all__ = ["Acceptor"]
 
-# Connections accepted in one go. Between two goes, evicted connections free their descriptors.
+# Connections accepted at a time. In between, evicted connections free their descriptors.
 _AT_A_TIME = 16
 _PAUSE_S = 0.05
 # If all connections are busy, new ones wait this long in the kernel's queue and are then refused.
 _PATIENCE_S = 1.0
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# A connection closed at once would lose the refusal, because its request was not read.
+# A refused connection stays open for this long. Closed at once, with its request unread, it would lose
+# the refusal.
 _LINGER_S = 1.0
 _REFUSED = plain_answer(
     ApiError(429, "Too many connections are open. Try again later.", code="overloaded")
@@ -32,7 +33,7 @@ _REFUSED = plain_answer(
 
 
 class Acceptor:
-    """Accepts connections from a listening socket, in the running event loop."""
+    """Accepts connections from the endpoint's listening socket, in the running event loop."""
 
     def __init__(
         self, listener: socket.socket, new: Callable[[], HttpConnection], connections: Connections
@@ -49,7 +50,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Stop accepting and close the listening socket."""
+        """Stop accepting connections and close the listening socket."""
         if self._pause is not None:
             self._pause.cancel()
         else:
@@ -89,7 +90,7 @@ class Acceptor:
                 self._refuse(accepted)
 
     def _wait(self) -> None:
-        """Pause accepting: while connections are pending, the listener stays readable."""
+        """Pause accepting, because the listener stays readable while connections are pending."""
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(_PAUSE_S, self._resume)
 

@@ -1,4 +1,4 @@
-"""The limit of an endpoint's connections, and the choice of the connection to evict."""
+"""The limit of the HTTP endpoint's connections, and the choice of the connection to evict."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["Connections", "Evictable"]
 
 _LOG = logging.getLogger(__name__)
 _LOG_EVERY_S = 60.0
-# A request has this long to arrive before its connection may be evicted: in a burst, whole requests wait in
-# the kernel's buffers.
+# A request has this long to arrive before its connection may be evicted, because in a burst whole requests
+# wait in the kernel's buffers.
 _GRACE_S = 0.5
 
 
@@ -20,11 +20,11 @@ class Evictable(Protocol):
     """A connection that can be closed for another one."""
 
     def evict(self) -> None:
-        """Close it now."""
+        """Close the connection now, to make room for another one."""
 
 
 class Connections:
-    """The open connections, at most `most`. A further connection replaces another one.
+    """The open HTTP connections, at most `most`. A further connection replaces another one.
 
     Idle connections are evicted first, then those with an incomplete request, the oldest first. A connection
     whose request is being answered is never evicted.
@@ -52,7 +52,7 @@ class Connections:
         return False
 
     def evict_one(self) -> bool:
-        """Evict the first candidate. False: there is none."""
+        """Close the connection that is first to evict. False: there is none."""
         found = self._candidate()
         if found is None:
             return False
@@ -63,7 +63,7 @@ class Connections:
         return True
 
     def _candidate(self) -> tuple[str, Evictable] | None:
-        """State and connection of the next eviction."""
+        """Return the state and the connection that is evicted next; None: no connection can be evicted."""
         if self._idle:
             return "idle", next(iter(self._idle))
         for oldest, began_s in self._unfinished.items():
@@ -75,25 +75,25 @@ class Connections:
         self._open.add(connection)
 
     def reads(self, connection: Evictable) -> None:
-        """The connection waits for the rest of a request."""
+        """Note that a connection waits for a request, or for more of one."""
         self._idle.pop(connection, None)
         if connection in self._open:
-            # Kept when the rest of a request arrives: a slow sender does not get younger.
+            # Kept when more of the request arrives, so that a slow sender does not become younger.
             self._unfinished.setdefault(connection, time.monotonic())
 
     def answers(self, connection: Evictable) -> None:
-        """The connection's request is complete and is being answered."""
+        """Note that a connection's request is complete and is being answered."""
         self._idle.pop(connection, None)
         self._unfinished.pop(connection, None)
 
     def idles(self, connection: Evictable) -> None:
-        """The connection's answer is complete."""
+        """Note that a connection's answer is complete."""
         self._unfinished.pop(connection, None)
         if connection in self._open:
             self._idle[connection] = None
 
     def remove(self, connection: Evictable) -> None:
-        """Remove a connection that is closed or being closed."""
+        """Remove a connection that is closed or being closed from the open ones."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._unfinished.pop(connection, None)

@@ -22,7 +22,7 @@ _SHORT_KEEP_ALIVE_S = 5.0
 
 
 def plain_answer(error: ApiError) -> bytes:
-    """A complete HTTP answer that ends the connection."""
+    """Encode an error as a complete HTTP answer that ends the connection."""
     response = error.response()
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = [b"HTTP/1.1 %d " % error.status, *(b"%b: %b" % header for header in headers)]
@@ -47,19 +47,19 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         self._unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timeout of the first request."""
+        """Start the timeout of a new connection's first request."""
         super().connection_made(transport)
         self._connections.reads(self)
         self._wait(self._limits.head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next bytes."""
+        """Parse received bytes; the first ones after an answer begin a new request."""
         self._silent = False
         self._next_request_begins()
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Start the requests that are complete."""
+        """Start a request once its headers are complete, and note whether its body is."""
         super().handle_events()
         if self.cycle is None or self.cycle.response_complete:
             return
@@ -71,18 +71,18 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
             self._connections.answers(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection."""
+        """Remove a closed connection from the open ones, and cancel its timeout."""
         self._connections.remove(self)
         self._timer.cancel()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
-        """The client reads its answer again."""
+        """Note that the client reads its answer again."""
         self._unsent = 0
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Start the timeout of the next request."""
+        """Mark the connection as idle, and start the timeout of its next request."""
         many = len(self.connections) > _MANY_CONNECTIONS
         self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
         self._idle = self._silent = True

@@ -34,7 +34,7 @@ _AFTER_GRACE_S = 10.0  # failed requests and the engine need less time to end
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open a listening TCP socket; port 0 chooses a free port.
+    """Open the endpoint's listening TCP socket; port 0 chooses a free port.
 
     Bind before loading a model, so that a port in use is reported at once.
 
@@ -67,8 +67,8 @@ def bind(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):  # type: ignore[misc]
     """uvicorn that stops the engine at the end of the grace period instead of cancelling requests.
 
-    So the client of an aborted request reads an error, not half an answer. The server accepts at most as many
-    connections as there are file descriptors.
+    The client of an aborted request then reads an error, not half an answer. The server accepts at most as
+    many connections as there are file descriptors.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
     @property
     def should_exit(self) -> bool:
-        """Whether to stop. Setting it wakes the loop, from any thread or signal handler."""
+        """Whether the server is to stop. Setting it wakes the loop, from any thread or signal handler."""
         return self._should_exit
 
     @should_exit.setter
@@ -96,7 +96,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
             self._wake()
 
     async def main_loop(self) -> None:
-        """Sleep until the stop, with one tick a second: uvicorn's ten ticks a second cost too much."""
+        """Sleep until the server stops, with one tick a second: uvicorn's ten a second cost too much."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         self._wake = functools.partial(loop.call_soon_threadsafe, woken.set)
         while not await self.on_tick(0):
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         self._wake = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then accept connections."""
+        """Start the application, then accept HTTP connections."""
         await super().startup(sockets=[])
         self._connections = Connections(min(self._limits.max_connections, room_for_connections()))
 
@@ -122,12 +122,12 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         self._acceptor = Acceptor(self._listener, connection, self._connections)
 
     async def on_tick(self, counter: int) -> bool:
-        """Update the date and log evictions."""
+        """Update the Date header and log evicted connections, once a second."""
         self._connections.log()
         return bool(await super().on_tick(counter))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections and let requests end."""
+        """Stop accepting connections, close the dashboard, and let requests end in the grace period."""
         self._acceptor.close()
         loop = asyncio.get_running_loop()
         close_pages = self.config.app.state.close_pages
@@ -145,7 +145,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 class HttpServer:
-    """Serves an application in a background thread.
+    """Serves the HTTP application in a background thread.
 
     Args:
         app: The application, from `build_app`.
@@ -177,7 +177,7 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Return when the server answers. Raises ClusterError."""
+        """Start the thread, and return when the server answers. Raises ClusterError."""
         self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""The two request bodies and their validation.
+"""The request bodies of the two generating endpoints, and their validation.
 
 A field that changes the answer is supported, or refused with a reason. A field without an effect on the
 answer (bookkeeping of OpenAI's API) is accepted. An unknown field is refused: most are typing errors.
@@ -130,7 +130,7 @@ class StreamOptions(_Model):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, in every event
     include_obfuscation: bool | None = None  # has no effect
-    # Our own: an event before each token's text with the expert servers that computed it.
+    # Not in OpenAI's API: an event before each token's text with the expert servers that computed it.
     include_servers: bool | None = None
 
 
@@ -154,7 +154,7 @@ _SETTINGS = {
 
 
 class GenerationRequest(_Model):
-    """The fields of both endpoints."""
+    """Fields of a request's body that both generating endpoints have."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -204,7 +204,7 @@ class GenerationRequest(_Model):
 
     @property
     def token_budget(self) -> int | None:
-        """Most tokens of the answer; None: not set."""
+        """Most tokens of the request's answer; None: not set."""
         return self.max_tokens
 
     def settings(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class ToolCallIn(BaseModel):
     function: FunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """The call in the form of chat templates: the arguments are an object."""
+        """Return the call in the form of chat templates, with the arguments as an object."""
         call = self.model_dump(exclude_none=True)
         call["function"]["arguments"] = json.loads(self.function.arguments)
         return call
@@ -294,7 +294,7 @@ class Message(BaseModel):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """The message in the form of chat templates."""
+        """Return the message in the form of chat templates."""
         # "developer" is OpenAI's newer name; templates use the older one.
         role = "system" if self.role == "developer" else self.role
         text = ""
@@ -320,7 +320,7 @@ class FunctionTool(BaseModel):
 
 
 class Tool(_Model):
-    """An entry of tools."""
+    """A tool that the request offers to the model."""
 
     type: Literal["function"]
     function: FunctionTool
@@ -359,7 +359,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def token_budget(self) -> int | None:
-        """Most tokens of the answer; the newer name of the field wins."""
+        """Most tokens of the request's answer; the newer name of the field wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -367,7 +367,7 @@ _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
 def load_json(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object of an HTTP body. Raises ApiError (400)."""
+    """Parse the JSON object of a request's body. Raises ApiError (400)."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -379,7 +379,7 @@ def load_json(body: bytes) -> dict[str, Any]:
 
 
 def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
-    """Validate a JSON object. Raises ApiError (400) that names the field."""
+    """Validate a request's JSON object. Raises ApiError (400) that names the field."""
     try:
         # Tokenizers and sockets take UTF-8; JSON escapes can hold text that UTF-8 cannot encode.
         json.dumps(body, ensure_ascii=False).encode()
@@ -397,7 +397,7 @@ _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_p
 
 
 def _refusal(error: ValidationError) -> ApiError:
-    """Convert the first validation error to the client's error."""
+    """Convert the first validation error of a body to the client's error."""
     first = error.errors(include_url=False, include_input=False)[0]
     param = ""
     for part in first["loc"]:

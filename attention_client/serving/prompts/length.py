@@ -2,8 +2,8 @@
 
 A token stands for a limited number of bytes: those of the longest vocabulary entry. So a text of N bytes has
 at least N / longest tokens, if no step of the tokenizer drops text or maps any amount of text to one token.
-The steps are those of Hugging Face's `tokenizers` (tokenizer.json). A tokenizer with an unknown step, or with
-one that gives no such guarantee, has no bound.
+The steps are those of Hugging Face's `tokenizers` (tokenizer.json). A tokenizer has no
+bound if a step is unknown or gives no such guarantee.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ _SPLITTERS = {"Punctuation", "Split"}  # keep all text unless their behaviour is
 
 @dataclass(frozen=True)
 class LengthBound:
-    """The bound of one tokenizer.
+    """Lower bound on the tokens of a text, for one tokenizer.
 
     Attributes:
         bytes_per_token: Most bytes of UTF-8 that one token stands for.
-        drops_blanks: Whitespace may become no token.
+        drops_blanks: Whether whitespace may become no token.
     """
 
     bytes_per_token: int
     drops_blanks: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound on the number of tokens."""
+        """Return a lower bound on the number of tokens of a text."""
         if self.drops_blanks:
             text = "".join(text.split())
         return math.ceil(len(text.encode()) / self.bytes_per_token)
 
 
 class _NoBoundError(Exception):
-    """A step of the tokenizer allows no bound."""
+    """Raised for a tokenizer whose steps allow no bound."""
 
 
 def length_bound(tokenizer: Tokenizer, steps: dict[str, Any]) -> LengthBound | None:
-    """Return the bound of a tokenizer; None: it has none.
+    """Derive the bound of a tokenizer from its steps; None: it has none.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`.
@@ -94,7 +94,7 @@ def length_bound(tokenizer: Tokenizer, steps: dict[str, Any]) -> LengthBound | N
 
 
 def _flat(step: dict[str, Any] | None, parts: str) -> Iterator[dict[str, Any]]:
-    """Flatten nested sequences of steps."""
+    """Flatten a tokenizer's nested sequences of steps."""
     if step is None:
         return
     if step["type"] != "Sequence":
@@ -105,7 +105,7 @@ def _flat(step: dict[str, Any] | None, parts: str) -> Iterator[dict[str, Any]]:
 
 
 def _shrinking(step: dict[str, Any]) -> int:
-    """Most input bytes for one output byte of this normalizer."""
+    """Return the most input bytes for one output byte of this normalizer."""
     if step["type"] == "Replace":
         old = step["pattern"].get("String")
         if old is None or not len(step["content"].encode()) >= len(old.encode()) > 0:
@@ -129,7 +129,7 @@ def _drops_blanks(
     pre_tokenizers: list[dict[str, Any]],
     added_tokens: list[dict[str, Any]],
 ) -> bool:
-    """Whether whitespace may become no token."""
+    """Whether the tokenizer may turn whitespace into no token."""
     steps = normalizers + pre_tokenizers
     strips = any(added["lstrip"] or added["rstrip"] for added in added_tokens)
     if not strips and not any(step["type"] in _BLANK_DROPPERS for step in steps):
@@ -141,7 +141,7 @@ def _drops_blanks(
 
 
 def _longest_token(model: dict[str, Any], byte_level: bool) -> int:
-    """Bytes of the longest token. Raises _NoBoundError if the model may drop text."""
+    """Return the bytes of the longest token. Raises _NoBoundError if the model may drop text."""
     if model["type"] == "BPE":
         vocabulary = list(model["vocab"])
         if model["continuing_subword_prefix"] or model["end_of_word_suffix"]:

@@ -1,4 +1,4 @@
-"""Runs the prompt reader where it delays no other request's stream."""
+"""Chooses where a request body is read, so that reading delays no other request's stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PromptPool:
     def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._reader = PromptReader(tokenizer, limits)
         self._thread = ThreadPoolExecutor(1, "prompts")
-        self._in_thread = 0  # bodies there
+        self._in_thread = 0  # bodies in the thread
         self._worker = WorkerProcess(tokenizer, limits)
         self._worker_thread = ThreadPoolExecutor(1, "prompt-worker")  # waits for the worker
         self._in_worker = 0
@@ -46,7 +46,7 @@ class PromptPool:
         self._idle: asyncio.TimerHandle | None = None
 
     async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
-        """Read one body (`PromptReader.read`). Raises ApiError (400, 503)."""
+        """Read one request body (`PromptReader.read`). Raises ApiError (400, 503)."""
         if len(body) <= _AT_ONCE_BYTES:
             return self._reader.read(cls, body)
         if self._worker.ready or len(body) > _IN_THREAD_BYTES:
@@ -61,7 +61,7 @@ class PromptPool:
             self._in_thread -= 1
 
     def close(self) -> None:
-        """End the threads and the worker. Reads in progress fail."""
+        """End the reading threads and the worker process. Reads in progress fail."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._worker_thread.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
@@ -70,12 +70,12 @@ class PromptPool:
         try:
             await self._ask_worker(self._worker.start)
         except ApiError:
-            await asyncio.sleep(_RESTART_S)  # meanwhile the thread reads all bodies
+            await asyncio.sleep(_RESTART_S)  # until then the thread reads all bodies
         finally:
             self._starting = None
 
     async def _ask_worker(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a method of the worker after the calls that are already queued."""
+        """Call a method of the worker process after the calls that are already queued."""
         self._in_worker += 1
         if self._idle is not None:
             self._idle.cancel()

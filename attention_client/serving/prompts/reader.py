@@ -1,4 +1,4 @@
-"""Converts the body of a request to the request and the tokens of its prompt."""
+"""Converts a request's body to its settings and the tokens of its prompt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the 
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """Limits of prompts.
+    """Limits of a request's prompt, from the model.
 
     Attributes:
         max_model_len: Most tokens of one request, prompt plus answer.
@@ -41,7 +41,7 @@ class ModelLimits:
 
 
 class PromptReader:
-    """Parses a body, applies the chat template and tokenizes.
+    """Parses a request's body, applies the chat template and tokenizes the prompt.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -138,7 +138,7 @@ class PromptReader:
         return self._check(encoded["input_ids"], field, request)
 
     def _check(self, tokens: list[int], field: str, request: GenerationRequest) -> list[int]:
-        """Check that the tokens are in the vocabulary and leave room for the answer."""
+        """Check that a prompt's tokens are in the vocabulary and leave room for the answer."""
         self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
         if not tokens:
             raise ApiError.invalid(field, f"'{field}': has no tokens.")

@@ -1,9 +1,9 @@
-"""The prompt worker: a process that reads large request bodies.
+"""The prompt worker: a process of the attention client that reads large request bodies.
 
 `worker_process.WorkerProcess` starts it with the number of a connection and sends its settings (JSON). The
 worker sends an empty message when it is ready. It answers each message (a byte for the endpoint, then the
-body) with one: the length of the JSON (4 bytes), the JSON ({"request"} or {"error"}), the tokens (4 bytes
-each).
+body) with one message: the length of the JSON (4 bytes), the JSON ({"request"} or {"error"}), the tokens
+(4 bytes each).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENDPOINTS: dict[bytes, type[GenerationRequest]] = {b"c": CompletionRequest, b"m"
 
 
 def main() -> None:
-    """Serve until the other side closes the channel."""
+    """Run the worker process: read bodies until the endpoint closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY or most > _MOST_MEMORY:
@@ -57,7 +57,7 @@ def main() -> None:
         channel.send_bytes(b"")
         while True:
             message = channel.recv_bytes()
-            # The endpoint waits no longer than this. The alarm ends a long read if the endpoint is gone.
+            # The endpoint waits no longer than this. The alarm ends a long read if the endpoint has died.
             signal.alarm(settings["deadline_s"])
             channel.send_bytes(_answer(reader, message))
             signal.alarm(0)

@@ -1,4 +1,4 @@
-"""The endpoint's side of the prompt worker."""
+"""The endpoint's side of the prompt worker: starts the process, sends it bodies, ends it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
 class WorkerProcess:
-    """The worker process, which reads one body at a time.
+    """The prompt worker's process, which reads one body at a time.
 
     The methods block. Only one thread may call them, except `stop`, which is thread-safe.
 
@@ -53,7 +53,7 @@ class WorkerProcess:
         self.ready = False
 
     def start(self) -> None:
-        """Start the process unless it runs. Raises ApiError (503) if it does not start."""
+        """Start the worker process unless it runs. Raises ApiError (503) if it does not start."""
         if self.ready:
             return
         try:
@@ -96,7 +96,7 @@ class WorkerProcess:
         return parse(cls, answer["request"]), array("I", reply[end:]).tolist()
 
     def _ask(self, message: bytes, timeout_s: float) -> bytes:
-        """Send a message and return the reply. Raises OSError, EOFError; TimeoutError ends the process."""
+        """Send the worker a message, return its reply. TimeoutError ends it; raises OSError, EOFError."""
         with self._lock:
             process, channel = self._process, self._channel
         if process is None or channel is None:
@@ -120,7 +120,7 @@ class WorkerProcess:
             timer.cancel()
 
     def stop(self) -> None:
-        """End the process, if it runs. A `read` in another thread fails."""
+        """End the worker process, if it runs. A `read` in another thread fails."""
         with self._lock:
             process = self._process
             self._process = self._channel = None
@@ -130,7 +130,7 @@ class WorkerProcess:
             process.wait(_END_S)
 
     def close(self) -> None:
-        """End the process permanently."""
+        """End the worker process; it cannot be started again."""
         with self._lock:
             self._is_closed = True
         self.stop()

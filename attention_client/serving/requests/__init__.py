@@ -1,1 +1,1 @@
-"""One HTTP request: chat or completion, streamed or whole."""
+"""Answers one HTTP request: chat or completion, streamed or whole."""

@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""Answers of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ChatHandler"]
 
 
 class ChatHandler(Handler):
-    """/v1/chat/completions."""
+    """Handler of /v1/chat/completions: answers as chat messages, with reasoning and tool calls."""
 
     request_class = ChatRequest
     id_prefix = "chatcmpl"
@@ -43,11 +43,11 @@ class ChatHandler(Handler):
         )
 
     def opening(self) -> list[dict[str, Any]]:
-        """The event with the role that begins OpenAI's streams."""
+        """Return the first event of a stream, which has the role."""
         return [_choice({"role": "assistant", "content": ""})]
 
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """The event's delta for a piece."""
+        """Convert a piece of the answer to the delta of a stream's event."""
         if isinstance(piece, Finish):
             return _choice({}, piece.reason)
         if isinstance(piece, Call):
@@ -57,7 +57,7 @@ class ChatHandler(Handler):
         return _choice({field: piece})
 
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """The message of an answer that is not streamed."""
+        """Convert all pieces to the message of an answer that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
         message: dict[str, Any] = {
             "role": "assistant",

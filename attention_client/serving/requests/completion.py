@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""Answers of /v1/completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["TextHandler"]
 
 
 class TextHandler(Handler):
-    """/v1/completions."""
+    """Handler of /v1/completions: answers as plain text."""
 
     request_class = CompletionRequest
     id_prefix = "cmpl"
@@ -20,7 +20,7 @@ class TextHandler(Handler):
     default_tokens = 16  # OpenAI's
 
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """The text of a piece."""
+        """Convert a piece of the answer to the choice of a stream's event."""
         ended = isinstance(piece, Finish)
         return {
             "index": 0,
@@ -30,5 +30,5 @@ class TextHandler(Handler):
         }
 
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """The text of an answer that is not streamed."""
+        """Join all pieces to the text of an answer that is not streamed."""
         return {"text": "".join(pieces), "logprobs": None}

@@ -1,4 +1,4 @@
-"""Incremental detokenizer."""
+"""Incremental detokenizer of a streamed answer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Detokenizer:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
 
     def push(self, token: int) -> str:
-        """Add a token; return the text that it completes."""
+        """Add a token of the answer; return the text that it completes."""
         self._tokens.append(token)
         return self._advance(final=False)
 
     def flush(self) -> str:
-        """Return the text of an incomplete character at the end."""
+        """Return the text of an incomplete character at the end of the answer."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:

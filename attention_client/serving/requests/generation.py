@@ -1,4 +1,4 @@
-"""One request on the event loop: tokens in, pieces of the answer out."""
+"""One request's generation on the event loop: tokens in, pieces of the answer out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call of the answer.
+    """A tool call in the model's answer.
 
     Attributes:
         index: Its position among the answer's calls.
@@ -52,7 +52,7 @@ class Finish:
 
 
 class Generation:
-    """One request's answer. Without transformers' ResponseParser it is plain text."""
+    """One request's generation. Without transformers' ResponseParser the answer is plain text."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Generation:
 
     @property
     def usage(self) -> dict[str, int]:
-        """The token counts so far, including the end token, in OpenAI's form."""
+        """Token counts of the request so far, including the end token, in OpenAI's form."""
         prompt = len(self._work.prompt)
         return {
             "prompt_tokens": prompt,
@@ -86,7 +86,7 @@ class Generation:
         }
 
     async def pieces(self) -> AsyncIterator[Any]:
-        """Yield the answer: str, ReasoningText (transformers'), Call, Served, and finally one Finish.
+        """Yield pieces of the answer: str, ReasoningText (transformers'), Call, Served, and last one Finish.
 
         The first step queues the request; closing the iterator cancels it. Raises ApiError.
         """
@@ -130,7 +130,7 @@ class Generation:
                 self._metrics.decode_time.observe(self._last - self._first)
 
     def _decode(self, delivery: Delivery) -> tuple[str, str | None]:
-        """Return the text of new tokens, and the finish reason if they end the answer."""
+        """Return the text of a delivery's tokens, and the finish reason if they end the answer."""
         text = ""
         for token in delivery.tokens:
             self._observe(delivery)

@@ -1,4 +1,4 @@
-"""The common part of the two generating endpoints."""
+"""The common part of the handlers of the two generating endpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DONE = "data: [DONE]\n\n"
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events. Closes the generator at the end of the response."""
+    """Response of server-sent events that closes its generator at the end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
@@ -35,7 +35,7 @@ class _EventStream(StreamingResponse):
 
 
 class Handler:
-    """Base class of a generating endpoint."""
+    """Base class of a generating endpoint's handler."""
 
     request_class: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
@@ -47,7 +47,7 @@ class Handler:
         self._service = service
 
     async def handle_request(self, body: bytes) -> Response:
-        """Answer one request. Raises ApiError before the generation begins."""
+        """Answer one request, given its body. Raises ApiError before the generation begins."""
         request, generation = await self.generation(body)
         del body  # may be megabytes
         if request.stream:
@@ -58,7 +58,7 @@ class Handler:
         return JSONResponse(self._head(generation, self.answer_object) | answer)
 
     async def generation(self, body: bytes) -> tuple[GenerationRequest, Generation]:
-        """Read a request; return it with its generation, which has not begun. Raises ApiError."""
+        """Read a request's body; return the request and its generation, not begun yet. Raises ApiError."""
         service = self._service
         service.check_engine()
         request, prompt = await service.prompts.read(self.request_class, body)
@@ -74,16 +74,16 @@ class Handler:
         return None
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the choices of the events before the first token."""
+        """Return the choices of a stream's events before the first token."""
         return []
 
     @abstractmethod
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """Return the choice of the event for a piece of the answer or for its Finish."""
+        """Return the choice of a stream's event for a piece of the answer or its Finish."""
 
     @abstractmethod
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """Return the content of the choice of an answer that is not streamed."""
+        """Return the content of the only choice of an answer that is not streamed."""
 
     def _head(self, generation: Generation, kind: str) -> dict[str, Any]:
         service = self._service

@@ -1,4 +1,4 @@
-"""The served model: the state that all handlers share."""
+"""The served model: the state that all request handlers share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class Service:
-    """A loaded model and its engine."""
+    """A loaded model, its engine and its prompt readers, for all request handlers."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Service:
 
     @staticmethod
     def clock() -> int:
-        """The Unix time in answers. No decision depends on it."""
+        """Return the Unix time in seconds, for answers. No decision depends on it."""
         return int(time.time())
 
     def check_engine(self) -> None:
@@ -78,7 +78,7 @@ class Service:
             raise CBWorkerDeadError(f"The engine has stopped: {failure}. Restart the server.")
 
     def check_name(self, model: str | None) -> None:
-        """Raise ApiError (404) for the name of another model. None passes."""
+        """Raise ApiError (404) if a request names another model. None passes."""
         if model is not None and model not in self._names:
             raise ApiError(
                 404,
@@ -89,7 +89,7 @@ class Service:
             )
 
     def card(self) -> dict[str, Any]:
-        """The model's entry in /v1/models."""
+        """Return the model's entry in /v1/models."""
         return {
             "id": self.name,
             "object": "model",
@@ -99,6 +99,6 @@ class Service:
         }
 
     def shutdown(self) -> None:
-        """Stop the engine and the prompt readers."""
+        """Stop the engine and the prompt readers, when the endpoint stops."""
         self.engine.stop(_STOP_TIMEOUT_S)
         self.prompts.close()

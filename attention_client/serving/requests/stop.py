@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Finds stop strings in an answer's text, which arrives in pieces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Matcher:
         return self._length if self._length < len(self._stop) else self._shorter[self._length]
 
     def push(self, character: str) -> bool:
-        """Add a character; return whether it completes the string."""
+        """Add a character of the text; return whether it completes the stop string."""
         length = self.begun
         while length and self._stop[length] != character:
             length = self._shorter[length]
@@ -43,7 +43,7 @@ class _Matcher:
 
 
 class StopStrings:
-    """Passes text up to the first stop string.
+    """Passes an answer's text up to the first stop string.
 
     The string that is complete first wins; among several, the longest. So the result does not depend on how
     the text is split into pieces. Text that may be the beginning of a stop string is held back. A string
@@ -56,7 +56,7 @@ class StopStrings:
         self.matched = False
 
     def push(self, text: str, *, search: bool = True) -> str:
-        """Add a piece; return the text that can be shown. After a match this is empty."""
+        """Add a piece of text; return the text that can be shown. After a match this is empty."""
         if self.matched:
             return ""
         buffer = self._held + text

@@ -1,4 +1,4 @@
-"""Placements made for the split of each batch: every server exactly as full as its speed allows."""
+"""The default policy, `fractional`: placements for clients that split each batch over replicas."""
 
 from balancer.policies.fractional.balancer import FractionalBalancer
 from balancer.policies.fractional.layout import fractional

@@ -1,8 +1,8 @@
-"""Forecasts the next window's loads with the model that has been most accurate so far.
+"""Forecasts the experts' loads in the next window, with the model that has been most accurate so far.
 
 Every model is a weighted sum of *blocks* (means over parts of a window): means of the last few blocks for
 loads that jump, of many for loads that stay, straight lines for loads that drift. The model is chosen layer
-by layer, by forecasting known blocks.
+by layer, by its errors in forecasting known blocks.
 Shape suffixes: N blocks, M forecasts (models), W window, B scenarios, L layers, E logical experts.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["BLOCKS", "block_means", "forecast", "scenarios"]
 Float = npt.NDArray[np.float64]
 
 BLOCKS = 16
-"""Blocks of a window."""
+"""Number of blocks in a window."""
 
 _MEANS = (2, 4, 8, 16, 32)
 _LINES = (8, 16, 32)
@@ -40,7 +40,7 @@ def block_means(window_WLE: npt.NDArray[Any]) -> Float:
 
 
 def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
-    """Mean loads in parts of the future.
+    """Forecast the mean loads in parts of the future.
 
     Args:
         blocks_NLE: Known blocks, oldest first.
@@ -60,7 +60,7 @@ def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
         truth_LE = blocks_NLE[start : start + span].mean(axis=0)
         weights_MN = np.stack([model[0] for model in _models(start, span, 1)])
         guess_MLE = (weights_MN @ flat_NX[:start]).reshape(-1, layers, experts)
-        # Long forecasts weigh more; at first there are only short ones.
+        # Long forecasts weigh more; with few known blocks there are only short ones.
         error_ML += span * ((guess_MLE - truth_LE) ** 2).sum(axis=2)
     # Step 2: the best model of each layer.
     best_L = error_ML.argmin(axis=0)
@@ -69,13 +69,13 @@ def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:
     for model in np.unique(best_L):
         mine_L = best_L == model
         said_PLE[:, mine_L] = np.tensordot(models[model], blocks_NLE[:, mine_L], 1)
-    # Step 3: a line must not take a load to 0.
+    # Step 3: keep a straight line from taking a load to 0.
     least_LE = _LEAST_PART * blocks_NLE[-2:].mean(axis=0)
     return np.asarray(np.maximum(said_PLE, least_LE))
 
 
 def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) -> Float:
-    """float64 (B, L, E): forecasts with the noise of single iterations of the window.
+    """float64 (B, L, E): forecasts plus the noise of single iterations of the window.
 
     Their mean is the forecasts' mean, so that experts without tokens in these iterations keep their load.
     """
@@ -92,7 +92,7 @@ def scenarios(window_WLE: npt.NDArray[Any], blocks_NLE: Float, said_BLE: Float) 
 
 
 def _models(count: int, ahead: int, parts: int) -> list[Float]:
-    """Weights of `count` blocks for each part of the future, (parts, count), by model."""
+    """Return each model's weights of `count` blocks for each part of the future, (parts, count)."""
     centre_P = (np.arange(parts) + 0.5) * ahead / parts - 0.5
     weights = []
     for length in _MEANS:

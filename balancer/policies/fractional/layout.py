@@ -1,30 +1,30 @@
-"""The policy `fractional`: place for the split.
+"""The policy `fractional`: places experts for the best split of each batch.
 
-A client may split a batch's tokens of one expert over its replicas in any proportion. So the quality of a
-placement is not the load per replica but the best split over it (`balancer.policies.split`).
+A client may split a batch's tokens of one expert over its replicas in any proportion. A placement is
+therefore rated by the best split over it (`balancer.policies.split`), not by the load per replica.
 
-    piece       a server's part of an expert that other servers hold, too
+    piece       a server's part of an expert that other servers also hold
     PAR         that of the best split
     price       by how much a loaded replica must lower the PAR of its layer
     cross-node  replicas of an expert on other nodes than its first
 
-From nothing (`fill.c`), like filling an alias table (A. J. Walker 1974; McNaughton's wrap-around rule, 1959,
-with k jobs on a machine):
+Without a current layout (`fill.c`), the algorithm resembles filling an alias table (A. J. Walker 1974;
+McNaughton's wrap-around rule, 1959, with k jobs on a machine):
 
     Step 1. Fill a server with k slots to exactly its part of the load: k - 1 whole experts and a piece of one
-            more, the hottest one left if possible. The rest of that one stays in the pool. This always works
-            while the pool has as many experts as the remaining servers have slots, less one each: PAR is 1
-            then, with at most E + S - 1 replicas.
+            more, the hottest expert left if possible. The remainder of that expert stays in the pool. This
+            always works while the pool has as many experts as the remaining servers have slots, less one
+            each. The PAR is then 1, with at most E + S - 1 replicas.
     Step 2. With fewer slots: replicate where load per replica is highest (Adams' apportionment), place by
-            longest processing time first, and go on with step 4.
+            longest processing time first, and continue with step 4.
     Step 3. Remaining slots get further replicas of the hottest experts.
 
-From the current layout (`improve.c`):
+With a current layout (`improve.c`):
 
     Step 4. Split each scenario best, by a max-flow. Load above a target between mean and peak that cannot be
             shifted is excess; it is on servers with sole replicas. While there is excess, add a replica of
-            such an expert on a server with capacity, in the place of a spare replica; if there is none, two
-            experts change places.
+            such an expert on a server with capacity, in place of a spare replica; if there is none, exchange
+            two experts.
     Step 5. Keep the result if it lowered the mean PAR by more than the loads are worth, and try a lower
             target; else undo it and try a target nearer to the peak.
 """
@@ -67,13 +67,13 @@ def fractional(
     nodes_S: npt.ArrayLike | None = None,
     cross_node_replicas: int | None = None,
 ) -> Layout:
-    """Place for the split of each batch; see the module for the algorithm.
+    """Lay out for the best split of each batch; the module's docstring has the algorithm.
 
-    The shares are those of the best split of the planned load: PAR 1.0 from nothing if servers are alike and
-    (slots per server - 1) * servers >= experts. Every replica has a share above 0.
+    The shares are those of the best split of the planned load. Without a current layout the PAR is 1.0 if
+    servers are alike and (slots per server - 1) * servers >= experts. Every replica has a share above 0.
 
     Args:
-        problem: What to plan. With `current`, only moves that pay are made.
+        problem: The input. With `current`, only moves that pay back are made.
         window_WLE: (W, L, E) loads by iteration, oldest first. The plan is then for the forecast of the next
             window, noise included, instead of for the problem's load.
         expert_bytes: Bytes of one expert of one layer.
@@ -91,7 +91,7 @@ def fractional(
     Raises:
         ValueError: A knob is out of its range; the message names it.
 
-    Time from nothing O(L * S * (E + slots)); from `current` O(moves * (slots + E)) plus the flows, each
+    Time without `current` O(L * S * (E + slots)); with it O(moves * (slots + E)) plus the flows, each
     O(slots) to O(slots * S), for each scenario.
     """
     if least_gain is None:
@@ -118,13 +118,13 @@ def lay_out(
     nodes_S: npt.NDArray[np.int32] | None,
     most_cross_node: int,
 ) -> Layout:
-    """A layout for several loads at once.
+    """Compute one layout for several loads (scenarios) together.
 
     Args:
         problem: All inputs but the load.
         load_BLE: float64 (B, L, E) scenarios.
-        price: See the module; unused without `current`.
-        nodes_S, most_cross_node: From `checked_nodes`.
+        price: See the module's docstring; unused without `current`.
+        nodes_S, most_cross_node: Result of `checked_nodes`.
     """
     shape = (problem.layers, problem.servers, problem.experts)
     holds_LSE = np.zeros(shape, np.bool_)
@@ -146,7 +146,7 @@ def checked_price(
     horizon_s: float,
     least_gain: float,
 ) -> Callable[[int], float]:
-    """A function from the number of layers to the price (see the module). Raises ValueError."""
+    """Check the knobs; return a function from the number of layers to the price. Raises ValueError."""
     for name, value in (
         ("expert_bytes", expert_bytes),
         ("stall_s", stall_s),
@@ -162,7 +162,7 @@ def checked_price(
 def checked_nodes(
     nodes_S: npt.ArrayLike | None, cross_node_replicas: int | None, servers: int
 ) -> tuple[npt.NDArray[np.int32] | None, int]:
-    """Nodes and limit; no nodes without a limit. Raises ValueError."""
+    """Check and return nodes and limit; without a limit no nodes are returned. Raises ValueError."""
     if cross_node_replicas is None:
         return None, 0
     checked_number("cross_node_replicas", cross_node_replicas, whole=True)
@@ -171,5 +171,5 @@ def checked_nodes(
     nodes = np.asarray(nodes_S)
     if nodes.shape != (servers,) or not np.issubdtype(nodes.dtype, np.integer) or nodes.min() < 0:
         raise ValueError(f"nodes_S must be {servers} whole numbers of at least 0")
-    # Numbered without gaps: planning iterates over them.
+    # Nodes are numbered without gaps, because planning iterates over them.
     return np.unique(nodes, return_inverse=True)[1].astype(np.int32), int(cross_node_replicas)

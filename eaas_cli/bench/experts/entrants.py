@@ -1,4 +1,4 @@
-"""The kernels that take part."""
+"""The expert kernels that take part in `eaas bench experts`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Entrants", "find_entrants"]
 
 @dataclass(frozen=True, eq=False)
 class Entrants:
-    """The kernels for one dtype of the weights.
+    """The kernels that are measured with one dtype of the stored weights.
 
     Attributes:
-        kernels: Name -> empty kernel. The caller closes them.
+        kernels: Kernels without experts, by name. The caller closes them.
         shown: Kernels with rows of their own.
         picked: Choice of `auto`, if `auto` takes part and finds one.
     """
@@ -34,7 +34,7 @@ class Entrants:
 def find_entrants(
     plan: Plan, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
 ) -> Entrants:
-    """Create the kernels of a plan that work on this machine.
+    """Create those kernels of a plan that work on this machine.
 
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.

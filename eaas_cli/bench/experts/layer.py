@@ -1,4 +1,4 @@
-"""One MoE layer: its weights in memory, and for each batch size every implementation in turn."""
+"""Measures one MoE layer: loads random weights, then times every implementation for each batch size."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from expert_server.kernels.kernel import ExpertKernel
 
 __all__ = ["bench_layer"]
 
-# The first tokens of every batch, whose answers are known in float64.
+# Number of tokens at the start of every batch whose answers are computed in float64 for comparison.
 _EXACT_TOKENS = 4
-# Time limit of a cell; slow cells have fewer rounds.
+# Time limit of a cell (one batch size of a layer). Slow cells have fewer rounds.
 _CELL_S = 30.0
-# `batched_mm` is skipped if it would copy more.
+# `batched_mm` is skipped if it would copy more bytes than this.
 _MOST_COPIED_BYTES = 4 << 30
 # Below this ratio of multiply time to read time, the multiply speed is not measured at each call.
 _NEAR = 0.5
-# Else it is measured around each call, for this time or this share of the call.
+# Above it, the multiply speed is measured around each call, for this time or this share of the call.
 _MULTIPLY_S, _MULTIPLY_SHARE = 0.04, 0.1
 
-# Dtype of the weights, and kernel; transformers' implementations have no dtype.
+# (dtype of the weights, kernel) of a kernel; ("", implementation) for transformers.
 _Name = tuple[str, str]
 # Kernels by dtype of the stored weights.
 _Entrants = Mapping[str, Entrants]
@@ -41,7 +41,7 @@ _Entrants = Mapping[str, Entrants]
 def bench_layer(
     shape: Shape, dtypes: Iterable[str], plan: Plan, limits: Limits, findings: Findings
 ) -> None:
-    """Measure a layer and free its memory.
+    """Measure all implementations on one MoE layer, add their rows to `findings`, and free its memory.
 
     Args:
         dtypes: Dtypes of the stored weights that share a dtype of products; measured in the same rounds.
@@ -84,13 +84,13 @@ def _load(source: Source, entrants: _Entrants, findings: Findings) -> None:
 
 
 def _needed_bytes(shape: Shape, compute: torch.dtype, entrants: _Entrants, plan: Plan) -> int:
-    """Memory for the weights of all kernels and of transformers, and for the calls."""
+    """Estimate the bytes for the weights of all kernels and of transformers, and for their calls."""
     held = [stored_bytes(shape, dtype) for dtype, found in entrants.items() for _ in found.kernels]
     weights = shape.num_experts * (sum(held) + shape.expert_size * compute.itemsize)
     pairs = max(plan.tokens) * shape.top_k
     # Each kernel keeps scratch space for the token-expert pairs, float32 at worst.
     scratch = len(held) * pairs * (shape.hidden + shape.intermediate) * 4
-    # transformers holds per pair: input, gate and up, their product, output with and without the score.
+    # transformers keeps per pair: input, gate and up, their product, output with and without the score.
     theirs = pairs * (4 * shape.hidden + 3 * shape.intermediate) * compute.itemsize
     copied = (_copied_bytes(shape, compute, tokens) for tokens in plan.tokens)
     return (
@@ -108,12 +108,12 @@ def _bench_cell(
     limits: Limits,
     findings: Findings,
 ) -> None:
-    """Add a row for each kernel.
+    """Measure one batch size of a layer; add a row for each kernel.
 
     Args:
         tokens: T.
         exact_TH: Answer to the first tokens of the batch of seed 0, float64.
-        entrants: Their kernels hold the experts.
+        entrants: Kernels that have loaded the experts, by dtype.
     """
     computes: dict[_Name, Compute] = {
         (dtype, name): partial(_call, kernel)
@@ -173,7 +173,7 @@ def _bench_cell(
 
 
 def _copied_bytes(shape: Shape, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes of weights that `batched_mm` copies in a call: those of each token-expert pair."""
+    """Bytes of weights that `batched_mm` copies in a call, one expert for each token-expert pair."""
     return tokens * shape.top_k * shape.expert_size * dtype.itemsize
 
 

@@ -1,7 +1,7 @@
-"""Speed of memory reads and of matrix products, measured throughout a run.
+"""The machine's speed of memory reads and of matrix products, measured throughout a run.
 
 On a shared machine both change from minute to minute. A kernel is compared with the speeds right before and
-right after its call. Each limit is the best of several ways: a slow one would make every kernel look good.
+right after its call. Each limit is the best of several ways, because a slow one would flatter every kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from expert_server.weights.memory import huge_memory
 
 __all__ = ["READ_BYTES", "Limits", "MultiplyLimit", "ReadLimit", "settle"]
 
-# Far more than any last-level cache, so that reading it evicts everything else.
+# The buffer is far larger than any last-level cache, so that reading it evicts everything else.
 READ_BYTES = 5 << 28
 _TRIES = 9
 _SETTLE_S = 0.02
@@ -27,7 +27,7 @@ _PRODUCTS = ((512, 1024, 4096), (1024, 1024, 8192), (1024, 2048, 4096), (2048, 2
 
 
 class ReadLimit:
-    """Reads a large buffer with all threads, which leaves the caches cold.
+    """Measures the speed of reads from memory with all threads. A measurement leaves the caches cold.
 
     Attributes:
         way: The fastest way, which is used.
@@ -35,7 +35,7 @@ class ReadLimit:
     """
 
     def __init__(self, threads: int) -> None:
-        # Kept alive: the compiled way has only its address.
+        # Keep the buffer alive, because the compiled way has only its address.
         self._buffer = huge_memory(READ_BYTES).view(torch.float32).fill_(1)
         ways = _ways_to_read(self._buffer, threads)
         self.way = _fastest(ways)
@@ -44,14 +44,14 @@ class ReadLimit:
         self.measure()
 
     def measure(self) -> float:
-        """Measure bytes/s now."""
+        """Measure the read speed now, in bytes/s."""
         settle()
         self.samples.append(READ_BYTES / _seconds(self._read))
         return self.samples[-1]
 
 
 class MultiplyLimit:
-    """A matrix product that fits the caches, by torch or packed for oneDNN.
+    """Measures the speed of a matrix product that fits the caches, by torch or packed for oneDNN.
 
     Attributes:
         way: The fastest way, which is used.
@@ -72,7 +72,7 @@ class MultiplyLimit:
         self.measure(0.1)
 
     def measure(self, seconds: float) -> float:
-        """Measure FLOP/s now, for at least `seconds`."""
+        """Measure the speed of products now, in FLOP/s, for at least `seconds`."""
         done, took, started = 0, 0.0, time.perf_counter()
         while took < seconds:
             self._multiply()
@@ -83,7 +83,7 @@ class MultiplyLimit:
 
 
 class Limits:
-    """The machine's limits for one dtype of products."""
+    """The machine's read and multiply limits for one dtype of products."""
 
     def __init__(self, read: ReadLimit, multiply: MultiplyLimit) -> None:
         self.dtype = multiply.dtype
@@ -91,11 +91,11 @@ class Limits:
         self._read, self._multiply = read, multiply
 
     def typical(self) -> Speed:
-        """Median speeds so far."""
+        """Median of the read and multiply speeds measured so far."""
         return Speed(median(self._read.samples), median(self._multiply.samples))
 
     def measure(self, multiply_s: float) -> Speed:
-        """Measure the speeds now; the caches are cold afterwards.
+        """Measure the read and multiply speeds now; the caches are cold afterwards.
 
         `multiply_s`: seconds of products; 0: use the median so far.
         """
@@ -105,7 +105,7 @@ class Limits:
 
 
 def settle() -> None:
-    """Wait until the threads of the last call sleep: torch's OpenMP threads spin for about 10 ms."""
+    """Sleep until the threads of the last call sleep. torch's OpenMP threads spin for about 10 ms."""
     time.sleep(_SETTLE_S)
 
 
@@ -133,14 +133,14 @@ def _ways_to_multiply(
         multiply = partial(ops._linear_pointwise, x, packed, None, "none", [], "")
         multiply()
     except (AttributeError, RuntimeError):
-        return ways  # Private operators: not in every build of torch, not for every CPU.
+        return ways  # These private operators are missing in some builds of torch and on some CPUs.
     return ways | {f"oneDNN {name}": multiply}
 
 
 def _fastest(
     ways: Mapping[str, Callable[[], object]], amounts: Mapping[str, int] | None = None
 ) -> str:
-    """Name of the way with the best median speed."""
+    """Find the name of the way with the best median speed."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(_TRIES):
         for name, way in ways.items():

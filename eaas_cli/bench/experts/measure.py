@@ -1,4 +1,4 @@
-"""Implementations in turn, each call between two measurements of the machine's speed."""
+"""Times implementations in turn, each call between two measurements of the machine's speed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Compute", "Sample", "affordable_rounds", "in_turn", "timed"]
 _Name = TypeVar("_Name")
 Compute = Callable[[Batch], torch.Tensor]
 
-# A median needs three samples.
+# Fewest rounds of a cell, because a median needs three samples.
 _LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call.
+    """One timed call of an implementation.
 
     Attributes:
-        speed: Speed of the machine, mean of before and after.
+        speed: Speed of the machine, the mean of the measurements before and after the call.
     """
 
     seconds: float
@@ -36,7 +36,7 @@ class Sample:
 
 
 def timed(compute: Compute, batch: Batch) -> tuple[float, torch.Tensor]:
-    """Call it; return its seconds and its answer."""
+    """Run an implementation on a batch; return the seconds and the answer."""
     started = time.perf_counter()
     answer_TH = compute(batch)
     return time.perf_counter() - started, answer_TH
@@ -69,7 +69,7 @@ def in_turn(
             settle()
             seconds, _ = timed(computes[name], batch)
             after = limits.measure(multiply_s)
-            # The mean: the maximum is too strict when the speed varies, even for the reader itself.
+            # Use the mean. When the speed varies, even the reader itself stays below the maximum.
             speed = Speed((before.read + after.read) / 2, (before.multiply + after.multiply) / 2)
             samples[name].append(Sample(seconds, speed, batch.active))
             before = after
@@ -77,5 +77,5 @@ def in_turn(
 
 
 def affordable_rounds(wanted: int, round_s: float, budget_s: float) -> int:
-    """Rounds that fit `budget_s` at `round_s` each: at most `wanted`, at least three of them."""
+    """Number of rounds of `round_s` that fit `budget_s`: at most `wanted`, at least three."""
     return min(wanted, max(_LEAST_ROUNDS, int(budget_s / round_s)))

@@ -1,4 +1,4 @@
-"""The plan of a run, from the command line."""
+"""The plan of `eaas bench experts`, from its command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def expert_size(self) -> int:
-        """Weights of one expert."""
+        """Number of weights of one expert."""
         return 3 * self.hidden * self.intermediate
 
 
@@ -46,7 +46,7 @@ BUILT_IN = (Shape(2048, 768, 128, 8, "A"), Shape(7168, 2048, 16, 8, "B"))
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run.
+    """Shapes, dtypes, kernels and batch sizes that a run measures.
 
     Attributes:
         shapes: Shapes in the order of measurement.
@@ -65,7 +65,7 @@ class Plan:
 
 
 def compute_dtype(dtype: str) -> str:
-    """Dtype of the products' inputs: quantised weights are multiplied with bfloat16 activations."""
+    """Dtype of a product's inputs. Quantised weights are multiplied with bfloat16 activations."""
     return "float32" if dtype == "float32" else "bfloat16"
 
 
@@ -80,7 +80,7 @@ def make_plan(
     rounds: int,
     threads: int,
 ) -> Plan:
-    """Check the options and make a plan.
+    """Check the options of `eaas bench experts` and make a plan.
 
     Args:
         shapes: Each `H,I,E,K`.

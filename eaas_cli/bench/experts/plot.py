@@ -1,4 +1,4 @@
-"""Plot of the roofline fractions: a panel per shape."""
+"""Plot of the kernels' roofline fractions, one panel per shape."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def draw_plot(document: dict[str, Any], path: Path) -> None:
         _draw(panel, here, kernels)
         panel.set_title(_title(here[0]))
     panels[0].set_ylabel("fraction of the roofline")
-    # After drawing: it also fixes the top of all panels.
+    # Set this after drawing, because it also fixes the top of all panels.
     panels[0].set_ylim(bottom=0)
     handles = {
         label: handle

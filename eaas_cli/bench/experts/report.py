@@ -44,7 +44,7 @@ def print_report(document: dict[str, Any]) -> None:
 
 
 def _print_layer(rows: list[dict[str, Any]]) -> None:
-    """Print a layer's rows; `auto` is a mark on the row of its choice, if there is one."""
+    """Print the rows of one layer. The row of the kernel that `auto` chose is marked, if there is one."""
     name = f"{rows[0]['name']}: " if "name" in rows[0] else ""
     title = f"{name}H,I,E,K = {rows[0]['shape']}"
     picks = {(row["dtype"], row["tokens"], row["picked"]) for row in rows if "picked" in row}

@@ -1,4 +1,4 @@
-"""The roofline: the least time of a batch, to read its weights or to multiply with them."""
+"""The roofline of one layer call: the time to read the weights or to multiply, whichever is longer."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """The larger bound."""
+        """The larger of the two bounds, in seconds."""
         return max(self.memory_s, self.compute_s)
 
     @property
     def bound(self) -> Literal["memory", "compute"]:
-        """The resource that sets the bound."""
+        """The resource that sets the larger bound."""
         return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
@@ -57,7 +57,7 @@ def stored_bytes(shape: Shape, dtype: str) -> int:
 
 
 def limit(shape: Shape, dtype: str, tokens: int, active: float, speed: Speed) -> Limit:
-    """The roofline of one call, without activations.
+    """Compute the roofline of one layer call. Activations are not counted.
 
     Args:
         tokens: T; each goes to `top_k` experts.

@@ -1,4 +1,4 @@
-"""Parts of the document: rows with medians over the rounds, and what was skipped."""
+"""Rows of the document, with medians over the rounds, and the record of skipped combinations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Findings:
-    """Parts of the document of a run.
+    """The results of a run so far, as parts of its document.
 
     Attributes:
         rows: One per shape, dtype, number of tokens and kernel.
@@ -48,7 +48,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Cell:
-    """A batch size of a layer: common to all implementations.
+    """The measurements of one batch size of a layer that all kernels' rows share.
 
     Attributes:
         tokens: T.
@@ -67,7 +67,7 @@ class Cell:
 def kernel_row(
     cell: Cell, dtype: str, kernel: str, samples: Sequence[Sample], rel_error: float
 ) -> Row:
-    """Make the row of one kernel.
+    """Make the document's row for one kernel at one batch size.
 
     Args:
         cell: The cell; its baselines have as many samples.
@@ -107,7 +107,7 @@ def kernel_row(
 
 
 def auto_row(row: Row) -> Row:
-    """The row of `auto`: that of the kernel that it picked."""
+    """Make the row of `auto`, a copy of the row of the kernel that it picked."""
     return row | {"kernel": AUTO, "picked": row["kernel"]}
 
 

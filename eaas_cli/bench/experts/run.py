@@ -81,7 +81,7 @@ def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) ->
 
 
 def _limit(way: str, samples: Sequence[float], unit: float) -> dict[str, Any]:
-    """Statistics over all measurements of the run."""
+    """Summarise all measurements of one machine limit during the run."""
     return {
         "median": figure(median(samples) / unit),
         "least": figure(min(samples) / unit),

@@ -1,4 +1,4 @@
-"""Random experts in transformers' layout, and random batches.
+"""Random experts in transformers' layout, and random batches, for `eaas bench experts`.
 
 T tokens, K top-k, H hidden, I intermediate, E experts.
 """
@@ -24,7 +24,7 @@ BASELINES = ("eager", "grouped_mm", "batched_mm")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The arguments of one call.
+    """The inputs of one layer call.
 
     Attributes:
         x_TH: Hidden states, in the products' dtype.
@@ -43,11 +43,11 @@ class Batch:
 
 
 class Batches:
-    """Batches of one shape. Batches of one seed begin with the same tokens at any size.
+    """Makes random batches for one shape. Batches of one seed begin with the same tokens at any size.
 
     Args:
         dtype: Dtype of the hidden states.
-        most: Largest T.
+        most: Largest T that `get` takes.
     """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, most: int) -> None:
@@ -55,7 +55,7 @@ class Batches:
         self._x_TH = torch.randn(most, shape.hidden, generator=_rng(0)).to(dtype)
 
     def get(self, tokens: int, seed: int) -> Batch:
-        """A batch of T tokens; the seed draws their experts."""
+        """Make a batch of T tokens whose experts are drawn from the seed."""
         rng = _rng(seed)
         order_TE = torch.rand(self._most, self._shape.num_experts, generator=rng)
         logits_TK = torch.randn(self._most, self._shape.top_k, generator=rng)
@@ -67,7 +67,7 @@ class Batches:
 
 
 class Source:
-    """A layer's experts as a module of transformers (SwiGLU, no biases).
+    """One layer's random experts, as a module of transformers (SwiGLU, no biases).
 
     Attributes:
         shape, dtype: As given.
@@ -84,12 +84,12 @@ class Source:
             setattr(self._module, name, torch.nn.Parameter(weights_ENK, requires_grad=False))
 
     def experts(self) -> Iterator[ExpertWeights]:
-        """Yield a view of each expert."""
+        """Yield a view of each expert's weights."""
         for up, down in zip(self._module.gate_up_proj, self._module.down_proj, strict=True):
             yield ExpertWeights(up, down)
 
     def exact(self, batch: Batch) -> torch.Tensor:
-        """The answer in float64, (T, H); one expert at a time to save memory."""
+        """Compute the answer to a batch in float64, (T, H); one expert at a time to save memory."""
         oracle = ReferenceKernel([self.form], KernelSpec(torch.float64))
         exact_TH = torch.zeros(batch.x_TH.shape, dtype=torch.float64)
         for expert, weights in enumerate(self.experts()):
@@ -103,7 +103,7 @@ class Source:
 
     @torch.inference_mode()
     def compute(self, implementation: str, batch: Batch) -> torch.Tensor:
-        """transformers' answer, (T, H) in the weights' dtype.
+        """Compute a batch with one of transformers' implementations; return (T, H) in the weights' dtype.
 
         Args:
             implementation: One of BASELINES.
@@ -116,7 +116,7 @@ class Source:
 
 
 def source_form(shape: Shape) -> ExpertForm:
-    """Form of a source's experts, without weights."""
+    """Describe the form of a source's experts (activation, biases); builds no weights."""
     return _form(_module(shape))
 
 
@@ -125,7 +125,7 @@ def _form(module: Any) -> ExpertForm:
 
 
 def _module(shape: Shape) -> Any:
-    """The module on the meta device."""
+    """Build transformers' experts module on the meta device."""
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 

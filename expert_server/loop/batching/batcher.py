@@ -25,13 +25,13 @@ R = TypeVar("R")
 
 
 class Compute(NamedTuple):
-    """Compute this layer's requests now."""
+    """Decision to compute this layer's requests now."""
 
     layer: int
 
 
 class Wait(NamedTuple, Generic[C]):
-    """Decide again when this connection has written, and at `until` at the latest."""
+    """Decision to wait until this connection has written, at most until `until`, and decide again."""
 
     connection: C
     until: float
@@ -39,7 +39,7 @@ class Wait(NamedTuple, Generic[C]):
 
 @dataclass(slots=True)
 class Queue(Generic[R]):
-    """The requests of one layer.
+    """The admitted requests of one layer.
 
     Attributes:
         layer: MoE layer.
@@ -58,30 +58,30 @@ class Policy(Generic[C]):
     """Decides whether a batch waits for more requests. Events come in the order of time."""
 
     def admitted(self, connection: C, layer: int) -> None:
-        """A connection wrote a request."""
+        """Event: a connection's request for this layer was admitted."""
 
     def answered(self, connection: C, now: float) -> None:
-        """A connection's request was answered or dropped."""
+        """Event: a connection's request was answered or dropped."""
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A batch of this many tokens took this long."""
+        """Event: the loop computed a batch of this many tokens in this many seconds."""
 
     def keep(self, connections: Collection[C]) -> None:
-        """Forget all other connections."""
+        """Drop what is stored about all other connections, which are closed."""
 
     def wait(self, queue: Queue[R], alone: bool, now: float) -> Wait[C] | None:
-        """The connection that the next batch waits for; None: compute it now.
+        """Return the connection that the next batch waits for; None: compute it now.
 
         Args:
             queue: The next batch.
-            alone: No other layer has requests.
+            alone: Whether no other layer has requests.
             now: Monotonic seconds.
         """
         return None
 
 
 class Batcher(Generic[C, R]):
-    """See the module.
+    """Queues admitted requests by layer and decides when the loop computes which (see the module).
 
     Args:
         policy: Decides how long a batch waits.
@@ -98,11 +98,11 @@ class Batcher(Generic[C, R]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request waits."""
+        """Whether no request waits in any layer's queue."""
         return not self._queues
 
     def admit(self, request: R, connection: C, layer: int, now: float) -> None:
-        """Put a request into its layer's queue."""
+        """Put an admitted request into its layer's queue."""
         queue = self._queues.get(layer)
         if queue is None:
             queue = self._queues[layer] = Queue(layer, now)
@@ -110,7 +110,7 @@ class Batcher(Generic[C, R]):
         self._policy.admitted(connection, layer)
 
     def decide(self, now: float) -> Compute | Wait[C] | None:
-        """The next action; None if no request waits."""
+        """Return what the loop does next: compute a layer or wait; None if no request waits."""
         if not self._queues:
             return None
         queue = next(iter(self._queues.values()))
@@ -119,9 +119,9 @@ class Batcher(Generic[C, R]):
         return Compute(queue.layer) if wait is None else wait
 
     def layers(self) -> list[int]:
-        """The layers with requests, in the order of computation."""
+        """List the layers with requests, in the order of computation."""
         return list(self._queues)
 
     def take(self, layer: int) -> list[R]:
-        """Remove and return a layer's requests, oldest first."""
+        """Remove and return a layer's requests as a batch, oldest first."""
         return self._queues.pop(layer).requests

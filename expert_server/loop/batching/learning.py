@@ -1,4 +1,4 @@
-"""What `Window` learns: the cost of a batch, and which connections write in time."""
+"""What the policy `Window` learns: the cost of a batch, and which connections write in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_MISSES = 8
 
 
 class BatchCost:
-    """Fixed cost and cost per token of a batch: least squares over the last batches.
+    """Estimates a batch's fixed cost and cost per token: least squares over the last batches.
 
     While all batches have about as many tokens, the whole time counts as fixed. The window then tries a wait,
     and the joint batch shows the cost per token.
@@ -24,7 +24,7 @@ class BatchCost:
         self._t = self._s = self._tt = self._ts = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Record a batch."""
+        """Record the tokens and the time of a batch."""
         self._seen += 1
         gain = max(_GAIN, 1 / self._seen)
         self._t += gain * (tokens - self._t)
@@ -43,14 +43,14 @@ class BatchCost:
 
 
 class Companion:
-    """One connection: whether it is present, and whether waiting for it has paid.
+    """State of one client connection: whether it is present, and whether waiting for it has paid off.
 
     Each wait in vain doubles the number of chances skipped before the next try (256 at most); a successful
     wait resets it. So the end of a client's step costs little, and a client that is never in time costs next
     to nothing.
 
     Attributes:
-        layer: Of its last request.
+        layer: Layer of its last request.
         silent_since: When it got its last answer; None while it is present (see `policies`).
     """
 
@@ -64,25 +64,25 @@ class Companion:
         self._skip = 0
 
     def wrote(self, layer: int) -> None:
-        """It wrote a request."""
+        """Record that the connection wrote a request for this layer."""
         self.layer = layer
         self.silent_since = None
         self._open += 1
 
     def was_answered(self, now: float) -> None:
-        """One of its requests was answered."""
+        """Record that one of the connection's requests was answered."""
         self._open -= 1
         if self._open == 0:
             self.silent_since = now
 
     def is_worth_a_try(self) -> bool:
-        """Whether to wait for it now. Call once per chance."""
+        """Whether the next batch should wait for this connection. Call once per chance."""
         if self._skip:
             self._skip -= 1
             return False
         return True
 
     def tried(self, *, came: bool) -> None:
-        """Record whether it wrote in time when it was waited for."""
+        """Record whether the connection wrote in time when a batch waited for it."""
         self._misses = 0 if came else min(self._misses + 1, _MAX_MISSES)
         self._skip = 2**self._misses if self._misses else 0

@@ -30,48 +30,48 @@ def create_batcher(
 
 
 class Immediate(Policy[Any]):
-    """Never waits: computes the requests that are there."""
+    """Never waits: each batch has the requests that are queued now."""
 
 
 class _Presence(Policy[Any]):
-    """The connections' presence, for `Window` and `AllActive`."""
+    """Tracks which connections are present, for `Window` and `AllActive`."""
 
     def __init__(self) -> None:
         self._companions: dict[Any, Companion] = {}
 
     def admitted(self, connection: Hashable, layer: int) -> None:
-        """See `Policy`."""
+        """Mark the connection as present (`Policy.admitted`)."""
         companion = self._companions.get(connection)
         if companion is None:
             companion = self._companions[connection] = Companion()
         companion.wrote(layer)
 
     def answered(self, connection: Hashable, now: float) -> None:
-        """See `Policy`."""
+        """Mark the connection as silent once it has no open request (`Policy.answered`)."""
         companion = self._companions.get(connection)
         if companion is not None:
             companion.was_answered(now)
 
     def keep(self, connections: Collection[Hashable]) -> None:
-        """See `Policy`."""
+        """Forget all other connections (`Policy.keep`)."""
         for gone in self._companions.keys() - set(connections):
             del self._companions[gone]
 
 
 class Window(_Presence):
-    """Waits if that is likely to pay, and never for long.
+    """Waits for more requests if that is likely to save time, and never for long.
 
     A wait of w seconds delays each of the n waiting requests by w. Each of the i connections that write
-    meanwhile would have missed this batch, and a batch of its own would have had its own fixed cost f (a
-    batch reads the weights once): it saves f - w. So the wait pays while
+    in that time would otherwise need a batch of its own, with its own fixed cost f (a batch reads the weights
+    once), so it saves f - w. The wait pays off while
 
         n w < i (f - w),  that is,  w < f i / (n + i)
 
     f is learned (`BatchCost`); which connections are in time is learned by trying (`Companion`). Arrival
-    times cannot tell: a request written during a batch is seen after it, and on a server where waiting pays,
-    most requests are. Only silent connections count whose next request is likely to be for this layer. w
-    starts when the server could first have computed the batch, and never exceeds the window. No batch waits
-    while another layer has requests.
+    times do not show this, because a request written during a batch is seen after it, as most
+    requests are on a server where waiting pays off. A connection counts if it is silent and its next request
+    is likely to be for this layer. w starts when the server could first have computed the batch, and never
+    exceeds the window. No batch waits while another layer has requests.
 
     Args:
         window_s: Longest wait of a batch.
@@ -88,30 +88,30 @@ class Window(_Presence):
         self._awaited: dict[Any, Companion] = {}
 
     def admitted(self, connection: Hashable, layer: int) -> None:
-        """See `Policy`."""
+        """Mark the connection as present, and record whether it came in time (`Policy.admitted`)."""
         super().admitted(connection, layer)
         companion = self._awaited.pop(connection, None)
         if companion is not None and self._queue is not None:
             companion.tried(came=layer == self._queue.layer)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """See `Policy`."""
+        """Learn the cost of a batch (`Policy.computed`)."""
         self._cost.observe(tokens, seconds)
 
     def keep(self, connections: Collection[Hashable]) -> None:
-        """See `Policy`."""
+        """Forget all other connections (`Policy.keep`)."""
         super().keep(connections)
         for gone in self._awaited.keys() - self._companions.keys():
             del self._awaited[gone]
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
-        """See `Policy`."""
+        """Wait for connections that are expected soon, if that pays off (`Policy.wait`)."""
         if len(self._companions) < 2:
             return None
         # Step 1, once per batch: find the connections expected for this layer.
         if queue is not self._queue:
             self._queue, self._awaited = queue, self._expected(queue.layer)
-        # Step 2: as long as that pays, wait for them one after the other.
+        # Step 2: as long as that pays off, wait for them one after the other.
         i, n = len(self._awaited), len(queue.requests)
         longest = min(self._window_s, self._cost.fixed_s * i / (n + i))
         if alone and now < queue.held_since + longest:
@@ -139,7 +139,7 @@ class AllActive(_Presence):
 
     Then all requests are computed, layer by layer, without a further wait (a round). A connection is active
     if it lives, has been answered, and has been silent for less than the window since then. So a connection
-    that is dead, idle, new or just gone delays the others at most once. No batch waits longer than the
+    that is dead, idle, new or just closed delays the others at most once. No batch waits longer than the
     window, which must exceed a client's pause between two calls.
 
     Args:
@@ -152,7 +152,7 @@ class AllActive(_Presence):
         self._round_at = float("-inf")
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
-        """See `Policy`."""
+        """Wait for the next active connection that is silent (`Policy.wait`)."""
         if queue.since > self._round_at:
             for connection, companion in self._companions.items():
                 if companion.silent_since is None:

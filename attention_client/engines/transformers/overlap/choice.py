@@ -1,7 +1,7 @@
-"""Decide whether overlap pays, from the times of forward passes with and without it.
+"""Decide whether double-batch overlap is faster, from the times of forward passes with and without it.
 
-Overlap pays if attention takes about as long as the experts and half a batch takes about half as long. That
-depends on the machine, the network, the model and the sequence lengths, so it is measured.
+Overlap is faster if attention takes about as long as the experts and half a batch takes about half as long.
+That depends on the machine, the network, the model and the sequence lengths, so it is measured.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import deque
 
 __all__ = ["OverlapChoice"]
 
-# Recent passes that count: sequences grow, servers come and go.
+# Only this many recent passes count, because sequences grow and servers join and leave.
 _WINDOW = 5
 # Passes of each mode before the two are compared.
 _TRIALS = 3
 # After that, every 50th pass uses the slower mode.
 _EXPLORE = 50
-# Overlap must take less than this share of the time: a smaller gain is noise.
+# Overlap must take less than this share of the whole batch's time, because a smaller gain is noise.
 _GAIN = 0.97
 
 
@@ -39,18 +39,19 @@ class _Record:
 class OverlapChoice:
     """Chooses between overlap and whole batches, for one model on one thread. Reads no clock.
 
-    Passes with about as many tokens are compared, those of one token per sequence among themselves.
+    Only passes with a similar number of tokens are compared; passes with one token per sequence are compared
+    separately.
     """
 
     def __init__(self) -> None:
         self._records: dict[tuple[int, bool], _Record] = {}
 
     def choose(self, tokens: int, sequences: int) -> bool:
-        """Whether to overlap the next pass of this size."""
+        """Return whether to overlap the next forward pass of this size."""
         return self._record(tokens, sequences).choose()
 
     def observe(self, tokens: int, sequences: int, overlapped: bool, seconds: float) -> None:
-        """Record the time of a pass."""
+        """Record the time of a forward pass, with or without overlap, for the next choices."""
         record = self._record(tokens, sequences)
         record.passes += 1
         record.seconds[overlapped].append(seconds)

@@ -1,4 +1,4 @@
-"""A transformers decoder that runs a batch as two micro-batches in turns (EaaS section 3.2)."""
+"""Double-batch overlap: run a decoder's batch as two micro-batches in turns (EaaS section 3.2)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _looks_at_the_whole_batch(config: Any) -> bool:
 
 
 class DoubleBatch:
-    """Overlap for one model.
+    """Wraps one model's decoder so that its forward passes can run as two overlapped micro-batches.
 
     Results equal those of the whole batch, except for rounding in matrix products whose kernels depend on the
     number of rows.
 
     Args:
         model: Model with remote experts; its decoder is wrapped.
-        mode: "on": every batch that can be cut; "auto": if measured to be faster; "off".
+        mode: "on": overlap every batch that can be cut; "auto": if measured to be faster; "off": never.
         forwards: Counts forward passes by "overlap" or "whole".
     """
 
@@ -84,7 +84,7 @@ class DoubleBatch:
         plain_output = kwargs.get("return_dict", config.return_dict) and not any(
             kwargs.get(key, getattr(config, key, False)) for key in _EXTRA_OUTPUTS
         )
-        # Autograd modes are per thread: two interleaved passes would mix them up.
+        # Autograd modes are per thread, so two interleaved passes would mix them up.
         if torch.is_grad_enabled() or not plain_output:
             return None
         given = self._signature.bind(*args, **kwargs).arguments
@@ -105,7 +105,10 @@ class DoubleBatch:
 
     @contextmanager
     def _config_kept(self) -> Iterator[None]:
-        """Restore `config.is_causal`: transformers sets it per pass, and interleaved passes do not nest."""
+        """Restore `config.is_causal` after the block.
+
+        transformers sets and resets it in each pass, but interleaved passes do not nest.
+        """
         config = self._decoder.config
         before = getattr(config, "is_causal", _MISSING)
         try:

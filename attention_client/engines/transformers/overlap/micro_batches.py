@@ -1,4 +1,4 @@
-"""Cut a decoder's arguments into two micro-batches.
+"""Cut the arguments of a decoder's forward pass into two micro-batches, for double-batch overlap.
 
 transformers has two forms of a batch: padded (one row per sequence, from `generate`) and packed (one row with
 sequence bounds, from continuous batching). Any other form is not cut.
@@ -27,7 +27,7 @@ _PACKED = (
 
 
 class MicroBatches(NamedTuple):
-    """A batch that can be cut.
+    """The two micro-batches of a forward pass.
 
     Attributes:
         sequences: Sequences in the batch.
@@ -47,13 +47,13 @@ class MicroBatches(NamedTuple):
 
 
 def cut(arguments: Mapping[str, Any]) -> MicroBatches | None:
-    """Cut a batch in two.
+    """Cut a forward pass's batch into two micro-batches of whole sequences.
 
     Args:
         arguments: Keyword arguments of a transformers decoder (`Qwen3MoeModel.forward`, for instance).
 
     Returns:
-        None if the batch cannot be cut or the parts are too uneven.
+        The micro-batches; None if the batch cannot be cut or the parts are too uneven.
     """
     given = {key: value for key, value in arguments.items() if value is not None}
     if isinstance(given.get("cache"), PagedAttentionCache):
@@ -67,20 +67,20 @@ def _cut_padded(given: dict[str, Any]) -> MicroBatches | None:
         return None
     batch, steps = tokens_BT.shape[:2]
     cache = given.get("past_key_values")
-    # Without a cache argument the decoder makes one, which the caller wants back.
+    # Without a cache argument the decoder makes a cache, which the caller expects back.
     if not can_be_split(cache) if cache is not None else given.get("use_cache") is not False:
         return None
     for key, value in given.items():
         if key == "past_key_values":
             continue
         if key not in _PADDED:
-            # False switches a feature off; any other unknown argument is not understood here.
+            # False switches a feature off. A batch with any other unknown argument is not cut.
             if key != "use_cache" and value is not False and key not in _NEUTRAL:
                 return None
         elif not isinstance(value, torch.Tensor) or value.shape[0] not in (1, batch):
             return None
         elif key == "position_ids" and value.ndim != 2:
-            return None  # Multimodal positions: the batch is not the first dimension.
+            return None  # Multimodal positions, whose first dimension is not the batch.
     middle = batch // 2
     rows = [slice(0, middle), slice(middle, batch)]
     caches = [None, None] if cache is None else rows_caches(cache, rows, batch)
@@ -102,7 +102,7 @@ def _cut_packed(given: dict[str, Any]) -> MicroBatches | None:
     bounds = given["cu_seq_lens_q"].tolist()
     sequences, tokens = len(bounds) - 1, bounds[-1]
     if "block_table" in given or tokens != given["input_ids"].shape[1]:
-        return None  # Another kernel's form, or padding.
+        return None  # The form of another kernel, or a padded batch.
     middle = min(range(1, sequences + 1), key=lambda i: abs(2 * bounds[i] - tokens))
     if min(bounds[middle], tokens - bounds[middle]) < _LEAST_SHARE * tokens:
         return None
@@ -113,7 +113,7 @@ def _cut_packed(given: dict[str, Any]) -> MicroBatches | None:
 
 
 def _packed_call(given: dict[str, Any], part: slice, span: slice) -> dict[str, Any]:
-    """The arguments of the sequences in `part`, whose new tokens are in `span`."""
+    """Make the decoder's arguments for the sequences in `part`, whose new tokens are in `span`."""
     ends = slice(part.start, part.stop + 1)
     lens_q = given["cu_seq_lens_q"][ends]
     lens_k = {kind: lens[ends] for kind, lens in given["cu_seq_lens_k"].items()}
@@ -128,13 +128,13 @@ def _packed_call(given: dict[str, Any], part: slice, span: slice) -> dict[str, A
         "max_length_q": int(lens_q.diff().max()),
         "max_length_k": {kind: int(lens.diff().max()) for kind, lens in lens_k.items()},
         "write_index": [index[span] for index in given["write_index"]],
-        # Empty while nothing is cached: then only the new keys are read.
+        # Empty while nothing is cached, because then only the new keys are read.
         "read_index": [index[spans_k[kind]] if index.numel() else index for kind, index in reads],
     }
 
 
 def _packed_mask(mask: Any, span: slice, spans_k: dict[str, slice]) -> Any:
-    """Cut a mask (1, 1, new tokens, keys), or one mask for each kind of attention."""
+    """Cut an attention mask (1, 1, new tokens, keys), or a dict of one mask per kind of attention."""
     if mask is None:
         return None
     if isinstance(mask, dict):

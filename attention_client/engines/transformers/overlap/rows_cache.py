@@ -1,7 +1,7 @@
-"""A micro-batch's rows of a key-value cache.
+"""Give each micro-batch of a forward pass its rows of the key-value cache.
 
-The micro-batches of a forward pass write into one tensor per layer, which replaces the cache's tensor when
-the last of them has written. The cache stays transformers' own, with as many copies as transformers makes
+The micro-batches write into one tensor per layer, which replaces the cache's tensor when the last of them has
+written. The cache stays transformers' own, with as many copies as transformers makes
 (one whenever a layer grows), so operations between passes, such as beam reordering, work as usual.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["can_be_split", "rows_caches"]
 
 
 def can_be_split(cache: Any) -> bool:
-    """Whether every layer of a cache grows by whole tensors."""
+    """Return whether a key-value cache can be split by rows: every layer grows by whole tensors."""
     return (
         type(cache) is DynamicCache
         and not cache.offloading
@@ -37,10 +37,10 @@ def can_be_split(cache: Any) -> bool:
 
 
 def rows_caches(cache: DynamicCache, rows: Sequence[slice], batch: int) -> list[Cache]:
-    """Make one cache per micro-batch.
+    """Make one cache per micro-batch, which holds its rows of the whole batch's cache.
 
     Args:
-        cache: A cache for which `can_be_split` holds.
+        cache: The whole batch's cache; `can_be_split` holds for it.
         rows: Rows of each micro-batch, with start and stop; together all rows.
         batch: Number of sequences.
     """
@@ -49,7 +49,7 @@ def rows_caches(cache: DynamicCache, rows: Sequence[slice], batch: int) -> list[
 
 
 class _Growth:
-    """Keys and values of a layer with the new tokens; committed when every row is written."""
+    """New keys and values of one cache layer; committed to it once the micro-batches wrote every row."""
 
     def __init__(self, layer: DynamicLayer, batch: int) -> None:
         self.layer = layer
@@ -61,7 +61,7 @@ class _Growth:
     def add(
         self, rows: slice, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new tokens of some rows; return all tokens of these rows, (rows, heads, S, D)."""
+        """Write the new tokens of some rows. Returns all tokens of these rows, (rows, heads, S, D)."""
         if self._keys is None or self._values is None:
             self._keys, self._values = self._grown(keys), self._grown(values)
         past = self._past
@@ -94,7 +94,7 @@ class _Growth:
 
 
 class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
-    """A micro-batch's view of a cache layer."""
+    """One micro-batch's view of a cache layer."""
 
     def __init__(self, growth: _Growth, rows: slice) -> None:
         super().__init__()
@@ -104,12 +104,12 @@ class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
         self._seen = growth.layer.get_seq_length()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: `_Growth` initialises the layer."""
+        """Do nothing, because `_Growth` initialises the layer."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add new tokens; return all tokens of these rows, as transformers does."""
+        """Add the new tokens of these rows. Returns all their tokens, as a transformers cache does."""
         self._seen += key_states.shape[-2]
         self.keys, self.values = self._growth.add(self._rows, key_states, value_states)
         return self.keys, self.values
@@ -120,9 +120,9 @@ class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
         return sizes
 
     def get_seq_length(self) -> int:
-        """Tokens seen, including these rows' new ones once they are written."""
+        """Return the number of tokens cached, including these rows' new ones once they are written."""
         return int(self._seen)
 
     def get_max_length(self) -> int:
-        """Longest sequence of the layer."""
+        """Return the longest sequence that the layer can hold."""
         return int(self._growth.layer.get_max_length())
