@@ -46,7 +46,7 @@ _numbers = itertools.count()
 
 
 class Cluster:
-    """An attention client's membership in a cluster, and its calls to the experts of each MoE layer.
+    """An attention client's membership in a cluster, and its calls to the routed experts of each MoE layer.
 
     Args:
         monitor_address: host:port of the monitor.
@@ -138,7 +138,9 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute the experts of one MoE layer on the expert servers, and wait for the result.
+        """Compute the routed experts of one MoE layer on the expert servers, and wait for the result.
+
+        Called by the model's forward pass, in place of its experts (`_remote_forward`).
 
         Args:
             layer: MoE layer.
@@ -159,7 +161,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def start_layer_call(self, *args: Any) -> Iterator[LayerCall]:
-        """Start a layer call without waiting, so that the caller can work while the servers compute.
+        """Start a layer call without waiting: with overlap, the other micro-batch computes meanwhile.
 
         Args and errors are those of `layer_call`; `finish` of the call returns the result. Leaving the
         context cancels an unfinished call.
@@ -180,7 +182,7 @@ class Cluster:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
     ) -> Iterator[LayerCall]:
-        """Make a layer call and update the metrics when it ends."""
+        """Make a layer call and count it, for the metrics and for the progress reported to the monitor."""
         ids = ids_TK.to(torch.int64).contiguous().numpy()
         wanted_TK = np.ones(ids.shape, dtype=np.bool_)
         if wanted_T is not None:
@@ -203,18 +205,21 @@ class Cluster:
             self.metrics.layer_call_seconds.observe(time.monotonic() - started)
 
     def view(self) -> ClusterView:
-        """Return the newest placement and its connections. Raises ClusterError before the first placement."""
+        """Return the newest placement and its connections, by which layer calls send.
+
+        Raises ClusterError before the first placement.
+        """
         if self._view is None:
             raise ClusterError("the balancer has not published a placement yet; wait until SERVING")
         return self._view
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep until a view other than `seen` is current, or until the timeout."""
+        """Pause a layer call that could send nothing: until a view other than `seen`, or the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._view is not seen, timeout_s)
 
     def wait_until_covered(self, timeout_s: float, stopping: threading.Event | None = None) -> None:
-        """Sleep until there is a placement and every expert has a connected replica.
+        """Wait, before SERVING, until there is a placement and every expert has a connected replica.
 
         Args:
             timeout_s: Longest wait.
@@ -239,7 +244,7 @@ class Cluster:
                 self._changed.wait(0.2)
 
     def missing(self) -> str:
-        """Return the reason why this client cannot serve; empty if it can."""
+        """Return why this client cannot serve, for its start and its health check; empty if it can."""
         if self._view is None:
             return "no placement yet"
         if uncovered := self.uncovered():
@@ -252,26 +257,29 @@ class Cluster:
         return ""
 
     def uncovered(self) -> list[tuple[int, int]]:
-        """Return the (layer, expert) pairs without a connected replica."""
+        """Return the (layer, expert) pairs without a connected replica, for `missing` and the metrics."""
         replicas_LE = self.replicas_LE()
         if replicas_LE is None:
             return []
         return [(int(layer), int(expert)) for layer, expert in np.argwhere(replicas_LE == 0)]
 
     def replicas_LE(self) -> npt.NDArray[np.int64] | None:
-        """Return the number of connected replicas of each expert, int64 (L, E); None without a placement."""
+        """Return each expert's connected replicas, for coverage and status: int64 (L, E).
+
+        None without a placement.
+        """
         view = self._view
         return None if view is None else view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)
 
     @property
     def placement(self) -> Placement | None:
-        """The placement in use; None before the first one."""
+        """The placement that layer calls use; the balancer's may be newer. None before the first one."""
         return self._switch.current
 
     # -- membership -----------------------------------------------------------------------------------
 
     def serving(self) -> None:
-        """Change this client's state to SERVING and report it to the monitor at once."""
+        """Become SERVING and tell the monitor at once. Called when the endpoint or loaded model is ready."""
         self._state = MemberState.SERVING
         self.session.report_now()
 
@@ -310,7 +318,7 @@ class Cluster:
             timer.start()
 
     def _refresh(self) -> None:
-        """Rebuild the view after a change of connections or placement, and wake its waiters.
+        """Rebuild the view after a change of connections or placement; wake the layer calls that wait.
 
         Switches to a newer placement if it is ready (`PlacementSwitch`).
         """
@@ -327,11 +335,14 @@ class Cluster:
             self._changed.notify_all()
 
     def _settle(self) -> bool:
-        """Process late answers of overdue requests. Returns whether a server still owes one."""
+        """For the reporter of outcomes: count late answers and free their slots.
+
+        Returns whether a server still owes an answer to an overdue request.
+        """
         return any([connection.owes_answer() for connection in self._servers.all()])
 
     def close(self) -> None:
-        """Leave the cluster: free the slots, deregister, end this client's background threads. Idempotent.
+        """Leave the cluster at exit: free the slots, deregister, end this client's threads. Idempotent.
 
         Does nothing in a forked child, because membership and slots belong to its parent.
         """

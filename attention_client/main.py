@@ -156,7 +156,7 @@ def run(
 
 
 def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:
-    """Return the Host names to accept; None (any) beyond loopback, where the endpoint's names are unknown."""
+    """Return the HTTP Host names to accept; None (any) beyond loopback, where its names are unknown."""
     if not only_here(config.host):
         return None
     return LoopbackHosts((config.host, *config.allowed_hosts))

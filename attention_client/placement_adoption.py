@@ -33,7 +33,7 @@ class PlacementSwitch:
         self.current: Placement | None = None
 
     def offer(self, placement: Placement, now: float) -> bool:
-        """Hold a placement from the balancer as the next one. Returns whether it is newer than all before."""
+        """Hold a placement from the balancer for `advance`. Drops it and returns False if not newer."""
         newest = self._next or self.current
         if newest is not None and placement.epoch <= newest.epoch:
             return False
@@ -44,6 +44,8 @@ class PlacementSwitch:
 
     def advance(self, connected: Container[str], now: float) -> bool:
         """Switch to the newest placement if this loses no reachable expert, or if patience has ended.
+
+        Called after each change of connections or placement, and when patience ends.
 
         Args:
             connected: Servers with a live connection.
@@ -62,7 +64,7 @@ class PlacementSwitch:
         return True
 
     def due_at(self) -> float | None:
-        """Return when patience ends (monotonic seconds); None if no placement is held back."""
+        """Return when patience ends, for a timer (monotonic seconds); None if no placement is held back."""
         return None if self._next is None else self._since + self._patience_s
 
 

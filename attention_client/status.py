@@ -1,4 +1,4 @@
-"""The document that `eaas status` shows: the cluster as this client sees it."""
+"""The document that `eaas status` shows, made by the attention client: the cluster as it sees it."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
 
 
 def min_replicas(cluster: Cluster) -> int:
-    """Return how many connected replicas the expert with the fewest has; 0 without a placement."""
+    """Return the connected replicas of the expert with the fewest, for the metrics; 0 without a placement."""
     replicas_LE = cluster.replicas_LE()
     return 0 if replicas_LE is None else int(replicas_LE.min())
 
 
 def _replicas_LE(cluster: Cluster, members: Iterable[Member]) -> npt.NDArray[np.int64] | None:
-    """Return how many replicas of each expert every member reaches, int64 (L, E); None: no placement."""
+    """Return each expert's replicas for the client that reaches fewest, int64 (L, E); None: no placement."""
     placement, own_LE = cluster.placement, cluster.replicas_LE()
     # This client's own report may be older than its connections.
     others = [m for m in members if m.id != cluster.client_id]

@@ -1,4 +1,4 @@
-"""Channel pool of the balancer: reuses gRPC connections to servers, as connecting costs more than a call."""
+"""The balancer's channel pool: reuses gRPC connections to servers, as connecting costs more than a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PooledChannel:
 
 
 class ServerChannels:
-    """One gRPC connection per called server. Used by one thread at a time.
+    """One gRPC connection per called expert server. The planner's thread and the reader's have one pool each.
 
     Args:
         tls: This process's identity; None: plain text.
@@ -50,9 +50,9 @@ class ServerChannels:
         return pooled
 
     def release(self, pooled: PooledChannel, *, works: bool) -> None:
-        """Give a connection back after a call. After a failure the next call opens a new connection.
+        """Give a connection back after a call. A failed one takes no new calls and closes after its last one.
 
-        A new connection uses the current certificate.
+        The next call then opens a new connection, with the current certificate.
         """
         pooled.calls -= 1
         if not works:
@@ -63,7 +63,7 @@ class ServerChannels:
             pooled.channel.close()
 
     def keep(self, addresses: Container[str]) -> None:
-        """Close the connections to all other servers, each after its last call."""
+        """Close the connections to all other servers, which have left, each after its last call."""
         for address in [a for a in self._channels if a not in addresses]:
             self._retire(address)
 

@@ -218,13 +218,13 @@ class Balancer:
             self._rollout.observe(view)
 
     def _replaced(self, how: str = "") -> None:
-        """Fail and stop, because another process is the balancer now."""
+        """End this process with an error, because the monitor names another one as the balancer."""
         if self.failure is None:
             _log.error("another balancer has taken over %s", how)
             self._on_broken(ClusterError(f"another balancer has taken over {how}".rstrip()))
 
     def _restore(self) -> None:
-        """Restore the previous balancer's state from the monitor's store.
+        """Restore the previous balancer's state from the monitor's store; only then follow cluster views.
 
         This process has registered before, so the previous one can no longer write.
         """
@@ -273,7 +273,7 @@ class Balancer:
         self._on_stopping()
 
     def stop(self) -> None:
-        """Leave the cluster, and stop all threads and servers of this process."""
+        """Leave the cluster, and stop all threads and gRPC and metrics servers of this process."""
         self._rollout.close()
         if self._write_ahead is not None:
             self._write_ahead.settle(_GRACE_S)
@@ -288,7 +288,7 @@ class Balancer:
 
 
 def _check_nodes(policy: str) -> None:
-    """Raise ConfigError for a policy that does not support a node budget."""
+    """At start: raise ConfigError for a policy that does not support `balancer.node_budget`."""
     try:
         check_node_budget(policy)
     except ValueError as error:

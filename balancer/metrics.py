@@ -1,4 +1,4 @@
-"""Prometheus metrics of the balancer. Most are computed at each scrape."""
+"""Prometheus metrics of the balancer process. Most are computed at each scrape."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class BalancerMetrics(Collector):
         )
 
     def published(self, placement: Placement) -> None:
-        """Record that a placement was published."""
+        """Record a newly published placement, which the gauges of later scrapes describe."""
         self._placement, self._since = placement, self._clock()
 
     def entry(self, entry: pb.HistoryEntry) -> None:
@@ -89,13 +89,13 @@ class BalancerMetrics(Collector):
             self.phases.labels("plan").observe(entry.plan_s)
 
     def balancedness_L(self) -> Float | None:
-        """Return mean / maximum of the servers' loads in the window, by layer; None: no load was observed."""
+        """Return mean / maximum of servers' loads in the window, by layer, for the log; None: no load yet."""
         placement, load = self._placement, self._load()
         seen = load.observed(placement.servers) if load and placement else None
         return None if seen is None else 1 / seen.par_L
 
     def collect(self) -> Iterator[Any]:
-        """Compute the gauges for a scrape."""
+        """Compute the gauges when Prometheus scrapes this process; none before the first placement."""
         placement = self._placement
         if placement is None:
             return

@@ -1,4 +1,4 @@
-"""The gRPC calls of BalancerService that decide where experts are placed (see `balancer.proto`)."""
+"""The balancer's gRPC calls that decide where experts are placed, on its gRPC threads (`balancer.proto`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _NotFoundError(Exception):
 
 
 class PlanCalls:
-    """Operators' calls about plans, constraints, hotness and history. Thread-safe.
+    """The part of BalancerService for plans, constraints, hotness and history. Thread-safe.
 
     Args:
         rebalancer: Plans and rolls out.
@@ -55,7 +55,7 @@ class PlanCalls:
     # -- plans --------------------------------------------------------------------------------------
 
     def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        """Answer with a plan, without changing anything."""
+        """Answer with a plan for this cluster or a hypothetical one; change nothing. `Apply` takes its id."""
         with _errors(context):
             now, placement = self._now()
             settings = settings_of(request, self._rebalancer.settings)
@@ -67,7 +67,7 @@ class PlanCalls:
             return answer_of(replace(planned, proposal=replace(planned.proposal, par_now_L=par_L)))
 
     def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.ApplyResponse:
-        """Roll out an earlier plan or an operator's placement."""
+        """Begin the roll-out of an earlier plan or an operator's placement; answer before servers load it."""
         return self._changing(request, pb.ApplyResponse, context, lambda: self._apply(request))
 
     def _apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
@@ -86,7 +86,7 @@ class PlanCalls:
         return pb.ApplyResponse(epoch=placement.epoch, stages=self._rebalancer.apply(planned))
 
     def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
-        """Plan, and roll the plan out if its moves pay back or it is forced."""
+        """Plan now, and begin the plan's roll-out if it pays or is forced; else record only the decision."""
 
         def work() -> pb.RebalanceResponse:
             if request.policy:
@@ -99,7 +99,7 @@ class PlanCalls:
     # -- constraints --------------------------------------------------------------------------------
 
     def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
-        """Set the placement policy and its knobs."""
+        """Set the policy and its knobs for later plans; `spread` also lets repair even replicas out."""
 
         def work() -> pb.SetPolicyResponse:
             before = self._rebalancer.settings.policy
@@ -114,7 +114,7 @@ class PlanCalls:
         return self._changing(request, pb.SetPolicyResponse, context, work)
 
     def PinExpert(self, request: pb.PinExpertRequest, context: Any) -> pb.PinExpertResponse:
-        """Pin a replica: require it in every later placement."""
+        """Require a replica in later placements, and begin to load it if its server lacks it."""
 
         def work() -> pb.PinExpertResponse:
             self._pin(request.layer, request.expert, request.server_id)
@@ -123,7 +123,7 @@ class PlanCalls:
         return self._changing(request, pb.PinExpertResponse, context, work)
 
     def UnpinExpert(self, request: pb.UnpinExpertRequest, context: Any) -> pb.UnpinExpertResponse:
-        """Drop the pin of a replica."""
+        """Drop the pin of a replica, which stays until a later placement leaves it out."""
 
         def work() -> pb.UnpinExpertResponse:
             pin = (request.layer, request.expert, request.server_id)
@@ -139,7 +139,7 @@ class PlanCalls:
         return self._changing(request, pb.UnpinExpertResponse, context, work)
 
     def AddReplica(self, request: pb.AddReplicaRequest, context: Any) -> pb.AddReplicaResponse:
-        """Add a replica and pin it."""
+        """Pin a replica, on the least loaded server without it if none is named, and begin to load it."""
 
         def work() -> pb.AddReplicaResponse:
             server = self._pin(request.layer, request.expert, request.server_id)
@@ -150,7 +150,10 @@ class PlanCalls:
     def RemoveReplica(
         self, request: pb.RemoveReplicaRequest, context: Any
     ) -> pb.RemoveReplicaResponse:
-        """Remove a replica and its pin."""
+        """Begin the roll-out of a placement without this replica, and drop its pin.
+
+        Refused if fewer servers than the redundancy would hold the expert.
+        """
 
         def work() -> pb.RemoveReplicaResponse:
             layer, expert, server = request.layer, request.expert, request.server_id
@@ -177,7 +180,7 @@ class PlanCalls:
         return self._changing(request, pb.RemoveReplicaResponse, context, work)
 
     def _pin(self, layer: int, expert: int, server: str) -> str:
-        """Pin a replica (on the least loaded server if none is named); return the server."""
+        """Pin a replica, loaded if missing; return its server (the least loaded one if none is named)."""
         now, placement = self._now()
         _check(placement, layer, expert)
         situation = self._situation(placement)
@@ -200,7 +203,7 @@ class PlanCalls:
     # -- observations -------------------------------------------------------------------------------
 
     def GetHotness(self, request: pb.GetHotnessRequest, context: Any) -> pb.GetHotnessResponse:
-        """Return the experts' token counts of the window."""
+        """Return the window's tokens by expert and by server, with servers' speeds and the layers' PAR."""
         with _errors(context):
             _, placement = self._now()
             load = self._rebalancer.load
@@ -223,7 +226,7 @@ class PlanCalls:
             )
 
     def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryResponse:
-        """Return the history of placement decisions."""
+        """Return past placement decisions with their roll-outs' outcomes, the newest first."""
         return pb.HistoryResponse(entries=self._rebalancer.history.entries(request.limit))
 
     # -- shared -------------------------------------------------------------------------------------
@@ -262,7 +265,10 @@ def _check(placement: Placement, layer: int, expert: int) -> None:
 
 
 def _least_loaded(now: Situation, layer: int, expert: int) -> str:
-    """Return the least loaded server without this expert. Raises NotNowError if every server has it."""
+    """Return the least loaded server without this expert, for a new replica.
+
+    Raises NotNowError if every server has the expert.
+    """
     free_S = ~now.holds_LSE[layer, :, expert]
     if not free_S.any():
         raise NotNowError(f"every server has expert {expert} of layer {layer}")
@@ -274,7 +280,7 @@ def _least_loaded(now: Situation, layer: int, expert: int) -> str:
 
 @contextmanager
 def _errors(context: Any) -> Iterator[None]:
-    """Translate errors of a call into the contract's gRPC status codes."""
+    """End a call that raised an error with the gRPC status code that `balancer.proto` promises."""
     try:
         yield
     except NotNowError as error:

@@ -1,4 +1,4 @@
-"""Carries out the planner's actions: calls expert servers and publishes placements.
+"""The balancer's planner thread: carries out the planner's actions (calls to expert servers, publications).
 
 One thread owns the planner; calls to servers report their outcomes to it.
 """
@@ -69,7 +69,7 @@ class _Question:
 
 
 class Rollout:
-    """Brings servers in line with the planner's placements, and publishes each placement once they are.
+    """Has servers load the planner's placements, publishes each once loaded, then has them drop the rest.
 
     Args:
         planner: Decides the actions; used only by this object's thread.
@@ -109,11 +109,11 @@ class Rollout:
         self._thread.start()
 
     def observe(self, view: MembershipView) -> None:
-        """Pass a new cluster view to the planner's thread. Does not block."""
+        """Pass a new cluster view from the monitor to the planner's thread. Does not block."""
         self._inbox.put(view)
 
     def ask(self, question: Callable[[Planner], Any]) -> Any:
-        """Run a function of the planner on its thread and return the result.
+        """Run a function of the planner on its thread and return the result; for all other threads.
 
         Raises:
             TimeoutError: The planner's thread does not answer, because it is busy or closing.
@@ -124,7 +124,7 @@ class Rollout:
         return asked.answer.result(_JOIN_S)
 
     def close(self) -> None:
-        """Cancel running calls to servers and stop the planner's thread. Idempotent."""
+        """Stop the planner's thread and cancel its calls; servers keep what they hold. Idempotent."""
         self._inbox.put(None)
         self._thread.join(_JOIN_S)
 
@@ -244,7 +244,7 @@ class Rollout:
         self._act(self._planner.failed(call, now, timed_out=timed_out))
 
     def _succeeded(self, call: Call, response: Any, now: float) -> list[Action]:
-        """Pass a server's answer to the planner. Raises ValueError for an impossible answer."""
+        """Pass a server's answer to the planner. Raises ValueError for an impossible one: a failed call."""
         check(response)
         match call:
             case Inspect():
@@ -296,7 +296,7 @@ def _known_digests(call: Prepare, layer: int, experts: Sequence[int]) -> list[in
 def _read(
     layers: Sequence[common_pb2.Holding], shape: tuple[int, int]
 ) -> tuple[npt.NDArray[np.bool_], Digests]:
-    """Read a server's holds and stated digests, (L, E) each. Raises ValueError if the model differs."""
+    """Convert a server's answer to holds and digests, (L, E) each. Raises ValueError if the model differs."""
     if len(layers) != shape[0]:
         raise ValueError(f"it has {len(layers)} layers, the model has {shape[0]}")
     holds_LE, digests_LE = np.zeros(shape, np.bool_), np.zeros(shape, np.uint64)

@@ -33,7 +33,7 @@ _DRAIN_S = 5.0
 
 
 class BalancerService(PlanCalls):
-    """Serves the last published placement and operators' calls. Thread-safe.
+    """Serves clients the last published placement, and operators' and launchers' calls. Thread-safe.
 
     Args:
         ask: Runs a function of the planner on the planner's thread.
@@ -72,11 +72,14 @@ class BalancerService(PlanCalls):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the current placement; 0: none yet."""
+        """Epoch of the placement that clients are given; 0: none yet. Reported to the monitor."""
         return int(self._placement.epoch)
 
     def publish(self, placement: Placement) -> None:
-        """Serve a newly published placement, and send it to the watching clients."""
+        """Serve a newly published placement, and send it to the watching clients.
+
+        Called on the planner's thread.
+        """
         message = placement.to_proto()
         with self._changed:
             self._placement = message
@@ -93,7 +96,7 @@ class BalancerService(PlanCalls):
     def GetPlacement(
         self, request: pb.GetPlacementRequest, context: Any
     ) -> pb.GetPlacementResponse:
-        """Answer a client with the current placement; epoch 0: none yet."""
+        """Answer with the current placement and the grace for dead servers; epoch 0: none yet."""
         return pb.GetPlacementResponse(placement=self._placement, dead_grace_s=self._dead_grace_s)
 
     def WatchPlacement(
@@ -114,7 +117,10 @@ class BalancerService(PlanCalls):
     # -- servers join and leave -----------------------------------------------------------------
 
     def DrainServer(self, request: pb.DrainServerRequest, context: Any) -> pb.DrainServerResponse:
-        """Tell a server to leave, if others can take its experts (errors: `balancer.proto`)."""
+        """Tell an expert server to leave, if others can take its experts (errors: `balancer.proto`).
+
+        The planner moves its experts once it reports that it drains.
+        """
         server_id = request.server_id
         member, refusal = self._ask(lambda p: _let_drain(p, server_id))
         if member is None:
@@ -134,7 +140,10 @@ class BalancerService(PlanCalls):
         return pb.DrainServerResponse()
 
     def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleResponse:
-        """Send the wanted number of servers to the launchers that watch."""
+        """Pass the number of servers that an operator or the autoscaler wants to the watching launchers.
+
+        They start further servers, or drain the last ones; the balancer starts none.
+        """
         refusal = self._why_not(request.servers, self._ask(lambda planner: planner.fewest_servers))
         if refusal:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal)
@@ -152,7 +161,7 @@ class BalancerService(PlanCalls):
             return pb.ScaleResponse(wish=self._scale_wish)
 
     def _why_not(self, servers: int, fewest: int) -> str:
-        """Return why there cannot be this many servers; empty: there can."""
+        """Return why `Scale` refuses this many servers; empty: it does not."""
         if servers < 1:
             return "0 servers would hold no experts: give at least 1, or stop the cluster"
         if servers < fewest:
@@ -168,7 +177,7 @@ class BalancerService(PlanCalls):
         return ""
 
     def GetScale(self, request: pb.GetScaleRequest, context: Any) -> pb.GetScaleResponse:
-        """Return the limits of scaling, and the state of the last request to scale."""
+        """Return the limits of `Scale`, and the last request with a launcher's reason for giving it up."""
         fewest = self._ask(lambda planner: planner.fewest_servers)
         with self._changed:
             return pb.GetScaleResponse(
@@ -179,7 +188,7 @@ class BalancerService(PlanCalls):
             )
 
     def RefuseScale(self, request: pb.RefuseScaleRequest, context: Any) -> pb.RefuseScaleResponse:
-        """Record that a launcher gives up a request to scale."""
+        """Record why a launcher gives up the last request to scale; `GetScale` returns the reason."""
         with self._changed:
             if request.wish == self._scale_wish:
                 self._scale_refusal = request.reason or "the launcher gives no reason"
@@ -188,7 +197,7 @@ class BalancerService(PlanCalls):
     def WatchScale(
         self, request: pb.WatchScaleRequest, context: Any
     ) -> Iterator[pb.WatchScaleResponse]:
-        """Stream each new request to scale to a launcher."""
+        """Stream each new request to scale to a launcher. `Scale` is refused while no launcher watches."""
         if not context.add_callback(self._wake):
             return
         known = request.known_wish

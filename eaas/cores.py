@@ -8,5 +8,5 @@ __all__ = ["usable_cores"]
 
 
 def usable_cores() -> int:
-    """Number of CPU cores that this process may use; a container or `taskset` may limit them."""
+    """Number of CPU cores that a container or `taskset` leaves this process; thread counts follow it."""
     return len(os.sched_getaffinity(0))

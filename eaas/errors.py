@@ -56,7 +56,7 @@ class NotACheckpointError(CheckpointError):
 
 
 class DenseModelError(CheckpointError):
-    """The model has no experts. Serve it with another engine."""
+    """The model has no routed experts. Serve it with another engine."""
 
 
 class UnsupportedModelError(CheckpointError):

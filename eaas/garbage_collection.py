@@ -1,4 +1,4 @@
-"""Switches Python's garbage collector off during heavy imports."""
+"""Switches Python's garbage collector off while a process imports torch or transformers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def bind_to_launcher() -> None:
 
 
 def has_same_launcher(pid: int) -> bool:
-    """Whether a live process has the same launcher as this one."""
+    """Whether a live process has this one's launcher; the dashboard signals only such expert servers."""
     fd = os.environ.get(LAUNCHER_VARIABLE)
     if fd is None:
         return False
@@ -65,12 +65,12 @@ def has_same_launcher(pid: int) -> bool:
 
 
 def ended_pids() -> list[int]:
-    """Pids of earlier processes of this name that the launcher saw end, latest last."""
+    """Pids of earlier processes of this id that the launcher saw end, for the monitor; latest last."""
     return [int(pid) for pid in os.environ.get(ENDED_VARIABLE, "").split()]
 
 
 def announce(**facts: object) -> None:
-    """Write a line to the launcher: `ready=address`, `kernel=description` or `error=message`.
+    """Tell the launcher that this process is ready or failed: `ready=address`, `kernel=...`, `error=...`.
 
     Does nothing in a process started by hand.
     """

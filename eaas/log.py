@@ -30,7 +30,7 @@ class _Flood(logging.Filter):
         self._minutes: dict[tuple[str, int], tuple[float, int, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Decide whether to write a log record."""
+        """Whether to write a log record: False above its statement's limit for the current minute."""
         site, now = (record.pathname, record.lineno), time.monotonic()
         began_s, lines, dropped = self._minutes.get(site, (now, 0, 0))
         if now - began_s >= _FLOOD_S:

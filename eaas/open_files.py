@@ -41,7 +41,7 @@ def prepare_open_files(program: str, least: int = _LEAST) -> None:
 
 
 def free_files() -> int:
-    """Count the files that this process may still open."""
+    """Count the files that this process may still open, to limit the connections that it accepts."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST

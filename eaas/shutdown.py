@@ -1,4 +1,4 @@
-"""Waiting in the main thread for the end of a process: a signal, or a request from within."""
+"""Waiting in a role's main thread for the end of its process: a signal, or a request from within."""
 
 from __future__ import annotations
 

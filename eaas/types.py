@@ -31,7 +31,7 @@ class Role(enum.Enum):
 
     @classmethod
     def from_number(cls, number: int) -> Role:
-        """Convert a protobuf enum value to a role. Raises ValueError if it is unknown."""
+        """Convert a received enum value to a role. Raises ValueError if it is unknown."""
         role = _ROLES.get(number)
         if role is None:
             raise ValueError(f"unknown role {number}")
@@ -39,7 +39,7 @@ class Role(enum.Enum):
 
 
 class MemberState(enum.Enum):
-    """Lifecycle state of a member. A SUSPECT member may have ended; a DEAD or LEFT one counts as ended."""
+    """Lifecycle state of a member. A SUSPECT one is still used; a DEAD or LEFT one counts as ended."""
 
     JOINING = "JOINING"
     SERVING = "SERVING"
@@ -60,7 +60,7 @@ class MemberState(enum.Enum):
 
     @classmethod
     def from_number(cls, number: int) -> MemberState:
-        """Convert a protobuf enum value to a state. Raises ValueError if it is unknown."""
+        """Convert a received enum value to a state. Raises ValueError if it is unknown."""
         state = _STATES.get(number)
         if state is None:
             raise ValueError(f"unknown member state {number}")
@@ -100,7 +100,7 @@ class ModelShape:
 
     @property
     def num_layers(self) -> int:
-        """Number of MoE layers (L)."""
+        """Number of MoE layers (L), which are the layers with routed experts."""
         return len(self.layer_names)
 
     def to_proto(self) -> pb.ModelShape:
@@ -143,7 +143,7 @@ class ServerReach:
 
     @classmethod
     def from_proto(cls, message: pb.Reach) -> tuple[ServerReach, ...]:
-        """Convert a protobuf message to a reach."""
+        """Convert a received message (in a client's heartbeat, or of a member) to a reach."""
         return tuple(
             cls(s.server_id, s.server_incarnation, s.reason, s.lost) for s in message.servers
         )
@@ -176,7 +176,10 @@ class Member:
 
     @property
     def life(self) -> tuple[str, int, str, int, str]:
-        """Identity of this incarnation. Its number alone is not unique after the monitor loses its state."""
+        """Identity of this incarnation; an attention client connects to a server anew when it changes.
+
+        The incarnation's number alone is not unique after the monitor loses its state.
+        """
         return (self.id, self.incarnation, self.host, self.pid, self.address)
 
     def to_proto(self) -> pb.Member:
@@ -254,7 +257,7 @@ class Placement:
             raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
 
     def holdings_of(self, server_id: str) -> list[pb.Holding]:
-        """Return a server's part of the protobuf message, by layer (all empty if it has no replicas)."""
+        """Return a server's replicas and shares by layer, all empty if it has none; for the roll-out."""
         num_layers = self.holds_LSE.shape[0]
         if server_id not in self.servers:
             return [pb.Holding() for _ in range(num_layers)]
@@ -267,7 +270,7 @@ class Placement:
         return layers
 
     def to_proto(self) -> pb.Placement:
-        """Convert the placement to its protobuf message."""
+        """Convert the placement to its message, for the balancer's messages or a call to it."""
         num_layers, _, num_experts = self.holds_LSE.shape
         servers = [
             pb.ServerPlacement(server_id=server_id, layers=self.holdings_of(server_id))
@@ -279,7 +282,7 @@ class Placement:
 
     @classmethod
     def from_proto(cls, message: pb.Placement) -> Placement:
-        """Convert a protobuf message to a placement. Raises ValueError if it is inconsistent."""
+        """Convert a received message to a placement. Raises ValueError if it is inconsistent."""
         # Checked before allocating, because a small message could ask for all memory.
         cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
         if cells > _MOST_CELLS:

@@ -50,7 +50,7 @@ def _candidates(user: int, runtime: str, state: str, home: str) -> tuple[Path, .
 
 
 def place() -> Path | None:
-    """Return the directory for new files; None if none is usable."""
+    """Return the directory for new files, to name it in a message; None if none is usable."""
     with contextlib.suppress(ConfigError), _writable() as (path, _):
         return path
     return None
@@ -65,7 +65,7 @@ def read(name: str) -> Iterator[dict[str, Any]]:
 
 
 def read_all() -> dict[str, dict[str, Any]]:
-    """Read all JSON documents of this user, by name."""
+    """Read all JSON documents of this user (records of servers and running clusters), by name."""
     found: dict[str, dict[str, Any]] = {}
     for fd in _directories():
         found = dict(_list(fd)) | found

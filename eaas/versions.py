@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Refusal | None:
-    """Make the refusal of a call in an unsupported version; None for a supported version.
+    """In the called process, make the refusal of a call in an unsupported version; None otherwise.
 
     Args:
         spoken: Versions that this process supports.
@@ -74,7 +74,7 @@ def refusal(spoken: Versions, asked: int, what: str, who: str, here: str) -> Ref
 
 
 def negotiate(spoken: Versions, call: Callable[[int], _T]) -> _T:
-    """Make a call to another process in the newest version that both sides support.
+    """In the caller, make a call (register, connect) in the newest version that both sides support.
 
     Args:
         spoken: Versions that this process supports.

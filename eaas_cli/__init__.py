@@ -18,7 +18,7 @@ _CLI = ("typer", "rich", "httpx")
 
 
 def main() -> None:
-    """Run the program."""
+    """Run the `eaas` command line; without the packages of the extra `cli`, say what to install and exit."""
     try:
         from eaas_cli.commands import main as run
     except ModuleNotFoundError as error:

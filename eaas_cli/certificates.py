@@ -101,7 +101,8 @@ def refuse_expired(directory: Path) -> None:
 def issue_again(directory: Path, *, days: float, names: Sequence[str] = ()) -> None:
     """Renew the certificate and the key of every role, signed by the existing authority.
 
-    Running processes reload them automatically. Arguments and errors: `write_certificates`.
+    Running processes reload them automatically. `write_certificates` issues the first ones in this way, and
+    has the same arguments and errors.
     """
     try:
         authority = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())

@@ -16,7 +16,7 @@ _PIPED_WIDTH = 160
 
 
 def table_console() -> Console:
-    """Make a console for tables. It is wide in a pipe, so that no address is cut off."""
+    """Make a console on standard output for tables: wide in a pipe, so that no address is cut off."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -50,7 +50,10 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
 
 
 def live_members(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
-    """Select the members of a role that have not ended from a status document."""
+    """Select a role's members from a status document, without dead ones and those that left.
+
+    The rest need not serve: they may be loading, suspected or draining.
+    """
     members = document["members"]
     return [m for m in members if m["role"] == role and m["state"] not in ("DEAD", "LEFT")]
 
@@ -64,18 +67,18 @@ def check(response: httpx.Response) -> None:
 
 
 def reason(document: dict[str, Any]) -> str:
-    """Extract the message from the endpoint's error document."""
+    """Extract the message from the endpoint's error document, for a command's error text."""
     error = document.get("error", document)
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 def base_url(endpoint: str) -> str:
-    """Strip `/v1` from an endpoint's URL."""
+    """Strip `/v1` from an endpoint's URL, because the status and the pages lie beside it."""
     return endpoint.rstrip("/").removesuffix("/v1")
 
 
 def unreachable_error(endpoint: str, error: Exception) -> str:
-    """Build the error text for an endpoint that does not answer."""
+    """Build the error text for an endpoint that does not answer; it names this user's last `eaas up`."""
     # Only the first line, because httpx adds a second one with a link.
     why = str(error).partition("\n")[0] or type(error).__name__
     up = latest_up()

@@ -14,7 +14,10 @@ __all__ = ["exit_with_one_line"]
 
 
 def exit_with_one_line(app: Callable[[], object]) -> None:
-    """Run `app`; an EaasError or a shortage of open files prints one line and exits with code 2."""
+    """Run `app`; an EaasError or a shortage of open files prints one line and exits with code 2.
+
+    If a launcher started this process, it gets the text too.
+    """
     try:
         app()
     except Exception as error:

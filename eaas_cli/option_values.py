@@ -1,4 +1,4 @@
-"""Parsers for option values. An error names the option and the values that it takes."""
+"""For commands and benchmarks: parsers of option values. Errors name the option and what it takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def numbers(option: str, text: str, least: int = 1) -> list[int]:
-    """Parse whole numbers of at least `least`, separated by commas; keep each once. Raises ConfigError."""
+    """Parse whole numbers of at least `least`, separated by commas; repeats stay. Raises ConfigError."""
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
@@ -32,7 +32,7 @@ def numbers(option: str, text: str, least: int = 1) -> list[int]:
 
 
 def positive_numbers(option: str, text: str) -> list[float]:
-    """Parse numbers above 0, separated by commas. Raises ConfigError."""
+    """Parse an option's numbers above 0, separated by commas; repeats stay. Raises ConfigError."""
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:

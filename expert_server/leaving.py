@@ -35,7 +35,7 @@ def can_be_relieved(view: MembershipView, server_id: str, now: float) -> bool:
 
 
 class Leaving:
-    """One expert server's drain, started at most once: hand over the experts, answer, end.
+    """One expert server's drain, started at most once: hand over the experts, answer, end the process.
 
     Args:
         server_id: Id of this server.
@@ -67,7 +67,10 @@ class Leaving:
         self._begun = threading.Lock()
 
     def start(self) -> None:
-        """Start leaving in a background thread; returns at once. Idempotent."""
+        """In a background thread: announce DRAINING, wait until other servers hold the experts, end.
+
+        Returns at once. Idempotent.
+        """
         if self._begun.acquire(blocking=False):
             threading.Thread(target=self._leave, name="leaving", daemon=True).start()
 

@@ -245,16 +245,19 @@ class ExpertServer:
             raise self._mismatch
 
     def stop(self) -> None:
-        """Make `run` return. Safe from any thread and from a signal handler."""
+        """Make `run` return without handing experts over, unlike `drain`. Any thread or signal handler."""
         self._loop.stop()
 
     def drain(self) -> None:
-        """Start to hand the experts over to other servers, then end `run`. Returns at once; idempotent."""
+        """Start to hand the experts over to other servers, then end `run`. Returns at once; idempotent.
+
+        Called by the first SIGTERM or SIGINT, and by the balancer's Drain call.
+        """
         self._joined.wait()
         self._leaving.start()
 
     def _peer_addresses(self) -> list[str]:
-        """Addresses of servers that may share a checkpoint, shuffled to spread the readers over them."""
+        """Addresses of servers to read weights from, for a server without a checkpoint; in random order."""
         known = self._peers
         if self._joined.is_set():
             others = self._session.view.live(Role.EXPERT_SERVER)
@@ -279,7 +282,7 @@ class ExpertServer:
         )
 
     def _on_liveness(self) -> None:
-        """Report to the health service and the monitor that the loop has stalled or moves again."""
+        """For the watchdog: report to health service and monitor that the loop has stalled or moves again."""
         with self._state_lock:
             joined = self._state is not MemberState.JOINING
             self._server.set_serving(joined and not self._watchdog.stalled_s)
@@ -316,7 +319,7 @@ class ExpertServer:
             self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
-        """Free the slots of clients that are DEAD, have LEFT, or were replaced by a new incarnation."""
+        """On a new view of members: free the slots of clients that are DEAD, have LEFT or were replaced."""
         former, self._members = self._members, view.members
         for client_id in self._table.clients():
             member = view.members.get(client_id)
@@ -326,7 +329,10 @@ class ExpertServer:
                 _log.info("%s is gone: its slots are free", client_id)
 
     def _living_clients(self) -> dict[str, int] | None:
-        """Incarnations of the live clients, by id; None if the monitor is silent or the join is not done."""
+        """Incarnations of the live clients, by id; None if the monitor is silent or the join is not done.
+
+        When slots run out, Connect frees those of clients that are not among these.
+        """
         if not self._joined.is_set():
             return None
         view = self._session.view
@@ -345,7 +351,7 @@ class ExpertServer:
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype that the kernel computes with, for weights of this dtype.
+    """Choose the dtype that the kernel computes with, for a checkpoint of this dtype. Called once, at start.
 
     float16 becomes float32, which holds all of its values. Few CPUs multiply float16 fast, and bfloat16 would
     drop three of its eleven bits. float32 takes twice the memory, unless the weights are quantised.

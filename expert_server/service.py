@@ -38,7 +38,10 @@ _UNKNOWN_S = 5.0
 
 
 def transports() -> tuple[str, ...]:
-    """Names of the transports by which clients can reach this server's slots."""
+    """Names of the transports to this server's slots, nixl only if it works here. Clients choose from them.
+
+    The server registers them with the monitor, and Connect refuses all others.
+    """
     return ("shm", "grpc") if why_not() else ("shm", "grpc", "nixl")
 
 
@@ -82,7 +85,10 @@ class ExpertService:
     def Connect(
         self, request: pb.ConnectRequest, context: grpc.ServicerContext
     ) -> pb.ConnectResponse:
-        """Grant a client a run of slots in this server's arena; abort the call if none is free."""
+        """Grant a client a run of slots in this server's arena, in which it writes all its later requests.
+
+        The call is aborted if the client does not fit this server, or no run is free.
+        """
         self._check(request, context)
         self._nixl.supersede(request.client_id, request.client_incarnation)
         wanted = request.client_id, request.client_incarnation, request.slots
@@ -146,7 +152,7 @@ class ExpertService:
     def Disconnect(
         self, request: pb.DisconnectRequest, context: grpc.ServicerContext
     ) -> pb.DisconnectResponse:
-        """Free the slots of a client's connection."""
+        """Free the slots of a connection that its client gives up; requests in them are dropped."""
         self._nixl.leave(request.connection_id)
         self._table.revoke(request.connection_id)
         return pb.DisconnectResponse()
@@ -154,22 +160,25 @@ class ExpertService:
     def Join(
         self, request_iterator: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
-        """Serve the stream of a client that uses the nixl transport."""
+        """Serve the stream that sets up a client's nixl transport; the connection ends with the stream."""
         return self._nixl.join(request_iterator, context)
 
     def close(self) -> None:
-        """End the clients' nixl connections and the checkpoint readers, before the arena is closed."""
+        """End the nixl connections and the readers for peers, before the arena is closed."""
         self._nixl.close()
         self.sharer.close()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainResponse:
-        """Start to hand this server's experts over to other servers and to leave the cluster."""
+        """Start to hand this server's experts over and to leave, as an operator asked the balancer."""
         self._on_drain()
         return pb.DrainResponse()
 
 
 def add_expert_service(service: ExpertService, server: grpc.Server) -> None:
-    """Register the service's methods on a gRPC server; Exchange and ReadShard skip protobuf's copies."""
+    """Register the service's methods on a gRPC server, at start.
+
+    Exchange and ReadShard send plain bytes, to skip protobuf's copies.
+    """
     handlers: dict[str, Any] = {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(owner, name),

@@ -1,4 +1,4 @@
-"""Broadcast of membership events to watchers: wakes their streams, and serializes each message once.
+"""Broadcast of the monitor's membership events: wakes watchers' streams, serializes each message once.
 
 A watcher is the coroutine that serves a member's Watch stream. It sleeps here until an event, or for the
 longest silence that its member tolerates. All watchers share the same message bytes, because serializing an

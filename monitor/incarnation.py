@@ -1,4 +1,4 @@
-"""The registry's entry for one incarnation of a member, and the events that watchers receive."""
+"""Types of the monitor's registry: its entry for one incarnation of a member, and the events for watchers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MemberEntry:
         return MemberState.SUSPECT if suspected else self.reported
 
     def full(self, silence_s: float) -> Member:
-        """The member with its current counters and its silence, for snapshots."""
+        """The member with its current counters and its silence, as in snapshots and events."""
         return replace(
             self.member,
             progress=self.progress.count,

@@ -31,17 +31,17 @@ class LeaderProxy:
         self._leader: str | None = None
 
     def lead(self, service: MonitorService) -> None:
-        """Forward calls to `service` from now on, because this monitor leads."""
+        """Forward calls to `service` from now on, because this monitor has taken the lead."""
         self.service = service
 
     def follow(self, leader: str | None) -> None:
-        """Refuse calls from now on, with the address of the leading monitor if it is known."""
+        """End the service and refuse calls from now on, with the leading monitor's address if it is known."""
         former, self.service, self._leader = self.service, None, leader
         if former is not None:
             former.end()
 
     def add_to(self, server: Any) -> None:
-        """Add MonitorService's methods to a gRPC server.
+        """Add MonitorService's methods to the monitor's gRPC server, before it starts.
 
         It replaces the generated function, because streams send bytes that are serialized once for many
         members.

@@ -165,7 +165,7 @@ class Monitor:
             self._store.close()
 
     def stop(self) -> None:
-        """Announce the stop to the members if configured, then end this monitor."""
+        """End this monitor; with `stop_members_on_exit`, first tell all members to end (waits up to 1 s)."""
         if self._config.stop_members_on_exit and (service := self._leader_proxy.service):
             service.announce_stop(_LINGER_S)
         self._ticker.cancel()

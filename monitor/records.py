@@ -1,4 +1,4 @@
-"""Records that members store for their successors of the same id. Pure: no I/O, no clock.
+"""Records in the monitor: state that a balancer stores for its successor of the same id. No I/O, no clock.
 
 Each member has one record, which is replaced as a whole. Only the registered incarnation writes it. Versions
 rise within an incarnation, and a later incarnation outranks every version of an earlier one. A late write of
@@ -50,11 +50,11 @@ class Records:
 
     @property
     def pending(self) -> bool:
-        """Whether there are records that are not written to the store yet."""
+        """Whether records wait to be written to the store; the store writer then has work."""
         return bool(self._pending)
 
     def keep(self, record: pb.KeepRecordRequest) -> int:
-        """Replace a member's record; the next write puts it into the store.
+        """Replace a balancer's record; the store writer's next write puts it into the store.
 
         Returns:
             `kept` after this record: the record survives once that many are stored.
@@ -74,10 +74,10 @@ class Records:
         return self.kept
 
     def get(self, member_id: str) -> pb.KeepRecordRequest | None:
-        """Return a member's record, or None."""
+        """Return the newest record under an id, for the next balancer with that id; None without one."""
         return self._records.get(member_id)
 
     def take(self) -> tuple[tuple[str, bytes], ...]:
-        """Return the records to write to the store, and mark them as no longer pending."""
+        """Hand the pending records to the store writer, for its next write; they are no longer pending."""
         pending, self._pending = self._pending, {}
         return tuple((name, record.SerializeToString()) for name, record in pending.items())

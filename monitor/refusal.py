@@ -53,12 +53,12 @@ class Refused(Exception):
 
 
 def require_small(member: common_pb2.Member) -> None:
-    """Refuse a call with a member too large for stores and snapshots."""
+    """Refuse a registration whose member is too large for the store and for snapshots."""
     _require_size("member", member, _MOST_MEMBER_BYTES)
 
 
 def reach_of(request: monitor_pb2.HeartbeatRequest) -> tuple[ServerReach, ...] | None:
-    """Return the reach in a heartbeat, or None. Refuses the call if the reach is too large."""
+    """Return the reach (connections to servers) in a client's heartbeat, or None. Refuses one too large."""
     if not request.HasField("reach"):
         return None
     _require_size("reach", request.reach, _MOST_REACH_BYTES)
@@ -72,7 +72,7 @@ def _require_size(what: str, message: Any, most_bytes: int) -> None:
 
 
 def require_valid(request: Any) -> None:
-    """Refuse a call whose message is malformed or has values out of range."""
+    """Refuse a message (of any call, or one heartbeat) that is malformed or has values out of range."""
     if (refused := refusal(request)) is not None:
         raise Refused(*refused)
 

@@ -1,4 +1,4 @@
-"""Membership registry of the monitor: a pure state machine (no I/O, no clock).
+"""Membership registry in the monitor process: decides who is a member, in which state (no I/O, no clock).
 
 Every method takes `now` (monotonic seconds) and returns the events it caused, so the same code runs live and
 in simulation.
@@ -110,25 +110,25 @@ class Registry:
 
     @property
     def forgotten_incarnation(self) -> int:
-        """The highest incarnation of all forgotten tombstones."""
+        """The highest incarnation of all forgotten tombstones; stored, so that none is given again."""
         return self._forgotten_incarnation
 
     def knows(self, member_id: str) -> bool:
-        """Whether the registry lists a member with this id, tombstones included."""
+        """Whether the registry lists this id, tombstones included; the store deletes ids that it does not."""
         return member_id in self._live or member_id in self._tombstones
 
     @property
     def revision(self) -> int:
-        """Revision of the last membership event."""
+        """Revision of the last membership event; rises by 1 with each, so watchers can resume from it."""
         return self._revision
 
     def members(self, now: float) -> tuple[Member, ...]:
-        """All members, tombstones included, with current loads and `silence_s`."""
+        """All members and tombstones, with current loads and `silence_s`; for snapshots and the store."""
         entries = (*self._live.values(), *self._tombstones.values())
         return tuple(entry.full(now - entry.arrivals.heard_at) for entry in entries)
 
     def since(self, revision: int) -> Sequence[MemberEvent] | None:
-        """Return the membership events after `revision`, in order.
+        """Return the membership events after `revision`, in order, for a watcher or the store writer.
 
         Returns None if some are no longer kept; send a snapshot instead.
         """
@@ -235,7 +235,10 @@ class Registry:
         busy_s: float = 0.0,
         reach: tuple[ServerReach, ...] | None = None,
     ) -> list[MemberEvent]:
-        """Renew a member's lease and record its reported state (fields: `Member`, `monitor.proto`).
+        """Renew a member's lease, which ends a suspicion that it is late, and record its report.
+
+        Fields: `Member` and `monitor.proto`. An expert server whose work is stuck becomes SUSPECT. Returns an
+        event only if state, experts, epoch or reach changed.
 
         Raises:
             ValueError: The reported state is one that only the monitor sets, or a member other than an
@@ -280,6 +283,8 @@ class Registry:
     ) -> list[MemberEvent]:
         """Record an attention client's failure reports about servers: (id, incarnation, totals) each.
 
+        They can make a server SUSPECT despite its heartbeats, or clear it.
+
         Reports about unknown servers or incarnations are dropped.
 
         Raises:
@@ -305,11 +310,11 @@ class Registry:
         return events
 
     def require(self, member_id: str, incarnation: int) -> Member:
-        """Return the member if it is live with this incarnation. Raises UnknownIncarnationError otherwise."""
+        """Return the member if live with this incarnation (`KeepRecord`). Raises UnknownIncarnationError."""
         return self._entry(member_id, incarnation).member
 
     def living(self, member_id: str) -> Member | None:
-        """Return the member if it is live, else None."""
+        """Return the member if it is live, else None; its role must be that of the caller's certificate."""
         entry = self._live.get(member_id)
         return None if entry is None else entry.member
 
@@ -322,7 +327,7 @@ class Registry:
         return entry
 
     def _apply_accusation(self, entry: MemberEntry, now: float) -> list[MemberEvent]:
-        """Update a server's state (SUSPECT or not) from its clients' failure reports."""
+        """Make a server SUSPECT, or end that suspicion, by its clients' newest failure reports."""
         entry.accusation = self._reports.accusation(entry.member.id, now)
         if entry.member.state is entry.state:
             return []
@@ -332,7 +337,7 @@ class Registry:
     def deregister(
         self, member_id: str, incarnation: int, reason: str, now: float
     ) -> list[MemberEvent]:
-        """Make a member LEFT, because it ends in an orderly way. An unknown incarnation is ignored."""
+        """Make a member LEFT at once: its process says that it ends. Unknown incarnations are ignored."""
         entry = self._live.get(member_id)
         if entry is None or entry.member.incarnation != incarnation:
             return []
@@ -344,7 +349,7 @@ class Registry:
         return self._detector.hold_reason
 
     def due_at(self) -> float:
-        """Time at which the next lease ends without a heartbeat; inf if there are no members."""
+        """Time at which the next lease ends without a heartbeat (the next `tick`); inf without members."""
         return self._detector.due_at()
 
     def tick(self, now: float) -> list[MemberEvent]:
@@ -376,7 +381,7 @@ class Registry:
     def _end(
         self, entry: MemberEntry, state: MemberState, reason: str, now: float
     ) -> list[MemberEvent]:
-        """End a member's incarnation as DEAD or LEFT. Forgets the oldest tombstone if there are too many."""
+        """End a member's incarnation as DEAD or LEFT; it stays listed as a tombstone, at most 64 of them."""
         member_id = entry.member.id
         entry.member = replace(entry.member, state=state)
         entry.progress.in_flight = 0
@@ -404,7 +409,7 @@ class Registry:
 
 
 def _require_own_state(member_id: str, state: MemberState) -> None:
-    """Raise ValueError for a state that only the monitor sets."""
+    """Raise ValueError if a member reports a state that only the monitor sets: SUSPECT, DEAD or LEFT."""
     if state is MemberState.SUSPECT or state.is_gone:
         raise ValueError(
             f"{member_id}: a member does not report {state.value}: only the monitor does"
@@ -412,7 +417,7 @@ def _require_own_state(member_id: str, state: MemberState) -> None:
 
 
 def _forget_s(member: Member) -> float:
-    """Time for which a tombstone is kept, in seconds."""
+    """Seconds until a DEAD or LEFT member is forgotten: a minute, ten minutes or a day, by state and role."""
     if member.state is MemberState.LEFT:
         return _FORGET_LEFT_S
     if member.role is Role.ATTENTION_CLIENT:

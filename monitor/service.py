@@ -109,7 +109,7 @@ class MonitorService:
     # -- the owner's side ----------------------------------------------------------------------
 
     def register_self(self, member: Member) -> None:
-        """Register this monitor as a member of the cluster; `tick` is its heartbeat."""
+        """List this monitor as a member, once it leads. `tick` renews its lease, as no call does."""
         with self._changed:
             incarnation, events = self._registry.register(member, 0, time.monotonic())
             self._own = replace(member, incarnation=incarnation)
@@ -149,7 +149,7 @@ class MonitorService:
         self._on_lost(reason)
 
     def announce_stop(self, linger_s: float) -> None:
-        """Announce to all members (watchers) that the operator stops the cluster.
+        """Tell all members, in their Watch streams, that the operator stops the cluster, so that they end.
 
         It waits up to `linger_s` until they have left.
         """
@@ -181,7 +181,7 @@ class MonitorService:
 
     @property
     def _stored(self) -> int:
-        """Last revision that survives a crash of this process, and may be announced."""
+        """Last revision that survives a crash of this process; watchers learn only of events up to it."""
         return self._registry.revision if self._writer is None else self._writer.stored
 
     def _require_lead(self) -> None:
@@ -195,7 +195,7 @@ class MonitorService:
             require_role(certified, member.role)
 
     async def _wait_stored(self, revision: int, records: int = 0) -> None:
-        """Wait until the store has this revision, and this many records."""
+        """Wait until the store has this revision and this many records; a call is answered only then."""
         writer = self._writer
         try:
             async with asyncio.timeout(_STORE_S):
@@ -257,7 +257,7 @@ class MonitorService:
             await context.write(self._on_heartbeat(request, certified))
 
     def _on_heartbeat(self, request: pb.HeartbeatRequest, certified: str | None) -> bytes:
-        """Process one heartbeat of a member; returns the serialized reply."""
+        """Pass one heartbeat to the registry; returns the serialized reply with the last stored revision."""
         self._require_lead()
         if request.id == self._own_id:
             raise Refused(
@@ -322,7 +322,10 @@ class MonitorService:
     async def ReportOutcome(
         self, request: pb.ReportOutcomeRequest, context: Any
     ) -> pb.ReportOutcomeResponse:
-        """Record an attention client's totals of request outcomes per server (errors: `monitor.proto`)."""
+        """Record a client's totals of requests per server, which can make a server SUSPECT or clear it.
+
+        Errors: `monitor.proto`.
+        """
         require_role(role_of(context), Role.ATTENTION_CLIENT)
         self._require_lead()
         with self._changed:
@@ -339,7 +342,7 @@ class MonitorService:
     async def KeepRecord(
         self, request: pb.KeepRecordRequest, context: Any
     ) -> pb.KeepRecordResponse:
-        """Store a balancer's record for its successor (errors: `monitor.proto`)."""
+        """Store a balancer's state for its successor; answers once it is stored. Errors: `monitor.proto`."""
         require_role(role_of(context), Role.BALANCER)
         self._require_lead()
         with self._changed:
@@ -359,7 +362,7 @@ class MonitorService:
         return pb.KeepRecordResponse()
 
     async def GetRecord(self, request: pb.GetRecordRequest, context: Any) -> pb.GetRecordResponse:
-        """Return the record of a member's predecessor."""
+        """Return the last record under a balancer's id, from which a new balancer restores its state."""
         require_role(role_of(context), Role.BALANCER)
         self._require_lead()
         with self._changed:

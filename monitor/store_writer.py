@@ -1,4 +1,4 @@
-"""Writes the registry's changes to the store, on a background thread."""
+"""Writes the registry's changes to the store, on a background thread of the leading monitor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Collector:
         self._gone = {m.id for m in members if m.state.is_gone}
 
     def collect(self) -> Change:
-        """Return all changes since the last call, with the last event of each member."""
+        """Return the store's next write: all changes since the last call, with each member's last event."""
         registry = self._registry
         events = registry.since(self.revision)
         candidates = self._gone

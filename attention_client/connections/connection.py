@@ -64,7 +64,7 @@ class Link(Protocol):
     generation: int
 
     def kick(self, slot: int) -> None:
-        """Signal the server that this slot was written."""
+        """Tell the server that this slot holds a new request (by doorbell, frame or write)."""
 
     def close(self) -> None:
         """Give the slots back to the server and end the link's threads.
@@ -149,23 +149,23 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Number of slots that are not free."""
+        """Number of slots that are not free, abandoned and quarantined ones included."""
         return self._link.slots - len(self._free)
 
     @property
     def work_in_flight(self) -> float:
-        """Unanswered work (`dispatch.parts.Part`), including abandoned requests."""
+        """Unanswered work (`dispatch.parts.Part`), abandoned requests too; dispatch counts it as backlog."""
         return self._work
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
-        """Return how many tokens fit into one slot."""
+        """Return how many tokens fit into one slot; dispatch cuts larger parts."""
         arena = self._link.arena
         return max_tokens(
             arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
         )
 
     def owes_answer(self) -> bool:
-        """Whether an overdue request is still unanswered (the server may be stuck or dead)."""
+        """Whether an overdue request is unanswered: layer calls avoid the server. Frees answered slots."""
         if not self._abandoned:
             return False
         with self._lock:
@@ -176,7 +176,7 @@ class Connection:
         return owes
 
     def lose(self, reason: str) -> None:
-        """Declare the connection lost and wake all threads in `wait`. Idempotent."""
+        """Declare the connection lost: wake all in `wait`, call `on_lost`, which reconnects. Idempotent."""
         with self._lock:
             if self.lost_reason is not None:
                 return
@@ -185,13 +185,13 @@ class Connection:
         self._on_lost(self)
 
     def wake(self) -> None:
-        """Wake every thread that sleeps in `wait`."""
+        """Wake every thread that sleeps in `wait`, so that its layer call polls all its requests."""
         with self._lock:
             if not self._unlinked:
                 self._flags.interrupt(self._link.reply_bell)
 
     def close(self) -> None:
-        """Declare the connection lost and give its slots back to the server. Idempotent.
+        """Declare the connection lost and give its slots back, after a loss or at the end. Idempotent.
 
         Open tickets get ConnectionLostError; the arena closes when the last of them ends.
         """
@@ -291,7 +291,7 @@ class Connection:
         return self._flags.seq(self._link.reply_bell)
 
     def wait(self, ticket: Ticket, seen_seq: int, timeout_s: float) -> None:
-        """Sleep until the ticket is answered, the reply doorbell counts past `seen_seq`, or the timeout."""
+        """Sleep (a layer call) until the ticket is answered, the bell passes `seen_seq`, or the timeout."""
         self._flags.wait(
             ticket.slot,
             1,
@@ -341,7 +341,7 @@ class Connection:
         return Answer(header, None)
 
     def _read_header(self, ticket: Ticket, offset: int) -> ResultHeader:
-        """Read and check the answer's header.
+        """Read an answer's header and check that it answers this request, undamaged.
 
         Raises:
             SlotCorruptError: It answers another request, or bytes are damaged.
@@ -373,7 +373,7 @@ class Connection:
             raise error from None
 
     def release(self, ticket: Ticket) -> bool:
-        """Free a ticket's slot after reading its answer.
+        """End a ticket and free its slot for other requests, once its answer was read or is of no use.
 
         Returns:
             Whether the slot still belonged to this connection; if not, the data read may be invalid.

@@ -1,4 +1,4 @@
-"""How long to wait for an expert server's answer, from measured service times; and the budget of hedges."""
+"""How long a client waits for a server's answer, from measured service times; and its budget of hedges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServiceTimes:
         self._tail: float | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record one answer's time (exponential average; slower answers count more, for safety)."""
+        """Record one answer's time, for later budgets and hedges. Slower answers count more, for safety."""
         size = rows.bit_length()
         before = self._seconds.get(size, seconds)
         self._answers[size] += 1
@@ -43,7 +43,7 @@ class ServiceTimes:
         self._remember(seconds / before if before > 0 else 1.0)
 
     def observe_bound(self, rows: int, seconds: float) -> None:
-        """Record an upper bound of an answer's time, because the answer was found late."""
+        """Record the time of an answer found late; used only if shorter than known, or the first."""
         known = self._seconds.get(rows.bit_length())
         if known is None or seconds < known:
             self.observe(rows, seconds)
@@ -68,7 +68,7 @@ class ServiceTimes:
         return min(max(least_s, patience_s), most_s)
 
     def tail_s(self, rows: int) -> float | None:
-        """Return the 95th percentile of the seconds of requests of `rows` tokens; None while unknown."""
+        """Return the 95th percentile of a request's seconds, after which it is hedged; None while unknown."""
         expected, tail = self._expected_s(rows), self._tail
         return None if expected is None or tail is None else expected * tail
 
@@ -102,12 +102,12 @@ class HedgeBudget:
         self._lock = threading.Lock()
 
     def earn(self) -> None:
-        """Add the tokens that one sent request earns."""
+        """Add the tokens that one request earns; called for each request sent, hedges excepted."""
         with self._lock:
             self._tokens = min(self._tokens + self._share, self._BURST)
 
     def spend(self, requests: int) -> bool:
-        """Take the tokens for this many hedge requests. Returns False, taking none, if there are too few."""
+        """Take the tokens for a hedge's requests. Returns False, taking none, if too few: no hedge."""
         with self._lock:
             if self._tokens < requests:
                 return False
@@ -115,6 +115,6 @@ class HedgeBudget:
             return True
 
     def give_back(self, requests: int) -> None:
-        """Put back the tokens of hedge requests that were not sent."""
+        """Put back tokens that `spend` took for hedge requests that could not be sent."""
         with self._lock:
             self._tokens = min(self._tokens + requests, self._BURST)

@@ -1,4 +1,4 @@
-"""Data types of a request to an expert server: its input, its ticket and its answer.
+"""A client's data types of a request to an expert server: its input, its ticket and its answer.
 
 Letters: T tokens, R tokens of a part, H hidden size, K experts per token (top-k).
 """
@@ -43,7 +43,7 @@ class LayerInput:
 
     @classmethod
     def of(cls, layer: int, x_TH: torch.Tensor, scores_TK: npt.NDArray[np.float32]) -> LayerInput:
-        """Make a call's inputs from hidden states on the CPU.
+        """Make a call's inputs, as they go over the wire, from hidden states on the CPU.
 
         Raises:
             WrongRequestError: The wire format lacks the dtype.

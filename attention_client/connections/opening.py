@@ -37,7 +37,7 @@ def open_connection(
     on_lost: Callable[[Connection], None],
     tls: Identity | None,
 ) -> Connection:
-    """Try once to connect to an expert server.
+    """Try once to connect to an expert server; `ServerConnections` retries in a thread.
 
     Args:
         member: The server.

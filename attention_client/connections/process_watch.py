@@ -1,4 +1,4 @@
-"""Get notified by the kernel when an expert server's process on this host ends (for transport `shm`)."""
+"""Tell a client at once that an expert server's process on its host has ended (for transport `shm`)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _watcher_lock = threading.Lock()
 
 
 def watch_process(pid: int, on_exit: Callable[[], None]) -> Callable[[], None]:
-    """Call `on_exit` once, in its own thread, when process `pid` ends.
+    """Call `on_exit` once, in its own thread, when process `pid` ends; tells `shm` that its server died.
 
     Args:
         pid: A process on this host and in this pid namespace.

@@ -48,17 +48,17 @@ class ReachBook:
         return tuple(found[server] for server in sorted(found))
 
     def refusals(self) -> dict[str, str]:
-        """Return the reasons why servers are not connected, by server id."""
+        """Return the reasons why servers are not connected, by server id, for `Cluster.missing`."""
         with self._lock:
             return {server: refusal.reach.reason for server, refusal in self._refusals.items()}
 
     def connected(self, server_id: str) -> None:
-        """Record that a server is connected now: drops its reason."""
+        """Record that a server is connected now: the next report gives no reason for it."""
         with self._lock:
             self._refusals.pop(server_id, None)
 
     def failed(self, member: Member, why: str, *, lost: bool = False) -> bool:
-        """Record a failed attempt to connect, or the loss of a connection.
+        """Record a failed attempt to connect, or the loss of a connection, for the next report.
 
         Args:
             member: The server process.
@@ -81,6 +81,6 @@ class ReachBook:
             return True
 
     def keep(self, lives: Collection[tuple[object, ...]]) -> None:
-        """Forget all server processes except these (given by `Member.life`)."""
+        """Forget all server processes except these (`Member.life`), after a new membership view."""
         with self._lock:
             self._refusals = {s: r for s, r in self._refusals.items() if r.life in lives}

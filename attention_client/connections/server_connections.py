@@ -88,21 +88,21 @@ class ServerConnections:
         self._closed = threading.Event()
 
     def start(self, session: MemberSession) -> None:
-        """Start opening connections, as the member of this monitor session."""
+        """Allow connections to be opened, as the member of this session. Called once, by `Cluster`."""
         self._session = session
         self._started.set()
 
     def all(self) -> tuple[Connection, ...]:
-        """Return all current connections."""
+        """Return the current connection of each connected server; lost ones are dropped already."""
         with self._changed:
             return tuple(self._connections.values())
 
     def of(self, servers: Sequence[str]) -> tuple[Connection | None, ...]:
-        """Return the connections to these servers, None where not connected; the lock is held."""
+        """Return the connections to these servers for the view, None if not connected; the lock is held."""
         return tuple(self._connections.get(server) for server in servers)
 
     def live(self) -> set[str]:
-        """Return the servers with a live connection; the lock is held."""
+        """Return the servers with a live connection, to adopt a placement by; the lock is held."""
         return {s for s, c in self._connections.items() if c.lost_reason is None}
 
     def reach(self) -> tuple[ServerReach, ...]:
@@ -110,7 +110,7 @@ class ServerConnections:
         return self._reach.report(self.all())
 
     def refusals(self) -> dict[str, str]:
-        """Return the reasons why servers are not connected, by server id."""
+        """Return the reasons why servers are not connected, by server id, for `Cluster.missing`."""
         return self._reach.refusals()
 
     def follow(self, members: MembershipView) -> None:
@@ -137,7 +137,7 @@ class ServerConnections:
                 self._connect_soon(member)
 
     def lost(self, connection: Connection) -> None:
-        """Handle the loss of a connection: drop it, wake the layer calls, and reconnect to the server."""
+        """Handle a loss (`on_lost`): drop the connection, wake layer calls to resend, and reconnect."""
         _log.info("%s: connection lost: %s", connection.server_id, connection.lost_reason)
         with self._changed:
             if self._connections.get(connection.server_id) is connection:
@@ -157,11 +157,11 @@ class ServerConnections:
         ).start()
 
     def stop(self) -> None:
-        """Stop opening connections to expert servers; existing ones stay open."""
+        """Stop opening connections, because this client leaves; existing ones stay open until `close`."""
         self._closed.set()
 
     def close(self) -> None:
-        """Close all connections to expert servers; call `stop` first."""
+        """Close all connections and give their slots back to the servers; call `stop` first."""
         for connection in self.all():
             connection.close()
 

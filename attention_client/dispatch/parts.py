@@ -65,7 +65,7 @@ def combine(shape_TH: tuple[int, int], results: Results) -> torch.Tensor:
 
 
 def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArray[np.bool_] | None:
-    """Remove the pairs of these parts from a mask of pairs (T, K). Returns None if no pair is left."""
+    """Return which of these pairs (T, K) are still to send after these parts; None if no pair is left."""
     left_TK = pairs_TK.copy()
     for part in parts:
         left_TK[part.rows_R] &= ~part.pairs_RK
@@ -73,7 +73,7 @@ def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArr
 
 
 def pairs_of(part: Part, shape_TK: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Return the pairs of a part as a mask over the whole call: bool (T, K)."""
+    """Return the pairs of a part as a mask over the whole call, to resend or hedge them: bool (T, K)."""
     pairs_TK = np.zeros(shape_TK, dtype=np.bool_)
     pairs_TK[part.rows_R] = part.pairs_RK
     return pairs_TK

@@ -30,7 +30,7 @@ def poll(
 ) -> Result | Failed | None:
     """Check once whether the expert server has answered a request of a layer call.
 
-    A failure is counted, and the rest of the call avoids that server.
+    A failure is counted, towards ejection too if the server is to blame; the rest of the call avoids it.
 
     Returns:
         The request's result or failure; None while it is in flight.
@@ -76,7 +76,7 @@ def poll(
 
 
 def learn(attempt: Attempt, shared: Dispatcher, *, exactly: bool) -> None:
-    """Update the server's service times from an answer, and eject the server if it is far too slow.
+    """Update the server's service times, which set budgets and hedges; eject a server that is far too slow.
 
     Args:
         attempt: The answered request.

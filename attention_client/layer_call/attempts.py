@@ -73,7 +73,7 @@ class Result:
     server_id: str
 
     def copy_out(self) -> bool:
-        """Copy the result and free its slot. Returns whether the copy is valid."""
+        """Copy the result and free its slot for resends. Returns False if the copy is unusable."""
         if self.attempt is None:
             return True
         copied_RH = self.part_RH.copy()
@@ -82,7 +82,7 @@ class Result:
         return is_right
 
     def release(self) -> bool:
-        """Free the slot after reading the result. Returns whether the read was valid."""
+        """Free the slot of a result read or not needed. Returns False if what was read is unusable."""
         attempt, self.attempt = self.attempt, None
         # A hedge and its attempts form a reference cycle, which would keep this view, and so the arena of a
         # dead server, alive until the next garbage collection.

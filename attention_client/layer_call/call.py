@@ -1,4 +1,4 @@
-"""One remote call of a MoE layer's experts: dispatch, wait, hedge, fail over, combine.
+"""A client's remote call of one MoE layer's routed experts: dispatch, wait, hedge, fail over, combine.
 
 A call ends before its deadline with the right tensor or with one typed error. Only pairs without an answer
 are sent to another replica; a late answer is recognised by its request id and dropped. Parts are summed in
@@ -38,7 +38,7 @@ _HEDGE_POLL_S = 0.0005
 
 
 class LayerCall:
-    """One call of one MoE layer, used once: either `run`, or `start` and later `finish`.
+    """One call of one MoE layer's routed experts, used once: either `run`, or `start` and later `finish`.
 
     The caller can do other work between `start` and `finish`. A started call holds slots until `finish` or
     `cancel`.
@@ -74,7 +74,7 @@ class LayerCall:
         self._times_exact = True
 
     def run(self) -> torch.Tensor:
-        """Compute the layer's experts: send, wait, combine. Returns and raises as `finish`."""
+        """Compute the routed experts without overlap: send, wait, sum. Returns and raises as `finish`."""
         self._begin()
         return self.finish()
 
@@ -135,7 +135,10 @@ class LayerCall:
             self._shared.metrics.nonfinite_rows.inc(rows)
 
     def cancel(self) -> None:
-        """End a started call without a result and free its slots. Idempotent."""
+        """End the call: abandon its requests in flight and free its results' slots. Idempotent.
+
+        Called by `finish` at its end, and by callers that may not finish.
+        """
         self._running = False
         answered = [r for a in self._attempts if a.hedge is not None for r in a.hedge.answered]
         self._call_off(self._attempts, self._results + answered)
@@ -152,7 +155,7 @@ class LayerCall:
             self._sender.trace = self._shared.traces.layer(self._inputs.layer, len(self._ids_TK))
 
     def _gather(self) -> None:
-        """Send requests and wait until every wanted pair has a result."""
+        """Send, collect and resend until every wanted pair has a result, which `finish` then sums."""
         while self._missing_TK is not None or self._attempts:
             if self._missing_TK is not None:
                 self._free_slots()
@@ -163,7 +166,10 @@ class LayerCall:
     # -- dispatch -------------------------------------------------------------------------------------
 
     def _free_slots(self) -> None:
-        """Copy the results so far out of their slots, because resending missing pairs needs free slots."""
+        """Copy the results so far out of their slots, because resending missing pairs needs free slots.
+
+        Pairs whose slot was taken back become missing again.
+        """
         for result in tuple(self._results):
             if not result.copy_out():
                 self._results.remove(result)
@@ -201,7 +207,10 @@ class LayerCall:
             self._pause(view)
 
     def _send(self, view: ClusterView, servers: Sequence[bool], *, one_each: bool = False) -> None:
-        """Send missing pairs to the allowed servers that hold their experts and have free slots."""
+        """Send missing pairs to the allowed servers that hold their experts and have free slots.
+
+        The other pairs stay missing.
+        """
         assert self._missing_TK is not None
         parts, complete = self._sender.plan(view, servers, self._missing_TK)
         if one_each:
@@ -222,12 +231,12 @@ class LayerCall:
             self._missing_TK = without(self._missing_TK, sent)
 
     def _miss(self, part: Part) -> None:
-        """Add a part's pairs to the missing ones, so that they are sent again."""
+        """Add a part's pairs to the missing ones, so that `_gather` sends them again."""
         part_TK = pairs_of(part, self._wanted_TK.shape)
         self._missing_TK = part_TK if self._missing_TK is None else self._missing_TK | part_TK
 
     def _preferred(self, view: ClusterView) -> list[bool]:
-        """Whether each server is healthy and not ejected."""
+        """Return whether each server may get first requests or hedges: healthy in this call, not ejected."""
         health = self._server_health
         return _both(health.healthy(view), health.kept(view, self._shared.clock()))
 
@@ -246,7 +255,7 @@ class LayerCall:
     # -- collect --------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Wait until at least one request in flight ends; update results and missing pairs."""
+        """Wait until a request in flight ends, hedging late ones; update results and missing pairs."""
         while True:
             first = self._attempts[0]
             seen = first.connection.seq()
@@ -266,7 +275,7 @@ class LayerCall:
             first.connection.wait(first.ticket, seen, until - now)
 
     def _settle(self) -> bool:
-        """Poll all requests in flight and handle those that ended. Returns whether any did."""
+        """Poll all requests in flight: keep results, miss failed parts, learn times. Returns if any ended."""
         answered = []
         ended = again = False
         for attempt in tuple(self._attempts):
@@ -299,7 +308,7 @@ class LayerCall:
             self._apply(hedging.settle_answered(attempt.hedge, attempt, result))
 
     def _call_off(self, attempts: Iterable[Attempt], results: Iterable[Result]) -> None:
-        """Stop waiting for these requests and free the slots of these results."""
+        """Stop waiting for these requests, whose answers are dropped, and free the slots of these results."""
         for attempt in tuple(attempts):
             attempt.connection.abandon(attempt.ticket, overdue=False)
             self._attempts.remove(attempt)
@@ -310,7 +319,10 @@ class LayerCall:
     # -- hedging --------------------------------------------------------------------------------------
 
     def _hedge(self, attempt: Attempt) -> None:
-        """Send a late request's part to other replicas if they hold all of it and the hedge budget allows."""
+        """Also send a late request's part to other replicas; the side that answers first is used.
+
+        Does nothing if they do not hold all of it or the hedge budget is spent.
+        """
         attempt.hedge_at = math.inf
         shared = self._shared
         view = shared.replicas.view()
@@ -331,7 +343,7 @@ class LayerCall:
         hedging.begin(attempt, rivals)
 
     def _apply(self, settled: hedging.Settled) -> None:
-        """Carry out the instructions from `hedging` after one side of a hedge ended."""
+        """Carry out `hedging`'s instructions after one side of a hedge ended; blame a beaten server."""
         self._results += settled.results
         self._call_off(settled.call_off, settled.release)
         if settled.beaten is not None:

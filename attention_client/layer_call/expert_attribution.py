@@ -1,4 +1,4 @@
-"""Expert attribution: record which expert servers computed each token, only on request."""
+"""Expert attribution in a client: record which servers computed each token, for requests that ask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SeenServers:
         self._parts: list[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
 
     def saw(self, results: Sequence[Result]) -> None:
-        """Record which server computed each result of a layer call."""
+        """Add the results of a finished layer call: which server computed how many pairs of which token."""
         part = micro_batch_tokens()
         first = part.start if part is not None else 0
         for result in results:
@@ -30,7 +30,7 @@ class SeenServers:
             self._parts.append((result.server_id, result.part.rows_R + first, pairs_R))
 
     def of(self, token: int) -> Mapping[str, int]:
-        """Return how many pairs of one token each server computed, by server id."""
+        """Return, for a request's answer, how many pairs of one token each server computed, by server id."""
         found: dict[str, int] = {}
         for server, tokens_R, pairs_R in self._parts:
             at = int(np.searchsorted(tokens_R, token))
@@ -54,7 +54,7 @@ class ExpertAttribution:
 
     @contextlib.contextmanager
     def watching(self, asked: bool) -> Iterator[SeenServers | None]:
-        """Record the layer calls made inside the block if `asked`; otherwise yield None."""
+        """Record the layer calls made inside the block if `asked` (by a request); otherwise yield None."""
         self._seen = SeenServers() if asked else None
         try:
             yield self._seen
@@ -62,6 +62,6 @@ class ExpertAttribution:
             self._seen = None
 
     def saw(self, results: Sequence[Result]) -> None:
-        """Record the results of a layer call if recording is on."""
+        """Record the results of a layer call, which calls this at its end, if recording is on."""
         if self._seen is not None:
             self._seen.saw(results)

@@ -30,14 +30,14 @@ class Settled:
 
 
 def begin(primary: Attempt, rivals: list[Attempt]) -> None:
-    """Start a hedge: link a late request to its rivals. Rivals are not hedged again."""
+    """Start a hedge: link a late request to its rivals, already sent. Rivals are not hedged again."""
     primary.hedge = Hedge(primary, rivals)
     for rival in rivals:
         rival.hedge, rival.hedge_at = primary.hedge, math.inf
 
 
 def settle_answered(hedge: Hedge, attempt: Attempt, result: Result) -> Settled:
-    """Decide what to do when the late request or a rival is answered."""
+    """Decide which results to use after an answer: the late request's, or the rivals' once all answered."""
     if attempt is hedge.primary:
         return Settled([result], hedge.rivals, hedge.answered, outcome="lost")
     hedge.rivals.remove(attempt)
@@ -48,7 +48,7 @@ def settle_answered(hedge: Hedge, attempt: Attempt, result: Result) -> Settled:
 
 
 def settle_failed(hedge: Hedge, attempt: Attempt) -> Settled:
-    """Decide what to do when one side fails. Nothing is sent again, because the other side is in flight."""
+    """Go on with the other side when one side fails. Nothing is sent again, because it is in flight."""
     if attempt is hedge.primary:
         for rival in hedge.rivals:
             rival.hedge = None

@@ -28,7 +28,7 @@ _LEAST_HEDGE_S = 0.002
 
 
 class Sender:
-    """Plans and sends the requests of one layer call.
+    """Plans and sends the requests of one layer call: first ones, resends and hedges.
 
     Args:
         shared: State shared by all calls.
@@ -58,7 +58,7 @@ class Sender:
     def plan(
         self, view: ClusterView, servers: Sequence[bool], wanted_TK: npt.NDArray[np.bool_]
     ) -> tuple[list[Part], bool]:
-        """Choose a server for each wanted pair by the dispatch policy.
+        """Choose a server for each wanted pair by the dispatch policy. Sends nothing.
 
         Args:
             view: View of the cluster.
@@ -84,7 +84,7 @@ class Sender:
         )
 
     def send(self, view: ClusterView, part: Part) -> Attempt | None:
-        """Send a part to its server. Returns None if the server is busy or lost."""
+        """Write a part into a slot of its server, with a time budget. Returns None if it is busy or lost."""
         connection = view.connections[part.server]
         assert connection is not None
         shared = self._shared

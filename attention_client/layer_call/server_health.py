@@ -10,7 +10,7 @@ __all__ = ["ServerHealth"]
 
 
 class ServerHealth:
-    """Tracks the servers' failures in one layer call.
+    """Tracks the servers' failures in one layer call, and counts them towards ejection from later ones.
 
     Args:
         shared: State shared by all calls.
@@ -27,7 +27,7 @@ class ServerHealth:
         self._blamed: set[Connection] = set()
 
     def healthy(self, view: ClusterView) -> list[bool]:
-        """Return whether each server is connected, did not fail in this call and owes no late answer."""
+        """Return whether to ask each server first: connected, not failed in this call, owes no answer."""
         avoided = self.avoided
         return [
             c is not None and c.lost_reason is None and c not in avoided and not c.owes_answer()
@@ -35,12 +35,15 @@ class ServerHealth:
         ]
 
     def kept(self, view: ClusterView, now: float) -> list[bool]:
-        """Return whether each server is kept in dispatch, that is, not ejected."""
+        """Return whether each server is not ejected, for failures or slowness in any call of this client."""
         out = self._shared.ejections.out
         return [not out(server, now) for server in view.placement.servers]
 
     def give_up(self, connection: Connection, reason: str, kind: str, *, blame: bool) -> None:
-        """Count a failed request and avoid its server for the rest of the call."""
+        """Count a failed request and avoid its server for the rest of the call.
+
+        With `blame`, also count it towards ejection.
+        """
         if blame:
             self.blame(connection)
         self.avoided[connection] = reason
@@ -48,7 +51,7 @@ class ServerHealth:
         self._shared.metrics.failovers.labels(kind).inc()
 
     def blame(self, connection: Connection) -> None:
-        """Count a failure towards the server's ejection; several in one call count once."""
+        """Count a failure towards ejecting the server from all calls for a while; once per call at most."""
         if connection in self._blamed:
             return
         self._blamed.add(connection)

@@ -1,4 +1,4 @@
-"""Measured server speeds, for load-aware dispatch and for the ejection of outliers.
+"""Expert servers' speeds as one client measures them, for load-aware dispatch and ejection.
 
 Each answer states how long the server had the request, so delays of the network or of a client that polls
 late are not counted.
@@ -48,14 +48,14 @@ _NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
 
 
 class Speeds:
-    """Measured seconds per unit of work (`dispatch.parts.Part`) of each expert server."""
+    """Measured seconds per unit of work (`Part.work`) of each expert server, over all calls of a client."""
 
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
         self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
 
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
-        """Record one answer: `seconds` that the server took for `work`."""
+        """Record that a server took `seconds` for `work`, by its own clock; used by dispatch and ejection."""
         known = self._rates.get(server)
         before = known or _NO_RATE
         per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
@@ -68,7 +68,7 @@ class Speeds:
             self._rates[server] = rate
 
     def forget(self, server: str) -> None:
-        """Drop a server's measured times, so that new answers alone decide about it."""
+        """Drop the times of a server ejected as slow, so that new answers alone decide about it."""
         self._rates = {name: rate for name, rate in self._rates.items() if name != server}
 
     def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
@@ -85,7 +85,7 @@ class Speeds:
         return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
 
     def _rate_S(self, servers: tuple[str, ...], now: float) -> npt.NDArray[np.float64]:
-        """Seconds per unit of work of each server, recomputed every `_REFRESH_S`."""
+        """Return seconds per unit of work; old ones fade to the usual. Recomputed every `_REFRESH_S`."""
         made_for, made_at, rate_S = self._made
         if made_for == servers and 0 <= now - made_at < _REFRESH_S:
             return rate_S
@@ -102,13 +102,13 @@ class Speeds:
         return rate_S
 
     def usual(self, servers: Sequence[str]) -> float:
-        """Return the median seconds per unit of work of the measured servers; 1 if none is measured."""
+        """Return the median seconds per unit of work, assumed for unmeasured servers; 1 if none is known."""
         rates = self._rates
         known = [rates[s].usual_per_work for s in servers if s in rates]
         return _median(known) if known else 1.0
 
     def is_outlier(self, server: str, servers: Sequence[str]) -> bool:
-        """Whether a server takes more than `_SLOW_FACTOR` times the usual time of these servers.
+        """Whether to eject a server as slow: it takes over `_SLOW_FACTOR` times these servers' usual time.
 
         This must hold both per unit of work and per answer: each answer has a fixed cost, so a server with
         little work takes long per unit. The excess must also be long enough to matter to a layer call.
@@ -154,26 +154,26 @@ class Ejections:
         self._lock = threading.Lock()
 
     def failed(self, server: str, servers: Sequence[str], now: float) -> bool:
-        """Count a request that timed out, was refused or came back damaged. Returns whether this ejects."""
+        """Count a failed or beaten request; `FAILURES` in a row may eject. Returns whether this one does."""
         with self._lock:
             record = self._records.setdefault(server, _Record())
             record.failures += 1
             return record.failures >= self.FAILURES and self._eject(server, servers, now)
 
     def answered(self, server: str) -> None:
-        """Record a request answered in time: resets the server's count of consecutive failures."""
+        """Reset the server's count of consecutive failures, as it answered. A running ejection goes on."""
         record = self._records.get(server)
         if record is not None:
             record.failures = 0
 
     def slow(self, server: str, servers: Sequence[str], now: float) -> bool:
-        """Eject a speed outlier, unless too many servers are ejected. Returns whether it was ejected."""
+        """Eject a speed outlier for a while, unless too many are ejected. Returns whether it was ejected."""
         with self._lock:
             self._records.setdefault(server, _Record())
             return self._eject(server, servers, now)
 
     def out(self, server: str, now: float) -> bool:
-        """Whether a server is ejected now."""
+        """Whether a server is ejected now: layer calls ask it only for pairs that the others cannot take."""
         record = self._records.get(server)
         return record is not None and now < record.until
 

@@ -39,12 +39,12 @@ class ClusterView:
     )
 
     def usable_S(self) -> npt.NDArray[np.bool_]:
-        """Whether each server has a live connection."""
+        """Return whether each server of the placement has a live connection, even if ejected or avoided."""
         usable = [c is not None and c.lost_reason is None for c in self.connections]
         return np.array(usable, dtype=np.bool_)
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:
-        """Return how many tokens fit into a slot of each server; 1 without a connection."""
+        """Return how many tokens fit into a slot of each server; larger parts are cut. 1: no connection."""
         known = self._max_tokens.get((top_k, dtype))
         if known is None:
             known = [c.max_tokens(top_k, dtype) if c is not None else 1 for c in self.connections]
@@ -56,10 +56,10 @@ class Replicas(Protocol):
     """Source of cluster views for layer calls (`Cluster` in a client)."""
 
     def view(self) -> ClusterView:
-        """Return the newest cluster view."""
+        """Return the newest cluster view. A layer call asks again before each send and resend."""
 
     def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Sleep until a view other than `seen` is current, or until the timeout."""
+        """Pause a layer call that could send nothing: until a view other than `seen`, or the timeout."""
 
 
 @dataclass(frozen=True, eq=False)

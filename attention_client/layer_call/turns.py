@@ -1,4 +1,4 @@
-"""Run two forward passes of micro-batches on one thread in turns (double-batch overlap).
+"""Run two micro-batches' forward passes in turns on the client's model thread (double-batch overlap).
 
 A pass yields its turn where it would wait for its experts, deep in the model's own code. That needs
 greenlets, which switch in a microsecond. Threads would hand over the GIL at each switch, and each would have
@@ -63,13 +63,13 @@ def in_turns(tasks: Sequence[Task]) -> list[Any]:
 
 
 def pause() -> None:
-    """Yield this micro-batch's turn to the other one. Does nothing outside `in_turns`."""
+    """Let the other micro-batch compute while this one's experts do. Does nothing outside `in_turns`."""
     turn = greenlet.getcurrent()
     if isinstance(turn, _Turn):
         turn.parent.switch()
 
 
 def micro_batch_tokens() -> slice | None:
-    """Return the running micro-batch's tokens in the whole batch; None outside `in_turns`."""
+    """Return which tokens of the batch the running micro-batch holds; None (all) outside `in_turns`."""
     turn = greenlet.getcurrent()
     return turn.tokens if isinstance(turn, _Turn) else None

@@ -1,4 +1,4 @@
-"""Choose which waiting requests run together (CAPS): strategies, and a queue for live use and simulation."""
+"""Choose which waiting requests run together (CAPS), in the attention client and in simulations."""
 
 from attention_client.scheduler.queue import RequestQueue
 from attention_client.scheduler.strategies import SelectionStrategy, strategy, strategy_names

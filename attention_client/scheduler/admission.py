@@ -1,4 +1,4 @@
-"""Admission of waiting requests into a continuous batch. Pure state machine (no I/O, no clock).
+"""Admission of waiting requests into the attention client's continuous batch. Pure (no I/O, no clock).
 
 Requests of a continuous batch end one by one, and each frees one place. A strategy that must take the oldest
 request would have no choice. So the strategy chooses a *group* of a full batch's size, given the load of the
@@ -58,22 +58,22 @@ class Admission:
         return len(self._tickets) + len(self._chosen)
 
     def price(self, cost: CostModel) -> None:
-        """Replace the cost model that predicts batch times, after a change of placement."""
+        """Replace the cost model by which the next groups are chosen, after a change of placement."""
         self._cost = cost
         self._queue.price(cost)
 
     def arrive(self, request: str, load_E: Loads) -> None:
-        """Add a waiting request by its unique name, with its predicted tokens on each expert."""
+        """Queue a new request, by its unique name and predicted tokens on each expert, for later groups."""
         ticket = self._queue.add(load_E)
         self._tickets[request] = ticket
         self._names[ticket] = request
 
     def put_back(self, request: str) -> None:
-        """Move a running request back to waiting, ahead of all others, because the cache was full."""
+        """Make a request evicted from the full cache wait again; it is admitted before all others."""
         self._chosen = {request: 0} | self._chosen
 
     def leave(self, request: str) -> None:
-        """Remove a request that ended or was cancelled. Does nothing for an unknown request."""
+        """Remove a request that ended or was cancelled or evicted (then `put_back`). Ignores others."""
         ticket = self._tickets.pop(request, None)
         if ticket is not None:
             del self._names[ticket]
@@ -88,7 +88,7 @@ class Admission:
     def candidates(
         self, places: int, running: Callable[[], Loads | None]
     ) -> tuple[list[str], list[Choice]]:
-        """Choose the requests that may enter the batch now.
+        """Choose the requests that may enter the batch now; the engine reports those that fit by `admit`.
 
         Args:
             places: Free places in the batch.
@@ -115,7 +115,7 @@ class Admission:
         return going, choices
 
     def admit(self, requests: Iterable[str]) -> None:
-        """Mark chosen requests as running, and count whom they overtook."""
+        """Mark chosen requests as running; a head overtaken too often is then the only candidate."""
         for request in requests:
             if request not in self._chosen:
                 continue

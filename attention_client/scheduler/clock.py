@@ -1,4 +1,4 @@
-"""Reference schedule of the request queue: when first-come-first-served would finish each waiting request.
+"""Reference schedule of a live or simulated queue: when first come, first served would finish each request.
 
 Its time is *work*: the predicted seconds of all dispatched batches. No clock is read. Both schedules start at
 the same work and have the same requests. Cheaper batches put the real schedule ahead of the reference, and
@@ -69,7 +69,7 @@ class FcfsClock:
             self._filled = 0
 
     def view(self, tickets: Sequence[int]) -> FcfsView:
-        """Return when first-come-first-served would finish these waiting requests."""
+        """Return when first-come-first-served would finish these requests, which bounds their delay."""
         full = len(self._ends_s)
         known = [self._waiting[ticket] for ticket in tickets]
         came_s = np.array([came_s for came_s, _ in known])
@@ -83,7 +83,7 @@ class FcfsClock:
         )
 
     def dispatch(self, tickets: Sequence[int], batch_s: float, oldest: bool) -> None:
-        """Record a batch of the real schedule: its requests and its predicted time.
+        """Record a batch that the queue just took, with its predicted time: the real schedule's progress.
 
         Args:
             tickets: Its requests.
@@ -96,11 +96,11 @@ class FcfsClock:
         self.forget(tickets)
 
     def price(self, cost: CostModel) -> None:
-        """Replace the cost model, for batches filled from now on."""
+        """Replace the cost model after a change of placement, for batches filled from now on."""
         self._cost = cost
 
     def observe(self, batch_s: float, predicted_s: float, oldest: bool) -> None:
-        """Learn the prediction's bias from a batch's true time, for oldest or for chosen requests."""
+        """Learn from a batch's true time how to correct predictions, for oldest or for chosen requests."""
         if not predicted_s:
             return
         bias = batch_s / predicted_s
@@ -111,7 +111,7 @@ class FcfsClock:
             self._bias_chosen += (bias - self._bias_chosen) * _SMOOTHING
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Remove requests that left the queue. Once it is empty, both schedules are equal again."""
+        """Remove requests that were taken or cancelled. Once none waits, both schedules are equal again."""
         for ticket in tickets:
             del self._waiting[ticket]
         self._gone += len(tickets)

@@ -1,4 +1,4 @@
-"""Cost models: predict the time of a batch from the experts' loads.
+"""Cost models, for a client and for simulations: predict the time of a batch from the experts' loads.
 
 Strategies minimise the predicted time, and simulators use it as the true time.
 
@@ -33,7 +33,7 @@ class CostModel(Protocol):
     """Predicts the time of a batch from the tokens on each expert."""
 
     def batch_s(self, load_E: Loads) -> float:
-        """Return the predicted seconds of a batch with this total load."""
+        """Return the predicted seconds of a batch with this total load; the true ones in simulations."""
 
     def choose(self, window_WE: Loads, start_E: Loads | None, chosen: Indices, have: int) -> float:
         """Complete a batch: fill `chosen` beyond its first `have` indices, one by one, with the cheapest.
@@ -63,7 +63,7 @@ class CostModel(Protocol):
         """
 
     def imbalance(self, load_E: Loads) -> float:
-        """Return the load of the slowest part relative to an even load; 1 at best."""
+        """Return the slowest part's load relative to an even one, for the simulator's reports; 1 at best."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ class ImbalanceCost:
     sensitivity: float
 
     def batch_s(self, load_E: Loads) -> float:
-        """Predict the seconds of a batch from its imbalance (see `CostModel`)."""
+        """Predict the seconds of a batch from its imbalance (see `CostModel`).
+
+        For the simulator; live clients use `ServerCost`.
+        """
         return self.base_s * self.imbalance(load_E)
 
     def imbalance(self, load_E: Loads) -> float:
@@ -162,11 +165,11 @@ class ServerCost:
         self._layers, self._servers = int(layers), int(layers * servers)
 
     def batch_s(self, load_E: Loads) -> float:
-        """Predict the seconds of `steps` steps of all layers (see `CostModel`)."""
+        """Predict the seconds of a batch: `steps` decode steps through all layers (see `CostModel`)."""
         return self.steps * (self._layers * self.fixed_s + self.step_s(load_E))
 
     def step_s(self, load_E: Loads) -> float:
-        """Return the seconds of one step: the slowest server of each layer, without `fixed_s`.
+        """Return the seconds of one decode step: the slowest server of each layer, without `fixed_s`.
 
         Args:
             load_E: Load of all steps.

@@ -1,4 +1,4 @@
-"""Predict which experts a prompt uses: a router dry run, cached by prefix and corrected by prefill.
+"""Predict, in a client, a prompt's experts: a router dry run, cached by prefix, corrected by prefill.
 
 A prediction is the expected number of (token, expert) pairs *per token* for each expert of the first L MoE
 layers, which is the load of one decode step. So requests of different lengths are comparable.
@@ -73,15 +73,15 @@ class Predictor:
 
     @property
     def loads(self) -> int:
-        """Length of a load vector: L E."""
+        """Length of a load vector, L E, with which the queue is made."""
         return self.layers * self._experts
 
     def usual(self) -> Loads:
-        """Return the mean load of recent requests, float64 (L E,), as a prediction without a dry run."""
+        """Return the mean load of recent requests, (L E,): the prediction while the batch has free places."""
         return self._usual_E
 
     def predict(self, tokens: Sequence[int]) -> Loads:
-        """Predict the load per token of a prompt of at least one token, float64 (L E,)."""
+        """Predict the load per token of a request that must wait, from its prompt (not empty), (L E,)."""
         kept: list[_Block] = []
         keys = list(_keys(tokens))
         for key in keys:
@@ -106,7 +106,7 @@ class Predictor:
         return load_E
 
     def saw(self, tokens: Sequence[int], first: int, ids_LTK: Ids) -> Loads:
-        """Learn the true experts of a prompt after its prefill, and correct later predictions.
+        """Learn the true experts of a prompt after its prefill, to correct later predictions.
 
         Args:
             tokens: The prompt.
@@ -151,14 +151,14 @@ class Predictor:
 
 
 def correlation(a_E: Loads, b_E: Loads) -> float:
-    """Return the Pearson correlation of a predicted and a true load; 0 if one of them is constant."""
+    """Return the Pearson correlation of a predicted and a true load, for metrics; 0 if one is constant."""
     a_E, b_E = a_E - a_E.mean(), b_E - b_E.mean()
     scale = float(np.sqrt((a_E @ a_E) * (b_E @ b_E)))
     return float(a_E @ b_E) / scale if scale else 0.0
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:
-    """Yield the cache keys of all whole blocks of a prompt, in order."""
+    """Yield the cache keys of a prompt's whole blocks, in order; each covers all tokens before its end."""
     key = 0
     for end in range(_BLOCK, len(tokens) + 1, _BLOCK):
         key = hash((key, tuple(tokens[end - _BLOCK : end])))

@@ -1,4 +1,4 @@
-"""Queue of requests that wait for the engine. Pure state machine (no I/O, no clock); also for simulation."""
+"""Queue of requests that wait for a client's engine, or a simulated one. Pure (no I/O, no clock)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Choice:
 
     @property
     def oldest(self) -> bool:
-        """Whether the chosen requests are the oldest ones of the window."""
+        """Whether these are the window's oldest requests, as first-come-first-served would take."""
         return not self.passed_over
 
 
@@ -102,26 +102,26 @@ class RequestQueue:
         return ticket
 
     def remove(self, ticket: int) -> None:
-        """Remove a cancelled request from the queue. Raises KeyError if it is not waiting."""
+        """Remove a cancelled request, so that it is never taken. Raises KeyError if it is not waiting."""
         del self._load_E[ticket]
         if self._clock is not None:
             self._clock.forget([ticket])
         self._note(remove=ticket)
 
     def price(self, cost: CostModel) -> None:
-        """Replace the cost model that predicts batch times, after a change of placement."""
+        """Replace the cost model by which the next batches are chosen, after a change of placement."""
         self._cost = cost
         if self._clock is not None:
             self._clock.price(cost)
         self._note(price=cost)
 
     def use(self, strategy: SelectionStrategy) -> None:
-        """Replace the selection strategy; the new one must not need `fcfs` if the first one did not."""
+        """Replace the strategy after it failed; the new one must not need `fcfs` if the first did not."""
         self._strategy = strategy
         self._note(use=strategy.name)
 
     def take(self, batch_size: int | None = None, running_E: Loads | None = None) -> list[int]:
-        """Let the strategy choose the next batch, and remove it from the queue.
+        """Let the strategy choose the next batch, and remove it from the queue; the caller runs it.
 
         Args:
             batch_size: Most requests to take; None: a full batch.
@@ -161,7 +161,7 @@ class RequestQueue:
         return tickets
 
     def observe(self, batch_s: float, choice: Choice | None = None) -> None:
-        """Record a batch's true cost, to correct the reference schedule's predictions.
+        """Record a batch's true cost, known after its prefill, to correct the reference schedule.
 
         Args:
             batch_s: Seconds by the cost model for the batch's true load.

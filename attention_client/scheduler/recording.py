@@ -66,13 +66,13 @@ class QueueSettings:
     seed: int = 0
 
     def chosen(self) -> SelectionStrategy:
-        """Make the selection strategy of these settings. Raises ConfigError for an unknown name."""
+        """Make a new selection strategy by these settings. Raises ConfigError for an unknown name."""
         if self.strategy == CostBounded.name:
             return CostBounded(self.most_stretch)
         return strategy(self.strategy)
 
     def queue(self, cost: CostModel, recorder: Recorder | None = None) -> RequestQueue:
-        """Make a request queue with these settings, recorded if a recorder is given. Raises ConfigError."""
+        """Make a queue, live (recorded if a recorder is given) or for a replay. Raises ConfigError."""
         queue = RequestQueue(
             self.chosen(),
             self.loads,
@@ -102,7 +102,7 @@ class Recorder:
         self._has_failed = False
 
     def begin(self, settings: QueueSettings, cost: CostModel) -> None:
-        """Write the recording's first line: the queue's settings and its cost model."""
+        """Write the recording's first line, before any event: the queue's settings and its cost model."""
         head = {"record": _RECORD, "version": _VERSION, **asdict(settings), "cost": cost}
         self._do(lambda: self._file.write(json.dumps(head, default=_plain) + "\n"))
 
@@ -114,7 +114,7 @@ class Recorder:
             self._do(self._file.flush)
 
     def close(self) -> None:
-        """End the recording and close its file."""
+        """End the recording and close its file; no event may follow."""
         self._do(self._file.close)
 
     def _do(self, what: Callable[[], object]) -> None:
@@ -131,7 +131,7 @@ class Recorder:
 
 
 def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str, Any]]]:
-    """Read a recording for replay: its settings, its cost model and its events in order.
+    """Read a recording for a replay in the simulator: its settings, cost model and events in order.
 
     In events, prices are cost models and loads are arrays.
 

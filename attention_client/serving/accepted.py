@@ -1,4 +1,4 @@
-"""Limits on concurrent requests and on the memory of their bodies."""
+"""Limits of the HTTP endpoint on concurrent generations and on the memory of request bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["AcceptedRequests", "BodyMemory"]
 
 
 class AcceptedRequests:
-    """Counts the generations that wait or run, up to a limit. For one event loop."""
+    """Counts the generations of API and page that wait or run, up to a limit. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -19,7 +19,7 @@ class AcceptedRequests:
 
     @contextmanager
     def accept(self) -> Iterator[None]:
-        """Count one request for the duration of the block. Raises ApiError (429) at the limit."""
+        """Count one generation until the block, its answer, ends. Raises ApiError (429) at the limit."""
         if self._count >= self._most:
             raise ApiError(
                 429,
@@ -34,7 +34,7 @@ class AcceptedRequests:
 
 
 class BodyMemory:
-    """Counts the bytes of large request bodies, from arrival to answer. For one event loop.
+    """Counts the bytes of large request bodies, from arrival to answer, up to a limit. For one event loop.
 
     Args:
         most_bytes: The most bytes of all bodies together.

@@ -71,7 +71,7 @@ class ApiError(Exception):
         }
 
     def response(self) -> JSONResponse:
-        """Return the error as an HTTP answer."""
+        """Return the error as an HTTP answer; for 429 and 503 it asks the client to try again after 1 s."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         if self.status == 401:
             headers = {"WWW-Authenticate": "Bearer"}

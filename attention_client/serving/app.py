@@ -1,4 +1,4 @@
-"""The endpoint's HTTP application: OpenAI's API over an engine, the cluster's state, the dashboard."""
+"""The attention client's HTTP application: OpenAI's API over an engine, cluster state, the dashboard."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def build_app(
 ) -> FastAPI:
     """Build the HTTP application of a loaded model. The engine runs as long as the application.
 
+    The attention client serves it; so does the baseline of `eaas bench`, without a cluster.
+
     Args:
         model: A transformers causal language model, on its device.
         tokenizer: Its tokenizer.
@@ -65,7 +67,7 @@ def build_app(
         keys: The API keys that requests must present; None: no key is needed.
         hosts: The host names that requests may use; None: any.
         traces: Records each request; None: no tracing.
-        attribution: Counts the tokens that each server computes; None: nothing is counted.
+        attribution: Records which servers compute a token's experts, for requests that ask; None: never.
         dashboard: Serves the page at `/`; None: no page.
     """
     # transformers warns about each request and about settings that are intended.

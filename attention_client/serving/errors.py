@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Convert an exception of the engine or the model to the client's error."""
+    """Convert an exception of the engine or the model to an HTTP error: 503, or 500 if it is unexpected."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EaasError):
@@ -35,7 +35,7 @@ def _of_http(error: HTTPException) -> ApiError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception of the HTTP application in OpenAI's form."""
+    """Make the HTTP application answer every exception in OpenAI's form. Called once, by `build_app`."""
 
     async def answer(_request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException):

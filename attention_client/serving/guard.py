@@ -1,4 +1,4 @@
-"""Checks of HTTP requests before the application: hosts, API keys, body limits.
+"""The HTTP endpoint's checks of requests before its application: hosts, API keys, body limits.
 
 Cancels the work of clients that disconnect.
 """
@@ -59,7 +59,10 @@ def _ask_password() -> Response:
 
 
 def _as_bearer(header: bytes) -> bytes:
-    """Turn the password of HTTP Basic (RFC 7617) into a bearer token; leave other headers unchanged."""
+    """Turn a browser's password (HTTP Basic, RFC 7617) into a bearer token, so that one check serves both.
+
+    A header of another kind is unchanged; a malformed password gives an empty one.
+    """
     kind, _, credentials = header.partition(b" ")
     if kind.lower() != b"basic":
         return header
@@ -71,7 +74,7 @@ def _as_bearer(header: bytes) -> bytes:
 
 
 def _head_bytes(scope: Scope) -> int:
-    """Size of a request's path, query and headers."""
+    """Size of a request's path, query and headers; the guard refuses a request above `max_head_bytes`."""
     fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     # ASGI allows a server to leave these two out.
     return fields + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
@@ -82,7 +85,7 @@ class _ClientGoneError(Exception):
 
 
 class RequestGuard:
-    """ASGI middleware: checks requests, reads bodies under limits, cancels work of clients that leave."""
+    """ASGI middleware: checks each request before the application; cancels work whose client leaves."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class RequestGuard:
         self._read_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one HTTP request, and let the application answer it if it passes."""
+        """Check one HTTP request, let the application answer it if it passes, and count its status."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -161,7 +164,7 @@ class RequestGuard:
         await self._app(scope, receive, named_send)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body of a generation or of a dashboard's POST, and serve it."""
+        """Read the body of a generation or of a dashboard's POST, and serve it, or refuse it at a limit."""
         try:
             with ExitStack() as stack:
                 grow = stack.enter_context(self._memory.body())
@@ -203,7 +206,10 @@ class RequestGuard:
             watcher.cancel()
 
     async def _read(self, scope: Scope, receive: Receive, grow: Callable[[int], None]) -> bytes:
-        """Read a request's body. Raises ApiError (408, 413, 415, 429), _ClientGoneError."""
+        """Read a request's whole body within the limits of size, time and memory.
+
+        Raises ApiError (408, 413, 415, 429), _ClientGoneError.
+        """
         headers = Headers(scope=scope)
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["path"] in _GENERATION_PATHS and media_type != "application/json":
@@ -241,7 +247,7 @@ class RequestGuard:
             self._read_bytes -= len(body)
 
     def _evict_oldest_body(self) -> None:
-        """Drop the oldest incomplete body if incomplete bodies take more than half of the memory."""
+        """Refuse the oldest incomplete body (408) if incomplete ones take more than half of the memory."""
         if self._read_bytes > self._limits.max_bodies_bytes // 2 and self._reading:
             oldest = next(iter(self._reading))
             del self._reading[oldest]

@@ -1,4 +1,4 @@
-"""Limits on the growth of glibc's heap, under many threads and batches of changing sizes."""
+"""Limits on the growth of the client's heap (glibc), under many threads and batches of changing sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEAPS = 2
 
 
 def share_heaps() -> None:
-    """Let all threads that start later share two heaps. No effect without glibc.
+    """Let all threads that start later share two heaps. Called at process start. No effect without glibc.
 
     By default glibc makes up to eight heaps for each core, and one heap cannot use the free memory of
     another: a process with a dozen threads would grow for hours.
@@ -23,7 +23,9 @@ def share_heaps() -> None:
 
 
 def trim_heap() -> None:
-    """Return the heap's free pages to the system; takes milliseconds. No effect without glibc.
+    """Return the heap's free pages to the system, when the engine or the prompt worker becomes idle.
+
+    Takes milliseconds; has no effect without glibc.
 
     glibc itself returns only memory at the top of the heap. After batches of many sizes it would keep tens of
     megabytes below the last block in use.

@@ -66,7 +66,7 @@ _SCHEMAS = {
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:
-    """Build the OpenAPI document of the HTTP endpoint."""
+    """Build the OpenAPI document of the HTTP endpoint, at the first request for it."""
     _, schemas = models_json_schema(
         [(CompletionRequest, "validation"), (ChatRequest, "validation")],
         ref_template=_REFERENCE + "{model}",

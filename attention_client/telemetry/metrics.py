@@ -1,4 +1,4 @@
-"""Prometheus metrics of an attention client."""
+"""Prometheus metrics of a client's layer calls and connections; the client process serves them over HTTP."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _FAILURES = {
 
 
 def failure(kind: str, *, blame: bool) -> Outcome:
-    """Map the reason of a failover to an outcome; a refusal without blame is not a failure."""
+    """Map a failover's reason to the outcome reported; a refusal without blame is not a failure."""
     return Outcome.REFUSED if kind == "refused" and not blame else _FAILURES[kind]
 
 
@@ -65,7 +65,7 @@ class OutcomeTally:
         self._failed = threading.Event()
 
     def count(self, asked: Asked, outcome: Outcome) -> None:
-        """Count an ended request; ignores a request to a former process of the server."""
+        """Count an ended request; a failure wakes the reporter. Ignores former processes of the server."""
         with self._lock:
             totals = self._totals.get(asked.server_id)
             if totals is None or totals.incarnation < asked.incarnation:
@@ -87,12 +87,12 @@ class OutcomeTally:
             self._totals.pop(server_id, None)
 
     def wait_for_failure(self, timeout_s: float) -> None:
-        """Sleep until a request fails or the timeout; returns at once if one failed since the last wait."""
+        """Make the reporter sleep until a request fails (since the last wait) or the timeout."""
         self._failed.wait(timeout_s)
         self._failed.clear()
 
     def wake(self) -> None:
-        """Wake the thread that sleeps in `wait_for_failure`."""
+        """End the reporter's `wait_for_failure` now, because the client leaves."""
         self._failed.set()
 
     def read(self) -> list[pb.ServerOutcomes]:

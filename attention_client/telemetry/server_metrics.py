@@ -42,7 +42,7 @@ class ServerMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics of all expert servers, for one scrape."""
+        """Ask the monitor, and yield the current metrics of all expert servers, for one scrape."""
         busy = CounterMetricFamily(
             "eaas_expert_server_busy_seconds",
             "Seconds in which an expert server did not wait for requests",

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of sampled requests, their layer calls and dispatches.
+"""OpenTelemetry spans, made in a client, of sampled requests, their layer calls and dispatches.
 
     request                       a generation, from its arrival to its last token; sampled here
       layer                       one call of one MoE layer for the request's batch
@@ -40,7 +40,7 @@ class RequestTraces:
         self._in_batch: Callable[[], Iterable[str]] = tuple
 
     def watch(self, in_batch: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the ids of the requests in the running forward pass."""
+        """Set how to get the ids of the requests in the running forward pass: parents of layer spans."""
         self._in_batch = in_batch
 
     def begin(self, request_id: str, prompt_tokens: int, max_tokens: int) -> None:
@@ -87,7 +87,7 @@ class RequestTraces:
         )
 
     def dispatch(self, layer: ChildSpan, server: str, tokens: int) -> ChildSpan:
-        """Start the span of one request to an expert server, within a layer call's span."""
+        """Start the span of one request to a server, in its layer's span; the server adds its own below."""
         return self._spans.start(
             "dispatch",
             layer.context,

@@ -1,4 +1,4 @@
-"""Autoscaler: sets the number of expert servers by their utilisation and the token latency."""
+"""`eaas autoscale`, its own process: sets the number of servers by their utilisation and token latency."""
 
 from balancer.autoscaler.core import Autoscaler, Decision, Reading
 

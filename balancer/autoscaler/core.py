@@ -1,4 +1,4 @@
-"""The autoscaler's decisions: a state machine without I/O and clock, used live and in simulation.
+"""The autoscaler's decisions, without I/O and clock, for `eaas autoscale` and the simulator.
 
 The utilisation, the part of the time for which servers are busy, is kept near its target. `work` is the sum
 of the servers' utilisations: 4 servers that are busy 75 % of the time do the work of 3. Work does not depend
@@ -46,7 +46,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Reading:
-    """Measurements since the previous reading.
+    """What `LiveAutoscaler` or the simulator measured since the previous reading.
 
     Attributes:
         now: Monotonic seconds.
@@ -71,7 +71,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Decision:
-    """The next number of servers.
+    """The number of servers to ask the balancer for next; unchanged: nothing is asked.
 
     Attributes:
         before: The current number of servers.
@@ -93,7 +93,7 @@ class Decision:
 
 
 class Autoscaler:
-    """Decides the number of servers after each reading (see the module's docstring).
+    """Decides, after each reading, the number of servers to ask for (see the module's docstring).
 
     Args:
         config: Target, limits and times.
@@ -129,14 +129,14 @@ class Autoscaler:
         return Decision(reading.servers, reading.servers + step, goal, f"{_state(reading)}; {why}")
 
     def changed(self, decision: Decision, now: float) -> None:
-        """Record that a decision is being carried out."""
+        """Record that a decision is being carried out: the cooldown begins, and other changes wait."""
         self._changed_at, self._asked_for = now, decision.servers
         self._changing_from = now
 
     # -- how many ---------------------------------------------------------------------------------------
 
     def _goal(self, reading: Reading) -> tuple[int, str]:
-        """Return the right number of servers within the limits, and why."""
+        """Return the number of servers that work and latency call for, within the limits, and why."""
         goal, why = self._by_work(reading)
         late_goal, late_why = self._by_latency(reading, goal)
         if late_why:
@@ -221,7 +221,7 @@ class Autoscaler:
     # -- when -------------------------------------------------------------------------------------------
 
     def _why_wait(self, reading: Reading, step: int) -> str:
-        """Return why a change has to wait; empty: it does not."""
+        """Return why a step towards the goal has to wait for a later reading; empty: it is taken now."""
         now = reading.now
         under_way = self._under_way(reading)
         if under_way:
@@ -237,7 +237,7 @@ class Autoscaler:
         return ""
 
     def _under_way(self, reading: Reading) -> str:
-        """Describe the unfinished change to wait for; empty: none."""
+        """Describe the unfinished change that the next one waits for; empty: none, or it took too long."""
         what = reading.changing
         if self._asked_for == reading.servers:
             self._asked_for = None

@@ -1,4 +1,4 @@
-"""The autoscaler on a running cluster: takes readings, sends decisions to the balancer.
+"""The autoscaler of a running cluster (`eaas autoscale`): takes readings, sends decisions to the balancer.
 
     monitor: members, how busy each server was ----+
     endpoints, /metrics: time between two tokens --+--> Autoscaler --> balancer: Scale --> who starts servers
@@ -71,7 +71,7 @@ class LiveAutoscaler:
         self._monitors.close()
 
     def look(self) -> str:
-        """Measure, decide and scale once; called each `interval_s`.
+        """Measure, decide and ask the balancer to scale, once; `eaas autoscale` calls it each `interval_s`.
 
         Returns:
             Measurements, decision and reason, for people.

@@ -1,4 +1,4 @@
-"""Turns the processes' running totals into the autoscaler's rates between two readings. No I/O, no clock."""
+"""Rates between two readings of processes' totals, for the autoscaler and live knobs. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _Life = tuple[str, int]
 
 
 class Utilizations:
-    """Computes the utilisation of each expert server between two readings."""
+    """Computes the utilisation of each expert server between two readings of the autoscaler."""
 
     def __init__(self) -> None:
         # Time of the report, and busy seconds.
         self._known: dict[_Life, tuple[float, float]] = {}
 
     def read(self, servers: Iterable[Member], now: float) -> dict[str, float]:
-        """Return utilisations, 0 to 1, by id, of the servers that have reported twice.
+        """Return utilisations, 0 to 1, by id, of servers that have reported twice; others are unmeasured.
 
         Args:
             servers: With their current `busy_s` and `silence_s`.

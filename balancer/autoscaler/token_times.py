@@ -1,4 +1,4 @@
-"""Reads the time between two tokens from the /metrics pages of the clients' endpoints."""
+"""Reads the time between two tokens from clients' /metrics, for autoscaler and balancer (live knobs)."""
 
 from __future__ import annotations
 

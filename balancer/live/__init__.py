@@ -1,1 +1,1 @@
-"""Rebalancing by observed load: readings, triggers, and the cost-benefit evaluation of new placements."""
+"""The balancer's rebalancing by observed load: readings, triggers, cost-benefit evaluation of placements."""

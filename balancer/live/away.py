@@ -1,4 +1,4 @@
-"""Plans for the live servers of a placement while the planner waits for a dead one to return.
+"""In the balancer: plans for a placement's live servers while the planner waits for a dead one to return.
 
 The dead server keeps its replicas as backups with the least share, so that no server loads what the dead one
 will bring back shortly. Its share of the load is planned once it is back.
@@ -41,7 +41,7 @@ def among_the_living(load: LoadState, placement: Placement, away: Collection[str
 
 
 def with_the_dead(candidate: Candidate, placement: Placement) -> Candidate:
-    """Add the placement's dead servers to a candidate, with their replicas as backups."""
+    """Add the placement's dead servers to a candidate before it is proposed, their replicas as backups."""
     away = [s for s, server in enumerate(placement.servers) if server not in candidate.servers]
     if not away:
         return candidate

@@ -1,4 +1,4 @@
-"""ScalpeLB's control loop: sets knobs by burstiness, link load and latency. Pure functions.
+"""ScalpeLB's control loop, in the balancer: knobs by burstiness, link load and latency. Pure functions.
 
     signal        raises               lowers
     burstiness    k                                          spare replicas for experts that may turn hot
@@ -76,7 +76,7 @@ class Control:
 def control(
     state: Control, seen: Signals, *, spare_slots: bool
 ) -> tuple[Control, Mapping[str, float], tuple[str, ...]]:
-    """Take one step of the control loop.
+    """Take one step of the control loop; `Tuning` then puts the knobs in force.
 
     Args:
         state: State after the previous step.

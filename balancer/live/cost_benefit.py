@@ -1,4 +1,4 @@
-"""Cost-benefit evaluator: is another placement worth its moves? Pure functions.
+"""The balancer's cost-benefit evaluator: is another placement worth its moves? Pure functions.
 
     layout    which server holds which experts, and what share of an expert's tokens each holder takes
     capacity  replicas that a server has memory for, over all layers
@@ -86,7 +86,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """The input of a plan: servers, what they hold, their load, speed and memory.
+    """The input of a plan, observed or hypothetical: servers, what they hold, their load, speed and memory.
 
     Attributes:
         servers: The servers of the layout.
@@ -147,12 +147,12 @@ class Proposal:
 
     @property
     def transit(self) -> int:
-        """Number of replicas that the moves load."""
+        """Number of replicas that servers load for the planned moves, whether adopted or not."""
         return sum(move.kind == "load" for move in self.moves)
 
 
 def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
-    """Compute the policy's layout, with backups and pins.
+    """Compute the policy's layout, with backups and pins, for plans and for the planner's repairs.
 
     Raises:
         ValueError: There is not enough capacity, or a knob is wrong; the message says which.
@@ -181,7 +181,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
 
 
 def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
-    """float64 (L, S, E): shares with the lowest PAR for this layout; even for experts without load."""
+    """float64 (L, S, E): shares with the lowest PAR for these holds; even for experts without load."""
     replicas_LE = np.maximum(holds_LSE.sum(axis=1, keepdims=True), 1)
     even_LSE = holds_LSE / replicas_LE
     return np.stack(
@@ -195,19 +195,19 @@ def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
 def par_of(
     load_LE: Float, holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating], speeds_S: Float
 ) -> Float:
-    """float64 (L): PAR under these shares; arrays of any memory layout."""
+    """float64 (L): PAR of a layout under these shares; unlike `par`, takes arrays of any memory layout."""
     shares = np.ascontiguousarray(shares_LSE, np.float64)
     return par(np.ascontiguousarray(load_LE), np.ascontiguousarray(holds_LSE), shares, speeds_S)
 
 
 def planning_bound(settings: Settings, now: Situation) -> Float:
-    """float64 (L): no layout with the policy's slots has a lower PAR."""
+    """float64 (L): lower bound of the PAR of any layout with the policy's slots, for plans and metrics."""
     _, slots_LS = _slots(settings, now)
     return par_bound(make_problem(now.load_LE, len(now.servers), slots_LS, None, now.speeds_S))
 
 
 def weigh(settings: Settings, now: Situation) -> Proposal:
-    """Plan, and decide whether to adopt the plan, only new shares, or nothing.
+    """Plan, and decide whether to adopt the plan, only new shares, or nothing. Rolls nothing out.
 
     Raises:
         ValueError: As `lay_out`.
@@ -271,7 +271,7 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
 
 
 def _no_reason(loads: int, gain: float, level_gain: float, least: float, payback_s: float) -> str:
-    """Explain to people why nothing changes."""
+    """Explain why nothing changes, for the history and an operator's answer."""
     shares = f"other shares would {_effect(level_gain)}"
     if not loads:
         return f"{shares}, and nothing would move: {_too_little(level_gain, least)}"
@@ -294,7 +294,7 @@ def _too_little(gain: float, least: float) -> str:
 
 
 def _slots(settings: Settings, now: Situation) -> tuple[Int, Int]:
-    """int64 (L, S) twice: each server's slots, and those of them that the policy may fill."""
+    """int64 (L, S) twice: each server's slots by its memory, and those of them that the policy may fill."""
     layers, servers, experts = now.holds_LSE.shape
     capacity_S = np.full(servers, layers * experts) if now.capacity_S is None else now.capacity_S
     # The remainder goes to the layers in turn, and within each layer to the servers in turn.
@@ -310,7 +310,7 @@ def _slots(settings: Settings, now: Situation) -> tuple[Int, Int]:
 
 
 def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
-    """Return the policy's knobs, including those derived from the cluster (such as the window and nodes)."""
+    """Return the policy's knobs: by the cluster (such as window and nodes), tuned, or an operator's."""
     parameters = inspect.signature(find(settings.policy)).parameters
     known = {
         "window_WLE": now.window_WLE,
@@ -328,7 +328,7 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
 
 
 def check_node_budget(policy: str) -> None:
-    """Raise ValueError for a policy that does not support a node budget."""
+    """Raise ValueError for a policy that does not support a node budget, at start and in `SetPolicy`."""
     able = [p for p in policies.names() if "nodes_S" in inspect.signature(find(p)).parameters]
     if policy not in able:
         raise ValueError(
@@ -337,7 +337,7 @@ def check_node_budget(policy: str) -> None:
 
 
 def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
-    """Return the highest number of cross-node replicas of a layer if it is above the budget; else 0."""
+    """Return a layer's most cross-node replicas if above the budget, which then forces moves; else 0."""
     if settings.node_budget is None or now.nodes_S is None:
         return 0
     held_NLE = [primary_LSE[:, now.nodes_S == node].any(axis=1) for node in np.unique(now.nodes_S)]
@@ -346,7 +346,7 @@ def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
 
 
 def _noise(now: Situation) -> float:
-    """Estimate the sampling noise of the PAR, mean over layers.
+    """Estimate the sampling noise of the PAR, mean over layers: smaller gains change nothing.
 
     A server's load is a count of n / S tokens, so its relative deviation is at most sqrt(S / n). The estimate
     is twice that.

@@ -1,4 +1,4 @@
-"""Operators' edits of a placement: one replica more or less, or a whole placement. Raises ValueError."""
+"""Operators' edits of a placement, made in the balancer: one replica more or less, or a whole placement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _LEAST_SUM = 1e-3
 def with_replica(
     settings: Settings, now: Situation, layer: int, expert: int, server: str
 ) -> Candidate:
-    """Return the placement with one more replica. Raises ValueError if the server has no memory for it."""
+    """Return the placement with one more replica, which counts as a primary.
+
+    Raises ValueError if the server has no memory for it.
+    """
     s = now.servers.index(server)
     if now.capacity_S is not None and now.holds_LSE[:, s].sum() >= now.capacity_S[s]:
         raise ValueError(f"{server} has no memory for another replica")
@@ -32,7 +35,10 @@ def with_replica(
 def without_replica(
     settings: Settings, now: Situation, layer: int, expert: int, server: str
 ) -> Candidate:
-    """Return the placement without a replica. Raises ValueError if fewer than the redundancy remain."""
+    """Return the placement without a replica; others take its share.
+
+    Raises ValueError if fewer than the redundancy remain.
+    """
     s = now.servers.index(server)
     left = int(now.holds_LSE[layer, :, expert].sum()) - 1
     if left < min(settings.redundancy, len(now.servers)):
@@ -56,7 +62,7 @@ def _candidate(
 
 
 def checked(wanted: Placement) -> Candidate:
-    """Check an operator's placement. Raises ValueError if clients could not follow it."""
+    """Turn an operator's placement into a candidate. Raises ValueError if clients could not follow it."""
     holds_LSE, shares_LSE = wanted.holds_LSE, wanted.shares_LSE
     if len(set(wanted.servers)) != len(wanted.servers):
         raise ValueError("the placement names a server twice")

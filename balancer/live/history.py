@@ -1,4 +1,4 @@
-"""History of the balancer's decisions: what changed, why, and the outcome of the roll-out."""
+"""The balancer's history of decisions: what changed, why, and the outcome of the roll-out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT = 200
 
 
 class History:
-    """Entries for past decisions, and the entry being rolled out. Thread-safe.
+    """Entries for past decisions, and the entry being rolled out; for operators and the record. Thread-safe.
 
     Args:
         on_entry: Called with each new entry, and again when its roll-out is over.
@@ -51,11 +51,11 @@ class History:
 
     @property
     def wanted(self) -> Placement | None:
-        """The placement whose roll-out began last."""
+        """The placement whose roll-out began last, for the record: a successor's recovery keeps it."""
         return self._wanted
 
     def restore(self, entries: Iterable[pb.HistoryEntry]) -> None:
-        """Add the previous balancer's entries, the oldest first."""
+        """Add the previous balancer's entries from its record, the oldest first."""
         with self._lock:
             self._entries.extend(entries)
             self._number = self._entries[-1].number if self._entries else 0
@@ -71,7 +71,10 @@ class History:
             return [copy_of(entry) for entry in newest[: limit or len(newest)]]
 
     def decided(self, entry: pb.HistoryEntry, stages: Sequence[Candidate] = ()) -> None:
-        """Record a decision; `stages` are the candidate placements given to the planner for it."""
+        """Record a decision of the rebalancer, an operator or the control loop.
+
+        `stages` are the candidate placements given to the planner for it; none: nothing is rolled out.
+        """
         with self._lock:
             if stages:
                 self._give_up("another one was decided")
@@ -80,7 +83,7 @@ class History:
         self._on_entry(entry)
 
     def phase(self, phase: str, placement: Placement) -> None:
-        """Record that a placement has reached a phase of its roll-out (see `Rollout`)."""
+        """Record a phase of a placement's roll-out (see `Rollout`); called on the planner's thread."""
         with self._lock:
             now = self._clock()
             changed = None
@@ -108,7 +111,7 @@ class History:
             self._on_wanted()
 
     def _membership_change(self, placement: Placement) -> pb.HistoryEntry:
-        """Make the entry for a placement that the planner makes because servers joined, left or died."""
+        """Open an entry for a placement that the planner began by itself: servers joined, left or died."""
         self._give_up("servers came, left or died meanwhile")
         trigger, reason = "membership", "for the servers " + ", ".join(placement.servers)
         if self._is_first:
@@ -138,7 +141,7 @@ class History:
 
 
 def copy_of(entry: pb.HistoryEntry) -> pb.HistoryEntry:
-    """Copy an entry, so that later changes do not reach the caller."""
+    """Copy an entry for a reader, as the roll-out still changes the original."""
     copy = pb.HistoryEntry()
     copy.CopyFrom(entry)
     return copy

@@ -1,4 +1,4 @@
-"""Turns the servers' token totals into steps, and keeps a window of steps. No I/O.
+"""In the balancer: turns servers' token totals into steps, and keeps a window of them for plans. No I/O.
 
 reading   a server's totals since its process started
 step      tokens that all servers computed between two readings; steps without tokens are dropped
@@ -86,12 +86,12 @@ class HotnessFold:
         self._known: dict[str, Reading] = {}
 
     def position(self, server_id: str) -> tuple[int, int]:
-        """Return the boot id and sequence for the next request to a server."""
+        """Return boot id and sequence of a server's last reading, for the next request; (0, 0): none."""
         known = self._known.get(server_id)
         return (known.boot_id, known.sequence) if known else (0, 0)
 
     def step(self, readings: Mapping[str, Reading]) -> Step:
-        """Compute the work since the last reading of each of these servers."""
+        """Turn a round of readings into a step: the work since the last reading of each of these servers."""
         tokens_LE = np.zeros(self._shape, np.int64)
         load_L: dict[str, Counts] = {}
         work: dict[str, Work] = {}
@@ -126,7 +126,7 @@ class HotnessFold:
 
 
 class Window:
-    """A window of the last steps that had tokens, on which plans are based.
+    """A window of the last steps that had tokens. Plans, triggers, knobs and metrics use it.
 
     Args:
         size: Highest number of steps.
@@ -139,14 +139,14 @@ class Window:
         return len(self._steps)
 
     def add(self, step: Step) -> bool:
-        """Add a step, unless it has no tokens; return whether it was added."""
+        """Add a step, unless it has no tokens; return whether it was added (and counts for the triggers)."""
         if not step.tokens_LE.any():
             return False
         self._steps.append(step)
         return True
 
     def keep_last(self, steps: int) -> None:
-        """Drop all but the last steps."""
+        """Drop all but the last steps: after drift, older ones would mislead the plan."""
         self._steps = deque(tuple(self._steps)[-steps:], maxlen=self._steps.maxlen)
 
     def tokens_WLE(self) -> Counts:
@@ -158,7 +158,7 @@ class Window:
         return np.asarray(sum(step.tokens_LE for step in self._last(last)))
 
     def load_LS(self, servers: Iterable[str], last: int | None = None) -> Float:
-        """float64 (L, S): tokens that each server computed, in the last steps or in all."""
+        """float64 (L, S): (token, expert) pairs that each server computed, in the last steps or in all."""
         steps = self._last(last)
         nothing_L = np.zeros(steps[0].tokens_LE.shape[0], np.int64)
         columns = [
@@ -167,7 +167,7 @@ class Window:
         return np.stack(columns, axis=1).astype(np.float64)
 
     def work(self, server_id: str) -> list[Work]:
-        """Return a server's work, step by step, without the steps in which it did not answer."""
+        """Return a server's work by step, for its speed; without the steps in which it did not answer."""
         return [step.work[server_id] for step in self._steps if server_id in step.work]
 
     def _last(self, steps: int | None) -> tuple[Step, ...]:

@@ -1,4 +1,4 @@
-"""Plan request codec: turns Plan requests into settings and situations, and plans into responses."""
+"""Turns the balancer's Plan requests into settings and situations, and plans into responses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ __all__ = ["answer_of", "current_situation", "knobs_of", "settings_of", "situati
 
 
 def knobs_of(policy: str, given: Mapping[str, float]) -> dict[str, Any]:
-    """Check and return a policy's knobs. Raises ValueError for an unknown policy or knob."""
+    """Return an operator's knobs for a policy, checked. Raises ValueError for an unknown policy or knob."""
     whole = {name: int(v) if float(v).is_integer() else v for name, v in given.items()}
     return checked_knobs(policy, whole)
 
 
 def settings_of(request: pb.PlanRequest, now: Settings) -> Settings:
-    """Apply a Plan request's overrides to the current settings. Raises ValueError for a wrong one."""
+    """Return the current settings with a Plan request's overrides, for this plan only.
+
+    Raises ValueError for a wrong override.
+    """
     policy = request.policy or now.policy
     knobs = knobs_of(policy, request.knobs)
     if policy == now.policy:
@@ -125,7 +128,7 @@ def current_situation(
 
 
 def answer_of(planned: Planned) -> pb.PlanResponse:
-    """Convert a plan to the PlanResponse message."""
+    """Convert a plan to the PlanResponse that the operator gets."""
     proposal = planned.proposal
     par_now, par_then = float(proposal.par_now_L.mean()), float(proposal.par_then_L.mean())
     bound = float(proposal.bound_L.mean())

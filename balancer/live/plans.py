@@ -1,4 +1,4 @@
-"""A snapshot of the planner's state, and a plan made from one."""
+"""In the balancer: a snapshot of the planner's state, and a plan made from one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotNowError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class PlannerSnapshot:
-    """The planner's state at one moment.
+    """The planner's state at one moment; a plan made from it is refused if the placement has changed.
 
     Attributes:
         placement: The last published one.
@@ -49,7 +49,7 @@ class PlannerSnapshot:
 
     @classmethod
     def of(cls, planner: Planner) -> PlannerSnapshot:
-        """Take a snapshot of a planner. Called on the planner's thread."""
+        """Take a snapshot of a planner for the rebalancer. Called on the planner's thread."""
         pool = planner.pool
         able = frozenset(pool.able)
         return cls(planner.current, pool.alive, able, planner.is_at_rest, pool.clients)
@@ -57,7 +57,7 @@ class PlannerSnapshot:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A plan and its input.
+    """A plan and its input. The rebalancer keeps the last ones, for `Apply`.
 
     Attributes:
         id: For `Apply`.

@@ -1,4 +1,4 @@
-"""Reads the expert servers' token counts periodically and passes them to the rebalancer."""
+"""The balancer's thread that reads expert servers' token counts and passes them to the rebalancer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HotnessReader:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the reader's thread. Idempotent."""
+        """Stop the reader's thread; the load is then not observed any more. Idempotent."""
         self._closed.set()
         self._thread.join(_JOIN_S)
 
@@ -77,7 +77,7 @@ class HotnessReader:
             self._channels.close()
 
     def _read(self) -> bool:
-        """Read all servers; return whether any of them computed something since the last reading."""
+        """Read all servers, and let the rebalancer observe; return whether a server's counts have changed."""
         try:
             now = self._rebalancer.snapshot()
         except TimeoutError:
@@ -111,7 +111,7 @@ class HotnessReader:
 
 
 def reading_of(answer: pb.ReadHotnessResponse) -> Reading:
-    """Convert a server's ReadHotness answer to a reading."""
+    """Convert an expert server's ReadHotness answer to a reading for the rebalancer."""
     tokens_LE = None
     if answer.layers:
         tokens_LE = np.array([layer.tokens for layer in answer.layers], np.int64)

@@ -41,7 +41,7 @@ _PLANS_KEPT = 32
 
 
 class Rebalancer:
-    """Decides which layout to adopt; the planner rolls it out. Thread-safe.
+    """Decides, by load or on an operator's call, which layout to propose to the planner. Thread-safe.
 
     Args:
         config: The balancer's settings.
@@ -73,16 +73,16 @@ class Rebalancer:
 
     @property
     def load(self) -> LoadState | None:
-        """The observed load; None before the model's shape is known."""
+        """The load observed so far, for plans; None before a placement tells the model's shape."""
         return self._layout.load
 
     @property
     def settings(self) -> Settings:
-        """The settings for placements in force."""
+        """The settings in force, of the operator and the control loop, for the next plan."""
         return self._layout.settings
 
     def snapshot(self) -> PlannerSnapshot:
-        """Take a snapshot of the planner's current state."""
+        """Take a snapshot of the planner's current state, on its thread; plans start from it."""
         found: PlannerSnapshot = self._ask(PlannerSnapshot.of)
         return found
 
@@ -91,7 +91,7 @@ class Rebalancer:
     def observe(
         self, readings: Mapping[str, Reading], now: PlannerSnapshot, expert_bytes: int
     ) -> None:
-        """Record the servers' readings of one step, and rebalance if a trigger fires."""
+        """Record the servers' readings of one step, for the reader; rebalance if a trigger fires."""
         if now.placement is None:
             return
         if self._layout.load is None:
@@ -127,7 +127,7 @@ class Rebalancer:
         self.load.planned(planned.situation, par_L)
 
     def _plan_now(self, settings: Settings, now: PlannerSnapshot) -> Planned:
-        """Plan on this thread, or on the planner's if plans must not run during roll-outs."""
+        """Plan on this thread; without `use_async` on the planner's, which does nothing else meanwhile."""
         if self._config.use_async:
             return self.plan(settings, now)
         planned: Planned = self._ask(lambda _planner: self.plan(settings, now))
@@ -141,7 +141,7 @@ class Rebalancer:
         now: PlannerSnapshot,
         situation: Situation | None = None,
     ) -> Planned:
-        """Plan without changing anything.
+        """Plan without changing anything; the plan is kept for `find`.
 
         The plan is for the live servers. A dead one keeps its part of the placement.
 
@@ -182,11 +182,11 @@ class Rebalancer:
         return planned
 
     def find(self, plan_id: str) -> Planned | None:
-        """Return a recent plan by its id; None: unknown."""
+        """Return a recent plan by its id, for an operator to apply; None: unknown or too old."""
         return self._plans.get(plan_id)
 
     def rebalance(self, policy: str, *, force: bool) -> tuple[Planned, int]:
-        """Plan, and roll the plan out if it pays or is forced.
+        """Plan on an operator's call, and begin to roll the plan out if it pays or is forced.
 
         Returns:
             The plan, and the number of placements that its roll-out takes; 0: nothing is done.
@@ -208,7 +208,7 @@ class Rebalancer:
             return planned, self.apply(planned, force=force)
 
     def apply(self, planned: Planned, *, force: bool = False) -> int:
-        """Roll out a plan; return the number of placements that this takes, 0 if nothing changes.
+        """Begin to roll out a plan; return the number of placements that this takes, 0 if nothing changes.
 
         Args:
             planned: The plan.
@@ -229,7 +229,7 @@ class Rebalancer:
         return len(candidates)
 
     def place(self, wanted: Candidate, reason: str, placement: Placement) -> int:
-        """Roll out an operator's layout, without a check of memory.
+        """Begin to roll out an operator's layout, without a check of memory or of whether it pays.
 
         Returns:
             1, or 0 if it is the current layout.
@@ -255,11 +255,11 @@ class Rebalancer:
         return 1
 
     def level(self) -> None:
-        """Have the planner even out the replicas again, even those of an operator's placement."""
+        """Allow the planner to even the replicas out again, even those of an operator's placement."""
         self._ask(lambda planner: planner.level())
 
     def change(self, **fields: Any) -> None:
-        """Change the operator's settings for placements (fields of `Settings`)."""
+        """Change the operator's settings for later placements (fields of `Settings`), and store them."""
         self._layout.change(**fields)
         self._on_change()
 

@@ -1,4 +1,4 @@
-"""Measures two inputs of ScalpeLB's control loop: burstiness and link load. No I/O, no clock.
+"""Measures two inputs of ScalpeLB's control loop for `Tuning`: burstiness and link load. No I/O, no clock.
 
 burstiness   change of an expert's share of a layer's tokens from step to step, relative to that share; hot
              experts weigh most. Counting noise is subtracted, and drift does not count as a burst
@@ -42,13 +42,13 @@ def burstiness(window_WLE: npt.NDArray[np.number]) -> float:
 
 
 class LinkMeter:
-    """Turns the machines' byte counters into the rate of the busiest machine."""
+    """Turns the byte counters of expert servers' machines into the rate of the busiest machine."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Traffic]] = {}
 
     def read(self, carried: Mapping[str, Traffic], now: float) -> float | None:
-        """Return the busiest machine's bytes per second since the last call.
+        """Return the busiest server machine's bytes per second since the last call, for the link load.
 
         None if no server has reported twice.
 

@@ -1,4 +1,4 @@
-"""Relative speeds of expert servers, fitted to their work and busy time. No I/O.
+"""In the balancer: relative speeds of expert servers, fitted to their work and busy time. No I/O.
 
 Each batch, each visited expert and each token costs time, which differs between servers only by the server's
 speed. Costs and speeds are fitted over all servers. Plain tokens per second would rate a server as slow
@@ -40,7 +40,7 @@ class Speedometer:
         work: Mapping[str, Sequence[Work]],
         stated: Mapping[str, float],
     ) -> Float:
-        """Update and return the relative speeds: float64 (S), above 0.
+        """Update and return the relative speeds for later plans: float64 (S), above 0. Called once per step.
 
         Args:
             servers: Index S.
@@ -95,12 +95,12 @@ def fitted_speeds(
 
 
 def _agree(told: Sequence[float], used: float) -> bool:
-    """Whether all measured speeds are clearly above the speed in use, or all clearly below."""
+    """Whether all measured speeds are clearly above the speed in use, or all clearly below: it may change."""
     return all(t > used * (1 + _BAND) for t in told) or all(t * (1 + _BAND) < used for t in told)
 
 
 def _least_squares(a_N3: Float, b_N: Float) -> Float:
-    """Solve non-negative least squares by trying all subsets of the unknowns."""
+    """Solve non-negative least squares, for the costs of batch, visit and token: try all subsets of them."""
     best_3, least = np.zeros(a_N3.shape[1]), float(b_N @ b_N)
     for count in range(1, len(best_3) + 1):
         for used in combinations(range(len(best_3)), count):

@@ -1,4 +1,4 @@
-"""The observed load and the settings in force: input of the live `cost_benefit`. No I/O.
+"""The observed load and the settings in force: the balancer's input of `cost_benefit`. No I/O.
 
 Thread-safe: a lock guards each call. Planning runs outside the lock.
 """
@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What the servers counted in the window.
+    """What the servers counted in the window, for metrics and `GetHotness`.
 
     Attributes:
         steps: Steps with tokens.
@@ -76,7 +76,7 @@ class LoadState:
         self._triggers = Triggers(config.step_interval, config.window_size)
 
     def position(self, server_id: str) -> tuple[int, int]:
-        """Return the boot id and sequence for the next request to a server."""
+        """Return boot id and sequence of a server's last reading, for the next request; (0, 0): none."""
         with self._lock:
             return self._fold.position(server_id)
 
@@ -87,7 +87,7 @@ class LoadState:
         placement: Placement | None,
         expert_bytes: int,
     ) -> tuple[str, str] | None:
-        """Record the readings of one step.
+        """Record the readings of one step, and decide whether it is time to plan.
 
         Args:
             readings: Readings of the servers that answered, by id.
@@ -119,21 +119,21 @@ class LoadState:
 
     @property
     def recent(self) -> int:
-        """Number of steps over which drift is measured."""
+        """Number of steps over which drift is measured, and between two steps of the control loop."""
         return self._triggers.recent
 
     def window_WLE(self) -> npt.NDArray[np.int64] | None:
-        """Return the window's tokens by step; None: fewer than two steps."""
+        """Return the window's tokens by step, to measure burstiness; None: fewer than two steps."""
         with self._lock:
             return self._window.tokens_WLE() if len(self._window) > 1 else None
 
     def forget_the_past(self) -> None:
-        """Drop all but the last steps, because the load has changed."""
+        """After drift: drop all but the last steps, so that the plan is for the changed load."""
         with self._lock:
             self._window.keep_last(self._triggers.recent)
 
     def planned(self, situation: Situation, par_L: Float) -> None:
-        """Record a plan's situation and the PAR it leads to, as the baseline for drift."""
+        """Record a plan's load and the PAR it leads to: drift and the interval are counted from here."""
         with self._lock:
             self._triggers.planned(situation.load_LE, float(par_L.mean()))
 
@@ -144,7 +144,7 @@ class LoadState:
         shares_LSE: Shares,
         load_LE: Float | None = None,
     ) -> Situation:
-        """Build the situation to plan for.
+        """Build the input of a plan: a layout with its servers' observed load, speeds, memory and nodes.
 
         Args:
             servers: The servers of the layout.
@@ -177,7 +177,7 @@ class LoadState:
             )
 
     def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:
-        """Return the counts of the whole window or its last steps; None: no tokens yet."""
+        """Return the window's or its last steps' counts, for metrics and operators; None: no tokens yet."""
         with self._lock:
             if not len(self._window):
                 return None
@@ -202,7 +202,7 @@ class LoadState:
 
 
 class LiveLayout(Layout):
-    """Lays out placements by the policy in force; evenly without a load or if the policy ignores load.
+    """The live planner's layouts: by the policy in force; even without a load or if it ignores load.
 
     Args:
         settings: The initial settings; `change` replaces them.
@@ -215,20 +215,20 @@ class LiveLayout(Layout):
 
     @property
     def levels(self) -> bool:
-        """Whether to even out uneven placements (see `Layout.levels`)."""
+        """Whether repair evens out uneven placements: only under the policy `spread`, without pins."""
         return self.settings.policy == STATIC_POLICY and not self.settings.pins
 
     @property
     def redundancy(self) -> int:
-        """Servers that hold each expert, as set by the operator."""
+        """Servers that should hold each expert, as set by the operator; the planner's repairs follow it."""
         return self.settings.redundancy
 
     def change(self, **fields: Any) -> None:
-        """Change fields of the operator's settings."""
+        """Change fields of the settings for later layouts: by operators, the record or the control loop."""
         self.settings = replace(self.settings, **fields)
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
-        """Lay out the first placement (see `Layout.first`)."""
+        """Lay out the first placement: even, as no load is known, with the pins (see `Layout.first`)."""
         return self._pinned(servers, super().first(layers, experts, servers))
 
     def around(

@@ -1,4 +1,4 @@
-"""Decides when to plan again: at intervals, and when the load has drifted from the planned one. No I/O."""
+"""Decides when the balancer plans again: at intervals, and when the load drifts from the planned. No I/O."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Triggers:
         self._planned: tuple[Float, float] | None = None
 
     def stepped(self, recent_LE: Float, par: float, servers: int) -> tuple[str, str] | None:
-        """Count a step with tokens, and check the triggers.
+        """Count a step with tokens, and decide whether the rebalancer should plan now.
 
         Args:
             recent_LE: float64; load of the last `recent` steps.
@@ -67,7 +67,7 @@ class Triggers:
         return None
 
     def planned(self, load_LE: Float, par: float) -> None:
-        """Record a plan for this load and the PAR it leads to, even if the plan changes nothing."""
+        """Restart the interval, and measure drift from a plan's load and PAR, even if it changed nothing."""
         self._since = 0
         self._planned = load_LE, par
 
@@ -79,7 +79,7 @@ def total_variation(one_LE: Float, other_LE: Float) -> float:
 
 
 def _chance(load_LE: Float) -> float:
-    """Bound from above the mean distance between a sample of this size and its distribution (noise)."""
+    """Bound the mean distance between a sample of this size and its distribution: noise, not drift."""
     tokens_L = load_LE.sum(axis=1)
     tokens_L = tokens_L[tokens_L > 0]
     if not tokens_L.size:

@@ -55,7 +55,7 @@ class Tuning:
     def step(
         self, load: LoadState, readings: Mapping[str, Reading], clients: Iterable[Member]
     ) -> None:
-        """Adjust ScalpeLB's knobs if enough steps have passed since the last adjustment."""
+        """After a step: every `load.recent` counted steps, observe, and set changed knobs for later plans."""
         if load.counted < self._counted + load.recent or (window_WLE := load.window_WLE()) is None:
             return
         self._counted = load.counted

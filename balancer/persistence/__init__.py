@@ -1,1 +1,1 @@
-"""Balancer state that survives its restart or a change of the monitors' leader."""
+"""The balancer's state that survives its restart or a change of the monitors' leader."""

@@ -1,4 +1,4 @@
-"""Idempotency cache of operators' calls: a repeated call has no second effect and gets the first answer."""
+"""The balancer's cache of operators' calls: a repeated one has no second effect and gets the first answer."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ class IdempotencyCache:
         return answer
 
     def restore(self, answers: Iterable[Answered]) -> None:
-        """Add the previous balancer's answers, the oldest first."""
+        """Add the previous balancer's answers from its record, the oldest first."""
         with self._lock:
             for answer in answers:
                 self._keep(answer)
 
     def answered(self) -> list[Answered]:
-        """Return the kept answers, the oldest first."""
+        """Return the kept answers for the balancer's record, the oldest first."""
         with self._lock:
             return list(self._answers.values())
 

@@ -37,7 +37,7 @@ class BalancerSnapshot:
         self._configured = layout.settings
 
     def record(self) -> pb.BalancerRecord:
-        """Make a record of the current state."""
+        """Make a record of the current state, for `WriteAheadState` to store at the monitor."""
         settings, wanted = self._layout.settings, self._history.wanted
         configured = self._configured
         changed = (settings.policy, settings.knobs) != (configured.policy, configured.knobs)
@@ -57,7 +57,7 @@ class BalancerSnapshot:
         )
 
     def restore(self, data: bytes, ask: Callable[[Callable[[Planner], Any]], Any]) -> None:
-        """Restore the state from a record, or nothing if this release cannot read it.
+        """At start: restore the state from the previous balancer's record; nothing if it cannot be read.
 
         Args:
             data: The serialized record; may be empty.

@@ -51,7 +51,7 @@ class WriteAheadState:
         self._thread.start()
 
     def changed(self) -> None:
-        """Schedule a write of the changed state. Does not block."""
+        """Have the writing thread store the changed state at the monitor. Does not block."""
         with self._changed:
             self._wanted += 1
             self._changed.notify_all()
@@ -63,7 +63,7 @@ class WriteAheadState:
             return self._changed.wait_for(lambda: self._kept >= wanted, timeout_s)
 
     def close(self) -> None:
-        """Stop the writing thread. Idempotent."""
+        """Stop the writing thread; what is not stored by then is lost (see `settle`). Idempotent."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class WriteAheadState:
 
 
 def fitted(record: pb.BalancerRecord, most_bytes: int = _MOST_BYTES) -> pb.BalancerRecord:
-    """Drop answers, then history entries, the oldest first, until the record fits."""
+    """Drop answers, then history entries, the oldest first, until the monitor would store the record."""
     for entries in (record.answered, record.history):
         while entries and record.ByteSize() > most_bytes:
             del entries[: max(1, len(entries) // 4)]

@@ -1,1 +1,1 @@
-"""The planner: a pure state machine from cluster views to placement actions."""
+"""The balancer's planner: a pure state machine from cluster views to placement actions."""

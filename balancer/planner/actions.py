@@ -50,7 +50,7 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Tell a server to load its share of a placement, in addition to what it holds already.
+    """Tell an expert server to load its share of a placement, in addition to what it holds already.
 
     Attributes:
         server_id: The server.
@@ -71,7 +71,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Retire:
-    """Tell a server to drop all but its share of a placement (attributes: `Prepare`)."""
+    """Tell an expert server to drop all but its share of a published placement (attributes: `Prepare`)."""
 
     server_id: str
     life: Life
@@ -81,14 +81,14 @@ class Retire:
 
 @dataclass(frozen=True)
 class Publish:
-    """Publish a placement to the clients, which then use it."""
+    """Publish a placement to attention clients, which then route tokens by it."""
 
     placement: Placement
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Report that a server is given no experts for now, and why."""
+    """Log, in the balancer, that a server is given no experts for now, and why."""
 
     server_id: str
     reason: str
@@ -96,14 +96,14 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Settled:
-    """Report that servers hold this placement and nothing else. Emitted once per placement."""
+    """Report to the history that servers hold this placement and nothing else. Emitted once per placement."""
 
     placement: Placement
 
 
 @dataclass(frozen=True)
 class Complain:
-    """Report a problem that the planner cannot solve. Emitted once while it lasts."""
+    """Log a problem that the planner cannot solve, in the balancer. Emitted once while it lasts."""
 
     reason: str
 

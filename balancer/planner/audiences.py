@@ -1,4 +1,4 @@
-"""Extra replicas for clients that do not reach all servers (`balancer.planner.reach`). No I/O, no clock."""
+"""The planner's extra replicas for clients that do not reach all servers (see `reach`). No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Audiences:
         self._next_plain: Candidate | None = None
 
     def candidate_made(self, plain: Candidate) -> Candidate:
-        """Return a new candidate with the replicas that audiences need."""
+        """Return a new candidate with the replicas that audiences need; remember it without them."""
         self._next_plain = plain
         return self._added_to(plain)
 
     def published(self) -> None:
-        """Record that the last candidate has become the current placement."""
+        """Record that the last candidate was published: `plain` is now that one without added replicas."""
         self.plain = self._next_plain
 
     def due(self, current: Placement) -> Candidate | None:
-        """Return the next candidate if clients now reach other servers; None: the placement stays."""
+        """Return `plain` as the next candidate if clients now need other replicas; None: nothing changes."""
         if self.plain is None:
             return None
         wanted = self._added_to(self.plain)
@@ -56,7 +56,7 @@ class Audiences:
         return self.plain
 
     def has_more(self, current: Placement) -> bool:
-        """Whether the current placement has replicas for audiences."""
+        """Whether the current placement has replicas for audiences: repair must not even them out."""
         return self.plain is not None and bool(current.holds_LSE.sum() > self.plain.holds_LSE.sum())
 
     def _added_to(self, candidate: Candidate) -> Candidate:

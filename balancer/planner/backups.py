@@ -1,4 +1,4 @@
-"""Adds replicas for fault tolerance to those that a policy places for balance.
+"""In the balancer's layouts: adds replicas for fault tolerance to those that a policy places for balance.
 
 primary   a replica placed by a policy, which takes its share of the load
 backup    a further replica for the operator's redundancy. It takes almost no load while the primaries live;

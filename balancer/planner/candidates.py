@@ -1,4 +1,4 @@
-"""Makes the planner's candidate placements from the servers and what they hold. Pure functions."""
+"""Makes the planner's candidate placements (in the balancer) from what servers hold. Pure functions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Candidate:
 
 
 def gains(server: str, current: Placement, stages: Sequence[Candidate]) -> bool:
-    """Whether a server gets an expert at any stage that it does not have in the current placement."""
+    """Whether a server would have to load an expert for any of these stages, beyond the current placement."""
     held_LE: npt.NDArray[np.bool_] | bool = False
     if server in current.servers:
         held_LE = current.holds_LSE[:, current.servers.index(server)]
@@ -60,12 +60,15 @@ def gains(server: str, current: Placement, stages: Sequence[Candidate]) -> bool:
 
 
 def covers(candidate: Candidate, some: Mapping[str, Member]) -> bool:
-    """Whether each expert is on at least one of these servers."""
+    """Whether each expert of a candidate is on at least one of these servers."""
     return bool(candidate.holds_LSE[:, _among(candidate.servers, some)].any(axis=1).all())
 
 
 def first(layout: Layout, layers: int, experts: int, pool: ServerPool) -> Candidate:
-    """Make the cluster's first candidate, for servers that hold nothing. Raises NoCapacityError."""
+    """Make a new cluster's first candidate, for servers that hold nothing.
+
+    Raises NoCapacityError if they lack memory for one replica of every expert.
+    """
     servers = tuple(pool.able)
     wished = layout.first(layers, experts, servers)
     nothing_LSE = np.zeros((layers, len(servers), experts), np.bool_)
@@ -108,7 +111,7 @@ def recovered(
 
 
 def has_orphans(current: Placement, pool: ServerPool) -> bool:
-    """Whether an expert has lost its last living replica that clients reach."""
+    """Whether an expert has lost its last living replica that clients reach. Other changes then wait."""
     return not current.holds_LSE[:, _among(current.servers, pool.reached)].any(axis=1).all()
 
 
@@ -205,7 +208,7 @@ def repaired(
 
 
 def lacking_without(server_id: str, current: Placement, pool: ServerPool) -> str | None:
-    """Describe how much memory would be missing without a server; None: none."""
+    """Describe how much memory would be missing without a server, which then must not drain; None: none."""
     others = tuple(s for s in pool.able if s != server_id)
     capacity_S = pool.capacity_S(others) if others else None
     layers, _, experts = current.holds_LSE.shape

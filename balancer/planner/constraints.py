@@ -1,4 +1,4 @@
-"""Placements that the planner was asked for: a proposal's stages, and the previous balancer's candidate.
+"""Placements the planner was asked for: a proposal's stages, and the previous balancer's candidate.
 
 No I/O, no clock.
 """
@@ -46,7 +46,7 @@ class Constraints:
         return self.is_granted or bool(self.stages)
 
     def propose(self, stages: Sequence[Candidate], current: Placement) -> str | None:
-        """Accept the stages of a proposal, or return the reason for a refusal."""
+        """Accept the stages of a proposal, for `next_stage` to take; or return the reason for a refusal."""
         for server in stages[-1].servers:
             if server not in self._pool.able and gains(server, current, stages):
                 return f"{server} cannot be given experts now"

@@ -1,4 +1,4 @@
-"""Decides the right digest of each expert's bytes, to find damaged copies of the checkpoint. No I/O.
+"""The planner's right digest of each expert's bytes, to find damaged copies of the checkpoint. No I/O.
 
 Before a digest is decided, servers may state different ones. Each contradiction counts against both servers,
 and the server with fewer contradictions is right: one damaged copy among three servers is found, in any
@@ -33,11 +33,14 @@ class ExpertDigests:
         self._stated: dict[Life, Digests] = {}
 
     def state(self, life: Life, digests_LE: Digests) -> None:
-        """Record the digests that a server states for its experts, for `decide`."""
+        """Record the digests that a server has computed of its experts; `decide` compares servers'."""
         self._stated[life] = digests_LE
 
     def decide(self, lives: Container[Life]) -> None:
-        """Decide the unknown digests by these servers' statements, then drop all statements."""
+        """Decide the unknown digests by these servers' statements, then drop all statements.
+
+        The next Prepare calls give the decided digests to servers, which compare their own bytes.
+        """
         stated = [digests_LE for life, digests_LE in self._stated.items() if life in lives]
         self._stated.clear()
         if not stated:

@@ -1,4 +1,4 @@
-"""Lays out experts over servers that join and leave; the planner decides when a new layout is needed."""
+"""Lays out experts over servers that join and leave, when the balancer's planner needs a new layout."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Layout:
 
     @property
     def redundancy(self) -> int:
-        """Servers that hold each expert."""
+        """Servers that should hold each expert; all of them if there are fewer."""
         return self._redundancy
 
     @property
     def levels(self) -> bool:
-        """Whether an uneven placement should be evened out, unless it was requested."""
+        """Whether the planner's repair evens out an uneven placement that nobody requested."""
         return True
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:

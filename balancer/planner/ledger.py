@@ -1,4 +1,4 @@
-"""State of the planner's calls to servers: begun, succeeded, or not waited for. No I/O."""
+"""State of the planner's calls to expert servers: begun, succeeded, or not waited for. No I/O."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class Ledger:
         self._vain: set[_Key] = set()
 
     def begin(self, calls: Iterable[Call]) -> list[Action]:
-        """Mark calls as begun; return those that had not begun before."""
+        """Mark calls as begun; return those that had not begun before, for `Rollout` to send."""
         new = [call for call in calls if _key(call) not in self._asked]
         self._asked.update(_key(call) for call in new)
         return list(new)
 
     def succeeded(self, call: Call) -> None:
-        """Mark a call as succeeded."""
+        """Mark a call as succeeded, or as not needed: it is not begun again, and no stage waits for it."""
         self._asked.add(_key(call))
         self._done.add(_key(call))
 
     def in_vain(self, call: Call) -> None:
-        """Mark a call as failed and no longer waited for; it is still retried."""
+        """Mark a failed call as no longer waited for: the roll-out goes on, and the call is still retried."""
         self._vain.add(_key(call))
 
     def is_done(self, kind: type[Call], life: Life, epoch: int) -> bool:
-        """Whether a call to a server process has succeeded."""
+        """Whether a call to a server process has succeeded or was not needed."""
         return (kind, life, epoch) in self._done
 
     def is_over(self, kind: type[Call], life: Life, epoch: int) -> bool:
-        """Whether a call has succeeded or is no longer waited for."""
+        """Whether the roll-out may go on without a call: it has succeeded or is no longer waited for."""
         return (kind, life, epoch) in self._done | self._vain
 
     def ask_again(self, life: Life) -> None:
-        """Let a server's unfinished calls begin again."""
+        """Let a server process's unfinished calls begin again: the next `begin` returns them."""
         self._asked = {key for key in self._asked if key[1] != life or key in self._done}
 
     def keep(self, epoch: int) -> None:
-        """Drop the calls of all other epochs."""
+        """Forget the calls of all other epochs, because this one was published."""
         for keys in (self._asked, self._done, self._vain):
             keys.intersection_update({key for key in keys if key[-1] == epoch})
 

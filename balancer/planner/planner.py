@@ -137,7 +137,7 @@ class Planner:
     # -- events ---------------------------------------------------------------------------------
 
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
-        """Process a change of the membership; return the actions due."""
+        """Process a new cluster view from the monitor; return the actions due, for `Rollout` to carry out."""
         self._pool.observe(members, now)
         if self._first_seen_at is None:
             self._first_seen_at = now
@@ -151,7 +151,7 @@ class Planner:
         told_epoch: int = 0,
         digests_LE: Digests | None = None,
     ) -> list[Action]:
-        """Process the success of a call to a server; return the actions due.
+        """Record a call as carried out by its server; return the actions due, such as the publication.
 
         Args:
             call: The call.
@@ -176,6 +176,8 @@ class Planner:
     def loaded(self, call: Prepare, now: float, digests_LE: Digests) -> list[Action]:
         """Process a server's report that it has loaded its share and waits for digests to compare.
 
+        Once all servers have reported, the digests are decided, and Prepare is sent again with them.
+
         Args:
             call: The call.
             now: Monotonic seconds.
@@ -186,12 +188,15 @@ class Planner:
         return self.tick(now)
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
-        """Give a server no more experts, because an expert's bytes on it differ from the cluster's."""
+        """Give a server no more experts: it reports that an expert's bytes differ from the cluster's."""
         self._pool.is_damaged(call.life)
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
-        """Process a call that failed or timed out. The caller repeats it while `is_wanted`."""
+        """Process a call that failed or timed out. The caller repeats it while `is_wanted`.
+
+        A server that fails too often to load or to answer gets no experts for a while.
+        """
         if not self.is_wanted(call):
             return []
         if isinstance(call, Retire):
@@ -210,7 +215,7 @@ class Planner:
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
-        """Whether to repeat a failed call: the server is alive and the placement is still wanted."""
+        """Whether to send a delayed or failed call: its server is alive, its placement still wanted."""
         member = self._pool.alive.get(call.server_id)
         if member is None or self._pool.life(member) != call.life or self._pool.is_unable(member):
             return False
@@ -223,7 +228,7 @@ class Planner:
                 return self._current is None
 
     def tick(self, now: float) -> list[Action]:
-        """Advance the state machine and return the actions due. Also called at `wake_at`."""
+        """Begin, drop, publish or retire a placement if due; return the actions. Also called at `wake_at`."""
         self._pool.pass_time(now)
         if self._next is not None and not self._stands(self._next, now):
             self._next, self._gave_up = None, True
@@ -241,7 +246,7 @@ class Planner:
         return actions + self._settle()
 
     def wake_at(self, now: float) -> float | None:
-        """Return when to call `tick` without an event; None: never."""
+        """Return when `Rollout` must call `tick` even without an event; None: never."""
         times = [*self._pool.due_at, *filter(None, [self._held_until])]
         if self._current is None:
             if self._first_seen_at is not None:
@@ -253,7 +258,7 @@ class Planner:
         return min((t for t in times if t > now), default=None)
 
     def let_drain(self, server_id: str) -> str | None:
-        """Mark a live server as leaving, or return the reason why it cannot leave."""
+        """Mark a live server as leaving, before it is told to drain; or return why it cannot leave."""
         current = self._current
         if current is not None and (lacking := lacking_without(server_id, current, self._pool)):
             return lacking
@@ -270,12 +275,12 @@ class Planner:
 
     @property
     def fewest_servers(self) -> int:
-        """Fewest servers that hold every expert with the wanted redundancy."""
+        """Fewest servers that hold every expert with the wanted redundancy; `Scale` accepts no fewer."""
         return self._layout.redundancy
 
     @property
     def current(self) -> Placement | None:
-        """The last published placement; None before the first."""
+        """The last published placement, which clients use; None before this balancer's first."""
         return self._current
 
     def has_time(self, call: Prepare | Retire) -> bool:
@@ -286,12 +291,12 @@ class Planner:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no placement is being rolled out and no stage is pending."""
+        """Whether no placement is being rolled out and no stage is pending: proposals are accepted."""
         return self._is_idle() and not self._constraints.stages
 
     @property
     def pool(self) -> ServerPool:
-        """The planner's view of the expert servers."""
+        """The planner's view of servers and clients, for snapshots taken on the planner's thread."""
         return self._pool
 
     # -- constraints ----------------------------------------------------------------------------
@@ -301,7 +306,7 @@ class Planner:
         self._constraints.wanted = wanted
 
     def propose(self, stages: Sequence[Candidate], epoch: int) -> str | None:
-        """Propose another placement, or several in sequence.
+        """Propose another placement, or several in sequence, for the rebalancer or an operator.
 
         Args:
             stages: The placements, at least one. Servers that cannot be given experts gain none in them.
@@ -321,11 +326,14 @@ class Planner:
         return refusal
 
     def level(self) -> None:
-        """Allow repair to even the replicas out again, even if the placement was proposed."""
+        """Allow repair to even the replicas out again, even if the placement was proposed.
+
+        Called when an operator sets the policy `spread`.
+        """
         self._constraints.is_granted = False
 
     def member(self, server_id: str) -> Member | None:
-        """Return a live server by its id; None: there is none."""
+        """Return a live server of the cluster's model by its id, for `DrainServer`; None: there is none."""
         return self._pool.alive.get(server_id)
 
     # -- candidates -----------------------------------------------------------------------------
@@ -379,7 +387,7 @@ class Planner:
         )
 
     def _go_on(self, current: Placement, now: float) -> list[Action]:
-        """Begin the placement after the current one, if one is due."""
+        """Begin the placement after the current one, if one is due: for orphans first, then repair."""
         if not self._pool.able:
             return []
         idle = self._is_idle()
@@ -430,7 +438,7 @@ class Planner:
         self._next_is_urgent = False
 
     def _stands(self, candidate: Placement, now: float) -> bool:
-        """Whether a candidate stays valid: its servers are alive, can load, and are reached by clients."""
+        """Whether a candidate's servers live, can load and are reached; else `tick` gives it up."""
         if self._held_until is not None and now >= self._held_until:
             return False
         if self._current is None and self._pool.highest_epoch > candidate.epoch:

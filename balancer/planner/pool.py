@@ -1,4 +1,4 @@
-"""The planner's view of the expert servers: which are alive, can take experts, or may still return."""
+"""The planner's view of the expert servers: which live, can take experts, or may return. In the balancer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ServerPool:
         self.reach = Verdict()
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
-        """Record a change of the membership."""
+        """Record a new cluster view. `pass_time` then updates what depends on it."""
         self._absurd = {m.id: m for m in members.values() if not _is_credible(m)}
         # Impossible claims are ignored, because they would use up the epochs.
         self._members = {s: m for s, m in members.items() if s not in self._absurd}
@@ -83,11 +83,11 @@ class ServerPool:
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
 
     def life(self, member: Member) -> Life:
-        """Return the identity of a member's process."""
+        """Return the identity of a member's process; a restart under the same name gives another one."""
         return (*member.life, self._births[member.id])
 
     def choose_model(self) -> ModelShape | None:
-        """Choose the model that most able servers have as the cluster's model; None: there is none."""
+        """Set the cluster's model to that of most able servers, for the first placement; None: no model."""
         models = [m.model for _, m in sorted(self._servers.items()) if m.state in _ABLE and m.model]
         if not models:
             return None
@@ -107,17 +107,17 @@ class ServerPool:
 
     @property
     def clients(self) -> list[Member]:
-        """All attention clients, in any state."""
+        """All attention clients, in any state, also dead ones."""
         return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
 
     @property
     def willing(self) -> dict[str, Member]:
-        """Servers in `alive` that have not failed to load too often."""
+        """Servers in `alive` that have not failed to load too often and have no damaged bytes."""
         return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
 
     @property
     def staying(self) -> dict[str, Member]:
-        """Servers in `willing` that are not draining and that clients can reach."""
+        """Servers in `willing` that are not draining and that clients can reach: they keep their experts."""
         return {
             s: m
             for s, m in self.willing.items()
@@ -136,7 +136,7 @@ class ServerPool:
 
     @property
     def reached(self) -> dict[str, Member]:
-        """Servers in `holders` that clients reach."""
+        """Servers in `holders` that clients reach. An expert on none of them is an orphan."""
         return {s: m for s, m in self.holders.items() if s not in self.reach.withheld}
 
     def capacity_S(self, servers: Sequence[str]) -> npt.NDArray[np.int64] | None:
@@ -151,7 +151,10 @@ class ServerPool:
         return member.memory_bytes // member.expert_bytes
 
     def new_refusals(self, now: float) -> list[Action]:
-        """Report servers newly refused because of another model or because clients do not reach them."""
+        """Report servers newly refused because of another model or because clients do not reach them.
+
+        Also reports newly lost connections of clients that cost no server its experts.
+        """
         refusals: list[Action] = [
             Complain(note.text) if note.server_id is None else Refuse(note.server_id, note.text)
             for note in self._reach.notes(self.reach, now)
@@ -167,7 +170,7 @@ class ServerPool:
         return refusals
 
     def new_complaints(self) -> list[str]:
-        """Describe new impossible claims of members, one complaint per process."""
+        """Describe new impossible claims of members for the log, one complaint per process."""
         new = [m for m in self._absurd.values() if self.life(m) not in self._complained]
         self._complained |= {self.life(m) for m in new}
         return [
@@ -177,12 +180,12 @@ class ServerPool:
 
     @property
     def highest_epoch(self) -> int:
-        """The highest credible epoch that any member reports."""
+        """The highest credible epoch that any member reports; a new placement's epoch is above it."""
         return max((m.epoch for m in self._members.values()), default=0)
 
     @property
     def balancer_life(self) -> int:
-        """The balancer's incarnation, as counted by the monitor."""
+        """The balancer's incarnation, as counted by the monitor: decides from which thousand epochs start."""
         lives = (
             m.incarnation
             for m in self._members.values()
@@ -191,17 +194,17 @@ class ServerPool:
         return max(lives, default=1)
 
     def is_awaited(self, server_id: str, now: float) -> bool:
-        """Whether a server is dead but its grace has not ended."""
+        """Whether a server is dead but its grace has not ended: repair then leaves it its share."""
         since = self._dead_since.get(server_id)
         return since is not None and now < since + self._dead_grace_s
 
     def grace_ends(self, server_ids: tuple[str, ...]) -> list[float]:
-        """Return when the graces of the dead servers among these end."""
+        """Return when the graces of the dead servers among these end, so that a repair may be due."""
         dead = (s for s in server_ids if s in self._dead_since)
         return [self._dead_since[s] + self._dead_grace_s for s in dead]
 
     def clients_behind(self, epoch: int, there_was_one: bool) -> bool:
-        """Whether a live client may use an older placement.
+        """Whether a live client may use an older placement, so that servers must still hold it.
 
         Args:
             epoch: The newest epoch.
@@ -216,7 +219,10 @@ class ServerPool:
         )
 
     def let_drain(self, server_id: str) -> bool:
-        """Mark a server as leaving, unless no other able server would stay; return whether it is marked."""
+        """Mark a server as leaving, unless no other able server would stay; return whether it is marked.
+
+        The mark counts only here; experts move once the server itself reports DRAINING.
+        """
         leaving = {s for s, m in self.able.items() if self.life(m) in self._told_to_leave}
         if not self.able.keys() - leaving - {server_id}:
             return False
@@ -224,13 +230,13 @@ class ServerPool:
         return True
 
     def stays_after_all(self, server_id: str) -> None:
-        """Undo `let_drain` for a server."""
+        """Undo `let_drain` for a server that the drain call did not reach."""
         self._told_to_leave.difference_update(
             life for life in tuple(self._told_to_leave) if life[0] == server_id
         )
 
     def count_failure(self, life: Life, now: float, *, timed_out: bool) -> float:
-        """Count a server process's failure to load its share.
+        """Count a server process's failure to answer or load its share; too many make it unable for a time.
 
         Args:
             life: The process.
@@ -255,12 +261,12 @@ class ServerPool:
         self._damaged_lives.add(life)
 
     def forgive(self, life: Life) -> None:
-        """Clear the failures of a process that has loaded its share."""
+        """Clear the failures of a process that has loaded its share: later ones are counted from 0."""
         self._failures.pop(life, None)
         self._verdicts.pop(life, None)
 
     def pass_time(self, now: float) -> None:
-        """Apply expired timeouts: of unable servers, and of clients' reconnections to servers."""
+        """Apply expired timeouts of unable servers and clients' reconnections; begins each `Planner.tick`."""
         self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
         alive, placed = self.alive, self.placed
         if placed is None and self.highest_epoch:
@@ -270,25 +276,25 @@ class ServerPool:
         self.reach = self._reach.verdict(placed, now)
 
     def place(self, placement: Placement) -> None:
-        """Record the published placement."""
+        """Record which servers hold experts in the published placement; to `reach`, others are newcomers."""
         self.placed = _holding(placement)
 
     def has_unreached(self, placement: Placement) -> bool:
-        """Whether some client does not reach a server that gets its first experts in a placement."""
+        """Whether some client does not reach a server that is new in a placement: publication then waits."""
         new = _holding(placement) - (self.placed or frozenset())
         return bool(new & self.reach.withheld)
 
     @property
     def due_at(self) -> list[float]:
-        """Times at which `pass_time` is due."""
+        """Times at which `pass_time` is due without an event, for `Planner.wake_at`."""
         return [*self._unable_until.values(), *self._reach.due_at()]
 
     def _counts(self, client: Member) -> bool:
-        """Whether a client is alive and runs the cluster's model."""
+        """Whether a client's reach counts: it is alive and has the cluster's model or none yet."""
         return not client.state.is_gone and (client.model is None or self._is_ours(client))
 
     def is_unable(self, member: Member) -> bool:
-        """Whether this process recently failed to load too often, or has damaged bytes."""
+        """Whether this process failed to load too often and waits, or has damaged bytes: it is not called."""
         life = self.life(member)
         return life in self._unable_until or life in self._damaged_lives
 
@@ -297,12 +303,12 @@ class ServerPool:
 
 
 def _holding(placement: Placement) -> frozenset[str]:
-    """Return the servers that hold experts in a placement."""
+    """Return the servers that a placement gives experts; a placement may list others."""
     holds_S = np.asarray(placement.holds_LSE.any(axis=(0, 2)))
     return frozenset(s for s, holds in zip(placement.servers, holds_S, strict=True) if holds)
 
 
 def _is_credible(member: Member) -> bool:
-    """Whether the epoch and incarnation reported by a member are possible."""
+    """Whether a member's epoch and incarnation are possible; if not, the pool ignores the claim."""
     life = member.incarnation if member.role is Role.BALANCER else 0
     return max(member.epoch, EPOCHS_OF_A_LIFE * life) <= TRUSTED_EPOCH

@@ -1,4 +1,4 @@
-"""Decides by clients' connections which servers can be given experts. No I/O, no clock.
+"""The planner's judgement, by clients' connections, which servers get experts. No I/O, no clock.
 
 Terms:
   missing: a client is not connected to a server, for any reason.
@@ -124,7 +124,7 @@ class ReachTracker:
         self._told: set[tuple[Life, Life]] = set()
 
     def observe(self, clients: Iterable[Member], servers: Mapping[str, Member], now: float) -> None:
-        """Record a change of the membership, with clients' reports.
+        """Record a cluster view, with clients' reports on the servers they reach; `verdict` then judges.
 
         Args:
             clients: Live clients of the cluster's model, including older releases that report nothing.
@@ -176,7 +176,7 @@ class ReachTracker:
         return gaps
 
     def verdict(self, placed: AbstractSet[str] | None, now: float) -> Verdict:
-        """Return the current verdict (see `judge`).
+        """Return which servers get no experts now, and which clients need extra replicas (see `judge`).
 
         `placed` None means all servers, because the first placement waits for no client.
         """
@@ -198,11 +198,11 @@ class ReachTracker:
         }
 
     def due_at(self) -> list[float]:
-        """Times at which the verdict may change without an event."""
+        """Times at which the verdict may change without an event, as a missing connection counts as cut."""
         return [g.since + g.patience_s for c in self._clients.values() for g in c.gaps.values()]
 
     def notes(self, verdict: Verdict, now: float) -> list[Note]:
-        """Return new messages; each is repeated only after the client has reached the server in between."""
+        """Return new messages for the log; each is repeated only after the connection worked in between."""
         open_now = {
             (client.member.life, self._servers[s]): (c, s, gap.reason)
             for c, client in self._clients.items()

@@ -22,7 +22,7 @@ def stages(
     moves: Sequence[Move],
     capacity_S: Int | None,
 ) -> list[tuple[Holds, Shares]]:
-    """Return the sequence of layouts that leads to `then`, which is the last.
+    """Return the sequence of layouts, each rolled out in turn, that leads to `then`, which is the last.
 
     A replica that a stage unloads stays in memory until clients use the stage's layout, so a load that needs
     its memory belongs to a later stage. An expert with a server has one in every stage. Without memory limits
@@ -72,7 +72,7 @@ class _Walk:
         self._borrowed: set[_Place] = set()
 
     def stages(self) -> Iterator[Holds]:
-        """Yield all stages but the last."""
+        """Yield what servers hold in each stage but the last, which is the target."""
         while True:
             loaded = self._load_what_fits()
             if not self._loads:

@@ -1,4 +1,4 @@
-"""The planner's calls that bring a placement to servers: load shares, later drop everything else. No I/O."""
+"""The planner's calls that bring a placement to servers: load shares, later drop all else. No I/O."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Steps:
         self._awaiting: set[tuple[Life, int]] = set()
 
     def loaded(self, call: Prepare) -> None:
-        """Record that a server has loaded its share and waits for digests to compare it with."""
+        """Record that a server has loaded its share and waits for digests; `decide_digests` ends the wait."""
         self._awaiting.add((call.life, call.placement.epoch))
 
     def decide_digests(self, placement: Placement) -> None:
-        """Decide digests once all servers of the placement have stated theirs, and repeat their calls."""
+        """Decide digests once all servers of the placement have stated theirs; Prepare is then sent again."""
         waited_for = {
             life
             for life in self._lives(placement)
@@ -55,7 +55,7 @@ class Steps:
         ]
 
     def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
-        """Begin Prepare calls to servers that have not received one for this placement."""
+        """Return the Prepare calls to send: to servers that have not received one for this placement."""
         calls: list[Call] = []
         for server_id, server in self._pool.willing.items():
             if server_id not in placement.servers:
@@ -70,13 +70,13 @@ class Steps:
         return self._ledger.begin(calls)
 
     def is_prepared(self, placement: Placement) -> bool:
-        """Whether every live server of the placement has its share."""
+        """Whether every server of the placement that can load has its share: it may be published."""
         return all(
             self._ledger.is_done(Prepare, life, placement.epoch) for life in self._lives(placement)
         )
 
     def retire(self, placement: Placement) -> list[Action]:
-        """Begin Retire calls to servers that have their share and have not received such a call."""
+        """Return the Retire calls to send, once each: to servers that have their share or that get none."""
         calls: list[Call] = []
         for m in self._retirable(placement):
             prepared = self._ledger.is_done(Prepare, self._pool.life(m), placement.epoch)
@@ -85,7 +85,7 @@ class Steps:
         return self._ledger.begin(calls)
 
     def is_retired(self, placement: Placement) -> bool:
-        """Whether servers hold nothing but their shares, or do not answer Retire."""
+        """Whether servers hold nothing but their shares, or do not answer Retire: the roll-out is over."""
         return all(
             self._ledger.is_over(Retire, self._pool.life(m), placement.epoch)
             for m in self._retirable(placement)
@@ -100,7 +100,7 @@ class Steps:
         ]
 
     def most_of_unheard(self, placement: Placement) -> dict[str, int]:
-        """Cap, by server, the replicas of servers that Retire has not reached."""
+        """Return, by server that Retire has not reached, its share's replicas: it gets no more for now."""
         count_S = placement.holds_LSE.sum(axis=(0, 2)).tolist()
         known = dict(zip(placement.servers, count_S, strict=True))
         return {s: known.get(s, 0) for s in self.unheard(placement)}

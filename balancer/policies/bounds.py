@@ -1,4 +1,4 @@
-"""A proven lower bound of the PAR that any plan can reach."""
+"""A proven lower bound of the PAR that any plan can reach, to show how good a plan is."""
 
 from __future__ import annotations
 

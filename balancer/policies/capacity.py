@@ -1,4 +1,4 @@
-"""Fits a layout into the servers' memory; covering every expert comes first, redundancy second."""
+"""Fits the planner's layouts into servers' memory; covering every expert comes first, redundancy second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NoCapacityError(ValueError):
 
 
 def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
-    """Return the wanted layout with the fewest changes that keep each server within its capacity.
+    """Return a candidate's wanted layout with the fewest changes that keep servers within their capacity.
 
     Args:
         wanted_LSE: bool (L, S, E); each expert has a server.
@@ -65,7 +65,7 @@ def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
 
 
 def without_spares(holds_LSE: Holds, living_S: Holds, server: int, count: int) -> tuple[Holds, int]:
-    """Drop up to `count` replicas of a server, of experts that other live servers also hold.
+    """Make room for orphans: drop up to `count` replicas of a server that other live servers also hold.
 
     Args:
         holds_LSE: bool (L, S, E).

@@ -1,4 +1,4 @@
-"""Sparse layouts for policies: replica counts, and the list of their servers.
+"""Sparse layouts inside policies, before the dense result: replica counts, and the list of their servers.
 
 A dense layout of 58 layers, 288 servers and 256 experts has 38 MB, the sparse one 0.3 MB. Policies that try
 many placements keep them sparse and write the dense layout once.
@@ -40,7 +40,7 @@ class Compact:
         return holds_LSE, shares_LSE
 
     def holds(self) -> Holds:
-        """Convert to dense holds, bool (L, S, E)."""
+        """Convert to dense holds, bool (L, S, E), for callers that compute shares themselves."""
         holds_LSE = self._empty()
         compiled.scatter(self.count_LE, self.server_LP, holds_LSE, None)
         return holds_LSE

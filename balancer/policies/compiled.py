@@ -47,7 +47,7 @@ _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float32"
 
 
 def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
-    """Bind a C function of the library.
+    """Bind a C function of the library, at import; the calls check their arrays.
 
     It raises ValueError for an array of another type or size, or one that is not contiguous.
 

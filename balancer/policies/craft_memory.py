@@ -1,4 +1,4 @@
-"""Memory cost of replicas in place of key-value cache (CRAFT, sections 3 and 5.3)."""
+"""Memory cost of replicas in place of key-value cache (CRAFT, 3 and 5.3). For analysis; no policy uses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ReplicaMemory"]
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """Compares bytes of replicas with bytes of key-value cache on a server.
+    """Compares bytes of replicas with bytes of key-value cache, where one server holds both (as in CRAFT).
 
     Attributes:
         hidden: H.
@@ -25,7 +25,7 @@ class ReplicaMemory:
 
     @property
     def expert_bytes(self) -> float:
-        """Return the bytes of one expert: gate, up and down projection."""
+        """Return the bytes of one expert of one layer: gate, up and down projection."""
         return 3 * self.hidden * self.intermediate * self.weight_bytes
 
     def replica_bytes(self, replicas: float) -> float:
@@ -33,9 +33,12 @@ class ReplicaMemory:
         return replicas * self.expert_bytes
 
     def cache_share_lost(self, replicas: float) -> float:
-        """Return the part of the cache, 0 to 1, that this many replicas take."""
+        """Return the part of a server's key-value cache, 0 to 1, that its replicas over all layers take."""
         return min(1.0, self.replica_bytes(replicas) / self.cache_bytes)
 
     def most_replicas(self, share: float) -> int:
-        """Return the most replicas on a server that take no more than this part of the cache."""
+        """Return the most replicas on a server, over all layers, that take at most this part of its cache.
+
+        For analysis; no policy calls it.
+        """
         return int(share * self.cache_bytes // self.expert_bytes)

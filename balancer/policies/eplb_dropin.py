@@ -1,4 +1,4 @@
-"""Drop-in for DeepSeek's EPLB program: `rebalance_experts` with the same arguments and shapes."""
+"""Drop-in for DeepSeek's EPLB program, for other programs: `rebalance_experts` with the same arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders the loads and unloads between two layouts so that no expert is ever without a server."""
+"""Orders loads and unloads between two layouts, for plans and stages: no expert is ever without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a Plan of a policy's layout by measuring PAR, lower bound and transit."""
+"""The last step of planning: makes a Plan of a policy's layout by measuring PAR, lower bound and transit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["make_plan"]
 
 
 def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Shares) -> Plan:
-    """Measure a policy's layout and return it as a plan. Time O(L * S * E)."""
+    """Measure a policy's layout and return it, unchanged, as a plan. Time O(L * S * E)."""
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:

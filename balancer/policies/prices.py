@@ -1,4 +1,4 @@
-"""Default cost of moving an expert, for policies that weigh moves."""
+"""Default cost of moving an expert, for `fractional` and the simulator; the balancer gives its own."""
 
 from __future__ import annotations
 

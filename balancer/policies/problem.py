@@ -51,7 +51,7 @@ def make_problem(
 
 
 def checked_load(name: str, given: npt.ArrayLike, dimensions: int) -> Float:
-    """Check loads and convert them to float64. Raises ValueError with the argument's name."""
+    """Check a policy's loads and convert them to float64. Raises ValueError with the argument's name."""
     load: Float = np.ascontiguousarray(_checked(name, given, dimensions), dtype=np.float64)
     return load
 
@@ -119,7 +119,7 @@ def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np
 
 
 def _array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Convert to an array. Raises ValueError with the argument's name."""
+    """Convert a caller's argument to an array. Raises ValueError with the argument's name."""
     try:
         return np.asarray(given, dtype)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Registry of the placement policies by name."""
+"""The placement policies by name, for `plan`, the balancer and the simulator."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _POLICIES: dict[str, Callable[..., Layout]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the policies."""
+    """Return the names of the policies, as `find` and the balancer's settings take them."""
     return tuple(_POLICIES)
 
 
 def find(policy: str) -> Callable[..., Layout]:
-    """Return the policy with this name. Raises ValueError, which lists the names."""
+    """Return the policy's function by its name. Raises ValueError, which lists the names."""
     try:
         return _POLICIES[policy]
     except (KeyError, TypeError):
@@ -42,7 +42,7 @@ def find(policy: str) -> Callable[..., Layout]:
 
 
 def checked_knobs(policy: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """Check and return a policy's knobs. Raises ValueError for a knob that the policy does not have."""
+    """Return knobs if the policy has all of them, else raise ValueError; the policy itself checks values."""
     parameters = inspect.signature(find(policy)).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for name in knobs:

@@ -1,4 +1,4 @@
-"""Restores even replica counts after servers joined or left, with the fewest loads of experts."""
+"""The planner's even layouts after servers joined or left, with the fewest loads of experts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def restore(
     able_S: Holds,
     capacity_S: npt.NDArray[np.int64] | None = None,
 ) -> Holds:
-    """Put each expert that no live server holds on an able one; nothing else changes.
+    """Put each expert that no live server holds on an able one (orphans); nothing else changes.
 
     Args:
         holds_LSE: bool (L, S, E).
@@ -77,7 +77,7 @@ def restore(
 
 
 def even_shares(holds_LSE: Holds) -> npt.NDArray[np.float32]:
-    """float32 (L, S, E): shares by which each replica takes the same part of its expert's tokens."""
+    """float32 (L, S, E): 1/n for each of an expert's n replicas, else 0; for repairs and operators' edits."""
     replicas_LE = holds_LSE.sum(axis=1, keepdims=True)
     shares_LSE: npt.NDArray[np.float32] = (holds_LSE / np.maximum(replicas_LE, 1)).astype(
         np.float32
@@ -86,7 +86,7 @@ def even_shares(holds_LSE: Holds) -> npt.NDArray[np.float32]:
 
 
 def _is_level(holds_LSE: Holds, replicas: int) -> bool:
-    """Whether the placement is already as even as `spread` would make it."""
+    """Whether the placement is already as even as `spread` would make it: `repair` then changes nothing."""
     count_LS = holds_LSE.sum(axis=2)
     return bool(
         (holds_LSE.sum(axis=1) == replicas).all()
@@ -179,7 +179,7 @@ def _save_loads(now_SE: Holds, had_SE: Holds) -> None:
 
 
 def _some_move_saves(now_SE: Holds, had_SE: Holds) -> bool:
-    """Whether a server loads an expert that another one had and drops."""
+    """Whether a server loads an expert that another one had and drops: else no exchange saves a load."""
     return bool(((now_SE & ~had_SE).any(axis=0) & (had_SE & ~now_SE).any(axis=0)).any())
 
 

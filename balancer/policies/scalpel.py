@@ -112,7 +112,10 @@ def check_knobs(
 
 
 def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
-    """Replicate where weight per replica is highest, then pack, heaviest first."""
+    """Place anew, regardless of the current layout: replicate where weight per replica is highest, then pack.
+
+    Packs heaviest first. `scalpel` starts with it, and later compares each layer's current layout with it.
+    """
     count_LE = replicate(weight_LE, problem.slots_L, problem.servers)
     return place(weight_LE, count_LE, problem.slots_LS, problem.speeds_S)
 

@@ -1,4 +1,4 @@
-"""The policy ScalpeLB with state across cycles, and its entry point in the competition, `rebalance`."""
+"""ScalpeLB with state across cycles, for the simulator, and its competition entry point, `rebalance`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ScalpelBalancer:
-    """Maintains a ScalpeLB placement over cycles: `step(hotness_WLE) -> Plan`.
+    """Maintains a ScalpeLB placement over cycles, for the simulator: `step(hotness_WLE) -> Plan`.
 
     The knobs are those of `scalpel`.
 
@@ -61,11 +61,11 @@ class ScalpelBalancer:
 
     @property
     def plan(self) -> Plan | None:
-        """The last cycle's plan; None before the first."""
+        """The last cycle's plan, which the next cycle maintains; None before the first."""
         return self._plan
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
-        """Plan one cycle.
+        """Plan one cycle; the plan is the current layout of the next cycle.
 
         Args:
             hotness_WLE: (W, L, E) loads by step, oldest first, at least 0.
@@ -176,7 +176,7 @@ def rebalance(
 
 
 def _par_of(before: Plan, now: Plan) -> Float:
-    """Compute the PAR of the earlier plan's layout under the current loads."""
+    """Compute the PAR of the earlier plan's layout under the current loads, to rank layers by their gain."""
     problem = now.problem
     load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
     return peak_to_mean(load_LS, problem.speeds_S)

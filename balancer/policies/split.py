@@ -1,4 +1,4 @@
-"""The best split of each batch's tokens over the replicas of a fixed placement.
+"""The best split of tokens over a placement's replicas, for plans and the simulator.
 
     fullness   a server's load (including its backlog) over its speed
     level      fullness of the fullest server under the split that makes it lowest
@@ -27,7 +27,7 @@ def split(
     speeds_S: npt.ArrayLike | None = None,
     backlog_S: npt.ArrayLike | None = None,
 ) -> Float:
-    """Compute the best shares for one batch.
+    """Compute the best shares for one batch, or for a layer's load in the balancer's plans.
 
     Args:
         load_E: (E,) the batch's tokens of each expert, at least 0.
@@ -51,7 +51,7 @@ def split(
 def levels(
     load_BE: npt.ArrayLike, shares_SE: npt.ArrayLike, speeds_S: npt.ArrayLike | None = None
 ) -> Float:
-    """float64 (B): the level of each batch under its own best split.
+    """float64 (B): the level of each batch under its own best split, by which the simulator rates placements.
 
     Divided by load_BE.sum(axis=1) / speeds_S.sum(), the level is the batch's PAR. The arguments are those of
     `split`, with (B, E) loads; the GIL is released.

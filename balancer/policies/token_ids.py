@@ -1,4 +1,4 @@
-"""Distinguishes routing by token (ids of each token's experts) from routing by expert (token counts).
+"""Tells ids of each token's experts from token counts by expert, in arrays that users give.
 
 Both are arrays of whole numbers in three dimensions, (tokens, layers, top-k) and (iterations, layers,
 experts), and easily confused.

@@ -28,7 +28,7 @@ Layout = tuple[Holds, Shares]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The checked input of a policy.
+    """The checked input of a policy, made by `make_problem` for every call of `plan`.
 
     Attributes:
         load_LE: float64 (L, E), at least 0; any unit.
@@ -48,22 +48,22 @@ class Problem:
 
     @property
     def layers(self) -> int:
-        """Number of layers (L)."""
+        """Number of layers with routed experts (L)."""
         return int(self.load_LE.shape[0])
 
     @property
     def experts(self) -> int:
-        """Number of logical experts per layer (E)."""
+        """Number of routed experts per layer (E), each counted once."""
         return int(self.load_LE.shape[1])
 
     @property
     def servers(self) -> int:
-        """Number of servers (S)."""
+        """Number of expert servers that the plan is for (S)."""
         return int(self.slots_LS.shape[1])
 
     @property
     def slots_L(self) -> Int:
-        """int64 (L): most replicas that each layer can have."""
+        """int64 (L): most replicas that each layer can have, counting each expert's first."""
         slots_L: Int = self.slots_LS.sum(axis=1)
         return slots_L
 
@@ -93,12 +93,12 @@ class Plan:
 
     @property
     def gap_L(self) -> Float:
-        """float64 (L): par / bound; 1.0 is proven optimal."""
+        """float64 (L): the plan's PAR over its lower bound; 1.0 is proven optimal. For reports."""
         return self.par_L / self.bound_L
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """Moves from `current`, in a safe order (see `ordered_moves`); empty without `current`."""
+        """Moves from `current` to this plan, in a safe order (`ordered_moves`); empty without `current`."""
         current_LSE = self.problem.current_LSE
         if current_LSE is None:
             return ()

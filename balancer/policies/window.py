@@ -35,7 +35,7 @@ def total_variation(one_LE: npt.ArrayLike, other_LE: npt.ArrayLike) -> Float:
 
 
 def variance_buffer(experts: int) -> float:
-    """Return ScalpeLB's K for this number of experts per layer."""
+    """Return ScalpeLB's K (standard deviations on top of the mean) for this number of experts per layer."""
     return _K_MANY if experts >= _MANY_EXPERTS else _K_FEW
 
 

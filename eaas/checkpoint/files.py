@@ -1,4 +1,4 @@
-"""Validation of a checkpoint's files without torch: JSON and safetensors headers only.
+"""Validation of a checkpoint's files without torch, in launcher and roles: JSON and safetensors headers only.
 
 A safetensors file is
 
@@ -125,7 +125,7 @@ class CheckpointFiles:
 
 
 def precheck(path: str | os.PathLike[str]) -> None:
-    """Check that a directory has a complete, unquantised safetensors checkpoint, without torch.
+    """Check early that a directory has a complete, unquantised safetensors checkpoint, without torch.
 
     Args:
         path: A local directory. Nothing is downloaded.
@@ -196,7 +196,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _read_index(directory: Path) -> dict[str, str]:
-    """Read the index: tensor name -> shard name; empty if the checkpoint is a single file."""
+    """Read the index: tensor name -> name of its shard; empty if the checkpoint is a single file."""
     if (directory / SINGLE).is_file():  # transformers also prefers it to an index
         return {}
     file = directory / INDEX
@@ -240,7 +240,7 @@ def _no_safetensors(directory: Path) -> NotACheckpointError | MissingShardError:
 
 
 def read_header(shard: Path) -> ShardHeader:
-    """Read the header of a safetensors shard, and check that it matches the file.
+    """Read a safetensors shard's header, and check that it matches the file; the data is not read.
 
     Raises:
         CorruptShardError: The header is malformed or does not match the file.

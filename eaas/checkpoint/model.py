@@ -1,4 +1,4 @@
-"""A checkpoint as transformers loads it; tensors are read on demand.
+"""A checkpoint in expert servers and attention clients, as transformers loads it; tensors are read on demand.
 
 The functions import transformers when they run, because the import takes seconds and the launcher needs
 neither transformers nor numpy.
@@ -113,15 +113,15 @@ class Checkpoint:
 
     @cached_property
     def keys(self) -> Mapping[str, Path]:
-        """Names of all tensors -> shard that holds them."""
+        """All tensors of the checkpoint: name -> path of the shard that holds it."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
 
     def expert_modules(self) -> dict[str, nn.Module]:
-        """Experts module of each MoE layer, in order: name -> module on the meta device."""
+        """Module of the routed experts of each MoE layer, in order: name -> module on the meta device."""
         return {name: self.skeleton.get_submodule(name) for name in self.shape.layer_names}
 
     def expert_keys(self) -> frozenset[str]:
-        """Names of the tensors that expert servers load."""
+        """Names of the routed experts' tensors, which expert servers load and attention clients skip."""
         return frozenset(tensor.key for tensor in self.expert_tensors)
 
     def other_keys(self) -> frozenset[str]:
@@ -130,7 +130,7 @@ class Checkpoint:
 
     @cached_property
     def expert_tensors(self) -> tuple[ExpertTensor, ...]:
-        """All tensors of the experts, sorted by layer and in transformers' natural order of names.
+        """All tensors of the routed experts, by layer and in transformers' natural order of names.
 
         Raises UnsupportedModelError if a parameter has neither one tensor per expert nor one for all.
         """
@@ -177,11 +177,11 @@ class Checkpoint:
             ) from error
 
     def release(self) -> None:
-        """Close all shard files of which no slice remains."""
+        """Close the shard files at the end of a load, except those of which a slice remains."""
         self._shards.clear()
 
     def weight_mapping(self) -> list[Any]:
-        """Return a new list of transformers' rules to rename and convert tensors; rules keep state."""
+        """Return transformers' rules to rename and convert tensors on loading; fresh, as they keep state."""
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         return list(get_model_conversion_mapping(self.skeleton))
@@ -279,7 +279,10 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
 
 
 def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
-    """The config's dtype, else that of the checkpoint's first floating-point tensor, like transformers."""
+    """Dtype of the model's weights: the config's, else that of the first floating-point tensor.
+
+    transformers chooses the same.
+    """
     import torch
 
     if isinstance(config.dtype, torch.dtype):
@@ -289,7 +292,7 @@ def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
 
 
 def _is_experts_class(cls: type) -> bool:
-    """Whether a class has transformers' `use_experts_implementation` decorator."""
+    """Whether a class holds a layer's routed experts (transformers' `use_experts_implementation`)."""
     return hasattr(cls, "_apply_gate") and hasattr(getattr(cls, "forward", None), "__wrapped__")
 
 
@@ -310,7 +313,7 @@ def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
 def _shape(
     files: CheckpointFiles, config: Any, skeleton: Any, modules: Mapping[str, nn.Module]
 ) -> ModelShape:
-    """Compute the model's shape from its config and modules, without the digest."""
+    """Compute what all processes must agree on, from config and modules; the digest comes later."""
     from eaas.types import ModelShape
 
     name = f"{files.path}: {config.model_type}"

@@ -1,4 +1,4 @@
-"""Divides the reading and packing of weights into pieces, so that a serving process can work in between."""
+"""Divides reading and packing of weights into pieces, so that a serving expert server can work in between."""
 
 from __future__ import annotations
 

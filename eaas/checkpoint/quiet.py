@@ -10,7 +10,7 @@ __all__ = ["quiet_transformers"]
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Disable transformers' progress bars and log lines below errors inside a `with` block."""
+    """Disable transformers' progress bars and lines below errors in a `with` block, then restore them."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

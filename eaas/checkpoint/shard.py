@@ -73,7 +73,7 @@ class Shard:
             raise ValueError("it has changed since the checkpoint was opened")
 
     def slice(self, key: str) -> TensorSlice:
-        """Return a tensor of the shard that is read on demand. Raises KeyError for an unknown name."""
+        """Return a tensor of the shard; its bytes are read when it is used. Raises KeyError if unknown."""
         entry = self.header.tensors[key]
         return TensorSlice(self, key, entry.shape, entry.offset, entry.nbytes)
 
@@ -95,7 +95,7 @@ class Shard:
             look(buffer[first:end])
 
     def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
-        """Tell the operating system to read ahead these ranges of the file, as (offset, count) each."""
+        """Ask the operating system to read ahead these ranges (offset, count), so that reads do not wait."""
         for offset, count in places:
             for begin, end in pieces(count):
                 pause()
@@ -136,15 +136,15 @@ class TensorSlice:
         return dtype
 
     def get_shape(self) -> list[int]:
-        """Sizes of all dimensions of the tensor."""
+        """Sizes of all dimensions of the tensor (an interface that transformers uses)."""
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        """safetensors' name of the tensor's dtype."""
+        """safetensors' name of the tensor's dtype (an interface that transformers uses)."""
         return self.shard.header.tensors[self.key].dtype
 
     def row(self, index: int) -> TensorSlice:
-        """Return one row of the tensor's first dimension as a slice without that dimension."""
+        """Return one row of the first dimension (one expert of many) as a slice without that dimension."""
         rows = self._rows(index, index + 1)
         return replace(rows, shape=rows.shape[1:])
 
@@ -182,7 +182,7 @@ class TensorSlice:
 
 
 def prefetch(slices: Iterable[TensorSlice], pause: Pause = at_once) -> None:
-    """Tell the operating system to read ahead the bytes of all these tensor slices."""
+    """Ask the operating system to read these slices ahead: the next experts while others are loaded."""
     places: dict[Shard, list[tuple[int, int]]] = {}
     for part in slices:
         places.setdefault(part.shard, []).append((part.offset, part.nbytes))

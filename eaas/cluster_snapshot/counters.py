@@ -1,4 +1,4 @@
-"""Parses an HTTP endpoint's counters from its /metrics page. No I/O."""
+"""For dashboard and `eaas top`: parses an HTTP endpoint's counters from its /metrics page. No I/O."""
 
 from __future__ import annotations
 

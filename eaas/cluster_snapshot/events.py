@@ -1,4 +1,4 @@
-"""Derives events (joined, dead, failover, rebalance) from two snapshots of a cluster. Pure."""
+"""For dashboard and `eaas top`: derives events (joined, dead, failover, ...) from two snapshots. Pure."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def _decisions(
 
 
 def moved(replicas: int) -> str:
-    """Describe a number of moved experts as a clause."""
+    """Write "1 replica moves" or "2 replicas move", for the text of a balancer's decision."""
     return f"{counted(replicas, 'replica')} {'moves' if replicas == 1 else 'move'}"
 
 
 def decision_text(decision: Decision) -> str:
-    """Describe a balancer's decision and its reason in one line."""
+    """Describe a balancer's decision, its reason and effect on PAR in one line, for the event list."""
     change = f"PAR {decision.par_now:.2f} to {decision.par_then:.2f}" if decision.par_now else ""
     moves = moved(decision.transit) if decision.is_counted else "the experts are placed"
     what = {

@@ -1,4 +1,4 @@
-"""Folds readings of monitor, balancer and endpoint into cluster snapshots. No I/O, no clock."""
+"""For dashboard and `eaas top`: folds readings of monitor, balancer and endpoint. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SnapshotFold:
         self._curve: deque[Point] = deque(maxlen=_POINTS)
 
     def take(self, reading: Reading) -> ClusterSnapshot:
-        """Fold in the newest reading of the cluster; return the new snapshot."""
+        """Fold in the newest reading; return the new snapshot, with events since the one before."""
         before, now = self.snapshot, reading.at
         if now - before.at > _RATES_S:
             self._counters.clear()

@@ -75,7 +75,7 @@ class Decision:
 
     @property
     def is_counted(self) -> bool:
-        """Whether `transit` is known; it is 0 if servers joined or left and no moves were planned."""
+        """Whether `transit` (moved replicas) is known: with verdict "moves", 0 means not counted."""
         return self.verdict != "moves" or self.transit > 0
 
 
@@ -119,7 +119,7 @@ class Source:
     why: str = ""
 
     def text(self, now: float) -> str:
-        """Describe whether the source answers, in a few words."""
+        """Write "monitor answers" or "monitor unreachable since 5 s", for display."""
         if self.silent_since is None:
             return f"{self.name} answers"
         return f"{self.name} unreachable since {now - self.silent_since:.0f} s"
@@ -207,7 +207,7 @@ class ClusterSnapshot:
 
     @cached_property
     def live_S(self) -> npt.NDArray[np.bool_]:
-        """Mask of the placement's servers that answer requests."""
+        """Mask of the placement's servers that answer requests: SERVING, DRAINING or SUSPECT."""
         answering = {m.member.id for m in self.members if m.member.state in ANSWERING}
         servers = self.placement.servers if self.placement is not None else ()
         return np.array([s in answering for s in servers], np.bool_)
@@ -225,17 +225,17 @@ class ClusterSnapshot:
 
     @cached_property
     def uncovered(self) -> tuple[tuple[int, int], ...]:
-        """(MoE layer, logical expert) pairs without a live replica."""
+        """(MoE layer, logical expert) pairs without a live replica: calls that need them wait, then fail."""
         pairs = zip(*np.nonzero(self.live_replicas_LE == 0), strict=True)
         return tuple((int(layer), int(expert)) for layer, expert in pairs)
 
     @property
     def min_replicas(self) -> int:
-        """Fewest live replicas of any expert; 0 without a placement."""
+        """Fewest live replicas of any expert; 0 without a placement, or if some expert has none."""
         return int(self.live_replicas_LE.min()) if self.live_replicas_LE.size else 0
 
     def live(self, role: Role) -> tuple[Member, ...]:
-        """Members of a role that are neither DEAD nor LEFT."""
+        """Members of a role that are neither DEAD nor LEFT; SUSPECT ones too."""
         return tuple(
             m.member for m in self.members if m.member.role is role and not m.member.state.is_gone
         )

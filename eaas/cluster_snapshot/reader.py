@@ -1,4 +1,4 @@
-"""Reads monitor, balancer and endpoint, each with a deadline, and folds the answers into a snapshot."""
+"""For dashboard and `eaas top`: reads monitor, balancer and endpoint, with deadlines, into a snapshot."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class SnapshotReader:
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """The last snapshot of the cluster."""
+        """The snapshot of the last `look`; reads nothing."""
         return self._fold.snapshot
 
     def look(self) -> ClusterSnapshot:
-        """Read monitor, balancer and endpoint once; blocks up to about a second, 5 s with a plan."""
+        """Read monitor, balancer and endpoint once into a new snapshot; blocks about 1 s, 5 s with a plan."""
         asked = [self._pool.submit(ask) for ask in (self._members, self._endpoint, self._balancer)]
         parts: dict[str, Any] = {}
         for future in asked:
@@ -89,7 +89,7 @@ class SnapshotReader:
         return self._fold.take(Reading(time.monotonic(), **parts))
 
     def close(self) -> None:
-        """Close the reader's connections and threads."""
+        """Close the connection to the balancer and the threads that read."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._disconnect()
 

@@ -1,4 +1,4 @@
-"""A cluster snapshot reader over the network: it reads the monitor by gRPC and the endpoint by HTTP."""
+"""Snapshot reader of `eaas top`: reads a running cluster's monitor by gRPC and its endpoint by HTTP."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ REMOVED = {
 
 
 def variable(*place: str) -> str:
-    """Name of the environment variable of a section, or of a field in it."""
+    """Name of the environment variable that sets a section or a field in it, for errors and their check."""
     return (PREFIX + BETWEEN.join(place)).upper()
 
 

@@ -382,7 +382,7 @@ class ClusterConfig(BaseSettings):
 
 
 def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> ClusterConfig:
-    """Read the settings of a cluster from `cluster.yaml`, the environment and the command line.
+    """Read a cluster's settings for a command, from `cluster.yaml`, environment and command line.
 
     Args:
         path: `cluster.yaml`; None uses defaults and the environment only.

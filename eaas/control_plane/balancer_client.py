@@ -60,7 +60,7 @@ class BalancerClient:
         self._channel.close()
 
     def placement(self) -> Placement | None:
-        """Get the current placement from the balancer; None if there is none."""
+        """Get the placement in use, with all replicas and shares; None before the balancer's first one."""
         answer = self._call("GetPlacement", pb.GetPlacementRequest())
         return Placement.from_proto(answer.placement) if answer.placement.epoch else None
 
@@ -91,7 +91,7 @@ class BalancerClient:
         return answer
 
     def apply(self, plan_id: str) -> pb.ApplyResponse:
-        """Make the balancer roll out a plan (move experts between servers)."""
+        """Make the balancer roll out a plan (`plan`): experts move between servers, then clients switch."""
         answer: pb.ApplyResponse = self._change("Apply", plan_id=plan_id)
         return answer
 
@@ -112,11 +112,11 @@ class BalancerClient:
         return str(self._change("SetPolicy", policy=policy, knobs=dict(knobs or {})).policy)
 
     def pin(self, layer: int, expert: int, server_id: str) -> None:
-        """Pin an expert to a server: the server holds the expert under every policy."""
+        """Pin an expert of a layer to a server, which then holds a replica under every policy."""
         self._change("PinExpert", layer=layer, expert=expert, server_id=server_id)
 
     def unpin(self, layer: int, expert: int, server_id: str) -> None:
-        """Remove the pin of an expert to a server (see `pin`)."""
+        """Remove the pin of an expert; its replica stays until the policy decides otherwise."""
         self._change("UnpinExpert", layer=layer, expert=expert, server_id=server_id)
 
     def add_replica(self, layer: int, expert: int, server_id: str = "") -> str:
@@ -125,11 +125,11 @@ class BalancerClient:
         return str(answer.server_id)
 
     def remove_replica(self, layer: int, expert: int, server_id: str) -> None:
-        """Remove a replica of an expert from a server."""
+        """Remove a replica of an expert from a server, and its pin. Refused below the redundancy."""
         self._change("RemoveReplica", layer=layer, expert=expert, server_id=server_id)
 
     def drain(self, server_id: str) -> None:
-        """Drain an expert server: it leaves the cluster after its experts have moved."""
+        """Tell an expert server to leave: its experts move, then it ends. Returns at once."""
         self._call("DrainServer", pb.DrainServerRequest(server_id=server_id), attempts=1)
 
     def scale(self, servers: int) -> int:
@@ -138,7 +138,7 @@ class BalancerClient:
         return int(self._call("Scale", request, attempts=1).wish)
 
     def refuse_scale(self, wish: int, reason: str) -> None:
-        """Report to the balancer that a launcher cannot provide the number of servers.
+        """Tell the balancer that a launcher cannot provide the servers, which ends the waiting `eaas scale`.
 
         Args:
             wish: Id of the request, from `WatchScale`.
@@ -158,11 +158,11 @@ class BalancerClient:
         return answer
 
     def history(self, limit: int = 0) -> list[pb.HistoryEntry]:
-        """Get the balancer's last decisions, newest first."""
+        """Get the balancer's last decisions, with reasons and results, newest first."""
         return list(self._call("History", pb.HistoryRequest(limit=limit)).entries)
 
     def _change(self, name: str, timeout_s: float = _CALL_S, **fields: Any) -> Any:
-        """Make a call that changes the cluster, with a new request id."""
+        """Make a call that changes the cluster, with a new request id: retries then change it only once."""
         request = getattr(pb, f"{name}Request")(request_id=secrets.token_hex(16), **fields)
         return self._call(name, request, timeout_s)
 

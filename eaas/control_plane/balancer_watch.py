@@ -1,4 +1,4 @@
-"""Subscription to a stream of the balancer that survives its restarts and changes of address."""
+"""Stream of the balancer for clients and launchers, kept up across its restarts and changes of address."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class BalancerWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread that reads the stream. Idempotent."""
+        """Stop the thread that reads the stream: no further messages are taken. Idempotent."""
         with self._lock:
             self._closed.set()
             if self._call is not None:

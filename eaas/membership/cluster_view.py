@@ -1,4 +1,4 @@
-"""A member's view of the cluster, folded from the monitor's Watch stream. No I/O, no clock."""
+"""Each member's own view of the cluster, folded from the monitor's Watch stream. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class MembershipView:
     heard_at: float = -math.inf
 
     def age_s(self, now: float) -> float:
-        """Seconds since the monitor's last message; inf before the first message."""
+        """Seconds since the monitor's last message, inf before the first: members may have changed since."""
         return now - self.heard_at
 
     def live(self, role: Role) -> tuple[Member, ...]:
-        """Return the members of a role that are neither DEAD nor LEFT, sorted by id."""
+        """Return the members of a role that are neither DEAD nor LEFT (SUSPECT ones too), sorted by id."""
         found = (self.members[member_id] for member_id in sorted(self.members))
         return tuple(m for m in found if m.role is role and not m.state.is_gone)
 
@@ -65,11 +65,11 @@ class MembershipFold:
 
     @property
     def position(self) -> pb.WatchRequest:
-        """Return the Watch request that continues the stream from the current view."""
+        """The Watch request that continues the stream from the current view, for each new connection."""
         return pb.WatchRequest(from_revision=self.view.revision, life=self._life, knows_left=True)
 
     def take(self, response: pb.WatchResponse, now: float) -> bool:
-        """Fold in one message of the Watch stream; return whether the members changed.
+        """Fold in one message of the Watch stream; return whether the members changed (then `on_change`).
 
         Raises:
             ValueError: A field is out of range, a role or state is unknown, or there are too many members.

@@ -20,7 +20,7 @@ class OutcomeSource(Protocol):
     """Source of a client's totals of request outcomes, per expert server."""
 
     def wait_for_failure(self, timeout_s: float) -> None:
-        """Wait until a request fails (since the last such wait), or for the timeout."""
+        """Wait until a request fails (since the last such wait), or for the timeout; then a report is due."""
 
     def wake(self) -> None:
         """Make a running `wait_for_failure` return without a failure."""
@@ -54,7 +54,7 @@ class OutcomeReporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread that sends the reports. Idempotent."""
+        """Stop the thread that sends the reports, when the client ends. Idempotent."""
         self._closed.set()
         self._source.wake()
         self._thread.join(_JOIN_S)

@@ -1,4 +1,4 @@
-"""Connections to the cluster's monitors, of which one leads and the others stand by."""
+"""A process's connections to the cluster's monitors, of which one leads and the others stand by."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MonitorConnection:
         self.stub: Any = monitor_pb2_grpc.MonitorServiceStub(self._channel)
 
     def renew(self) -> None:
-        """Reconnect to the monitor if the TLS certificate has changed. Running calls continue."""
+        """After a failed call, reconnect if the TLS certificate has changed. Running calls continue."""
         with self._lock:
             if self._tls is None or self._tls.version == self._shown:
                 return
@@ -143,6 +143,8 @@ class Monitors:
 
 def ask_members(monitors: Monitors, timeout_s: float) -> list[Member]:
     """Read all members with their current loads from the leading monitor; wait for a takeover.
+
+    For the autoscaler, and for expert servers that have not registered yet.
 
     Raises:
         ClusterError: No monitor answered in time.

@@ -1,4 +1,4 @@
-"""Reachability of expert servers, as reported by attention clients. No I/O."""
+"""Which expert servers attention clients reach, by their reports; for `eaas status` and dashboard. No I/O."""
 
 from __future__ import annotations
 

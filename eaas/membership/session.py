@@ -1,4 +1,4 @@
-"""A process's session with the monitor: registration, heartbeats, and a view of the other members.
+"""Session of a server, client or balancer with the monitor: registration, heartbeats, view of the others.
 
 It is off the data path. While the monitor is unreachable the process keeps the last view, and the session
 reconnects automatically.
@@ -138,21 +138,24 @@ class MemberSession:
 
     @property
     def view(self) -> MembershipView:
-        """The newest view of the cluster's members; empty until the monitor's first snapshot."""
+        """The newest view of all members, this one too; empty until the monitor's first snapshot."""
         return self._fold.view
 
     @property
     def incarnation(self) -> int:
-        """This process's incarnation, assigned by the monitor."""
+        """This process's incarnation, assigned by the monitor; it changes if the monitor found it DEAD."""
         return self._incarnation
 
     @property
     def heartbeat_s(self) -> float:
-        """Heartbeat interval in seconds, set by the monitor."""
+        """Heartbeat interval in seconds, set by the monitor; clients also report outcomes this often."""
         return self._heartbeat_s
 
     def report_outcomes(self, outcomes: Sequence[pb.ServerOutcomes]) -> bool:
-        """Report request outcomes to the monitor; return whether it accepted them. Blocks up to 1 s."""
+        """Report an attention client's request outcomes to the monitor; return whether it took them.
+
+        They can make servers SUSPECT. Blocks up to 1 s.
+        """
         request = pb.ReportOutcomeRequest(
             client_id=self._member.id, client_incarnation=self._incarnation, servers=outcomes
         )
@@ -164,13 +167,13 @@ class MemberSession:
         return True
 
     def report_now(self) -> None:
-        """Send a heartbeat at once, because this member's state has changed."""
+        """Wake the heartbeat thread to report now, because state, placement epoch or reach has changed."""
         self._due.set()
 
     def wait_for(
         self, wanted: Callable[[MembershipView], bool], timeout_s: float
     ) -> MembershipView | None:
-        """Wait for a view of the members that `wanted` accepts and return it; None after the timeout."""
+        """Wait for a view that `wanted` accepts and return it; None after the timeout. For tests."""
         with self._viewed:
             found = self._viewed.wait_for(lambda: wanted(self.view), timeout_s)
             return self.view if found else None
@@ -189,7 +192,7 @@ class MemberSession:
         return None if members is None else {m.id: m for m in members}
 
     def keep_record(self, version: int, data: bytes, timeout_s: float) -> None:
-        """Store a record at the monitor for the next process with this member's id.
+        """Store a balancer's state at the monitor, for the next balancer with this id.
 
         Args:
             version: Greater than that of the last record.
@@ -205,7 +208,7 @@ class MemberSession:
         self._monitors.now.stub.KeepRecord(request, timeout=timeout_s)
 
     def record(self, timeout_s: float) -> bytes:
-        """Read the last record of this member's id from the monitor; empty if there is none.
+        """Read what the last balancer stored at the monitor, to restore its state; empty if there is nothing.
 
         Raises:
             grpc.RpcError: The monitor does not answer in time.
@@ -339,7 +342,7 @@ class MemberSession:
             self._closed.wait(backoff.next_s())
 
     def _leave(self, monitor: MonitorConnection, error: Exception) -> None:
-        """Switch heartbeats and Watch stream to another monitor."""
+        """Switch heartbeats and Watch stream to another monitor, unless the leader itself gave the error."""
         # `close` also cancels the streams, but then deregisters with the leader.
         if not self._closed.is_set() and self._monitors.leave(monitor, error):
             with self._calls_lock:

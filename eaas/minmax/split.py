@@ -18,7 +18,10 @@ def split_of(
     speeds_S: npt.ArrayLike | None = None,
     backlog_S: npt.ArrayLike | None = None,
 ) -> tuple[Float, float]:
-    """Compute each server's share of each expert's load (S, E), and the level (`balancer.policies.split`)."""
+    """Compute each server's share of each expert's load (S, E), and the level (the fullest server's).
+
+    For the client's dispatch of a layer call, and the balancer's plans; see `balancer.policies.split`.
+    """
     shares, speeds = _placement(shares_SE, speeds_S)
     servers, experts = shares.shape
     load = _floats("load_E", load_E, (experts,))
@@ -31,7 +34,7 @@ def split_of(
 def levels_of(
     load_BE: npt.ArrayLike, shares_SE: npt.ArrayLike, speeds_S: npt.ArrayLike | None = None
 ) -> Float:
-    """Compute the levels of B batches (B); see `balancer.policies.split.levels`."""
+    """Compute the levels of B batches (B), from which PAR follows; see `balancer.policies.split.levels`."""
     shares, speeds = _placement(shares_SE, speeds_S)
     servers, experts = shares.shape
     batches = len(np.asarray(load_BE))

@@ -53,7 +53,7 @@ class ApiKeys:
         return cls(Path(file) if file else None)
 
     def allow(self, header: bytes) -> bool:
-        """Whether a request's Authorization header presents one of the API keys."""
+        """Whether a request's Authorization header presents one of the API keys; if not, it is refused."""
         found = _BEARER.fullmatch(header)
         if found is None:
             return False

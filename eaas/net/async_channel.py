@@ -84,7 +84,7 @@ class AsyncChannel:
         return call
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., Responses]:
-        """Make a callable for many requests and responses (see `grpc.Channel.stream_stream`)."""
+        """Make a callable for many requests and responses, such as heartbeats (see `grpc.Channel`)."""
         method = self._channel.stream_stream(*args, **kwargs)
 
         def call(requests: Iterator[Any], timeout: float | None = None) -> Responses:
@@ -123,11 +123,11 @@ class Responses:
         grpc_loop().call_soon_threadsafe(self._start, start, requests)
 
     def cancel(self) -> None:
-        """End the gRPC stream. Idempotent."""
+        """End the gRPC stream: a waiting reader gets a CANCELLED error. For any thread; idempotent."""
         grpc_loop().call_soon_threadsafe(self._stop)
 
     def add(self, message: Any) -> None:
-        """Put a message into the stream as if the peer had sent it."""
+        """Put a message into the stream as if the peer had sent it: a sign of life, seen in a heartbeat."""
         self._inbox.put((message, False))
 
     def __iter__(self) -> Self:

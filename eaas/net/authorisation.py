@@ -20,14 +20,14 @@ _SCHEME = "eaas://"
 
 
 def served_by(handler: grpc.RpcMethodHandler) -> tuple[str, Callable[[Any, Any], Any]]:
-    """Return the kind of a gRPC method ("unary_stream") and the function that serves it."""
+    """Return a gRPC method's kind ("unary_stream") and its function, for interceptors that wrap it."""
     sides = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if streams else "unary" for streams in sides)
     return kind, getattr(handler, kind)
 
 
 def role_uri(role: str) -> str:
-    """Make the URI that names a role in a certificate."""
+    """Make the URI that names a role in a certificate, for `eaas certs`."""
     return f"{_SCHEME}{role}"
 
 

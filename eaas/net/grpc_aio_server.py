@@ -43,7 +43,7 @@ class RunningAioServer:
         self.loop: asyncio.AbstractEventLoop = loop
 
     def set_serving(self, serving: bool) -> None:
-        """Set the health that the server reports, for the whole server ("") and for its service."""
+        """Set the health that probes get, of the whole server ("") and its service: True while it leads."""
         run_on_loop(self._set_serving(serving), _PATIENCE_S)
 
     async def _set_serving(self, serving: bool) -> None:

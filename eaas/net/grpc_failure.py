@@ -1,4 +1,4 @@
-"""Exception for failed calls, with the interface of gRPC's own."""
+"""Exception for failed calls in the calling process, with the interface of gRPC's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC servers of all roles: one port with services, health and reflection."""
+"""gRPC server of balancer and expert server, and parts of the monitor's: services, health and reflection."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class RunningServer:
         self.set_serving(False)
 
     def set_serving(self, serving: bool) -> None:
-        """Set the health that the server reports, for the whole server ("") and for each service."""
+        """Set the health that probes get, for the whole server ("") and for each service."""
         status = health_pb2.HealthCheckResponse
         for name in self._services:
             self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
@@ -215,7 +215,7 @@ def add_port(
 
 
 def check_port(host: str, port: int) -> None:
-    """Check that a gRPC server could listen on a port now, before the process spends time on loading.
+    """Check that a gRPC server could listen on a port now, before the expert server loads its model.
 
     Raises:
         PortInUseError: Another process uses the port.
@@ -227,7 +227,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def host_to_tell(host: str) -> str:
-    """The host that clients of a listener use; the machine's name if it listens on all interfaces."""
+    """The host that a listener tells its clients; the machine's name if it listens on all interfaces."""
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 

@@ -107,7 +107,7 @@ def guarded_keys(security: SecurityConfig, host: str, file: str) -> ApiKeys | No
 
 
 def only_here(host: str) -> bool:
-    """Whether only processes on this machine can connect to a listener on this host."""
+    """Whether only this machine's processes can connect to this host; if not, it needs TLS or keys."""
     try:
         found = socket.getaddrinfo(
             host.strip("[]"), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -29,7 +29,7 @@ class _OutOfRangeError(ValueError):
 
 
 def check(message: Any) -> None:
-    """Validate all numbers and texts of a protobuf message.
+    """Validate all numbers and texts of a received protobuf message, before they are used.
 
     Args:
         message: Any message; types without an entry in the table pass.

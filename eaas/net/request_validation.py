@@ -40,7 +40,7 @@ def reader(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def refusal(request: Any) -> tuple[grpc.StatusCode, str] | None:
-    """Return the status that refuses a request read by `reader`; None for a valid request."""
+    """Return the status and text that refuse a request read by `reader`; None for a valid request."""
     if isinstance(request, DecodeError):
         return grpc.StatusCode.INTERNAL, f"the request is not a valid protobuf message: {request}"
     if isinstance(request, ValueError):

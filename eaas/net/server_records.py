@@ -79,12 +79,15 @@ class ServerRecord:
 
     @property
     def lives(self) -> bool:
-        """Whether the recorded process lives; one in another container is invisible and counts as alive."""
+        """Whether the recorded process lives, so that callers may send it the secret.
+
+        A process in another container is invisible and counts as alive.
+        """
         return self.proc != _proc() or started_at(self.pid) == self.started
 
 
 def new_secret() -> str:
-    """Make a random secret: 32 bytes in hex."""
+    """Make a random secret (32 bytes in hex), for a new cluster or an endpoint's operator page."""
     return secrets.token_hex(_SECRET_BYTES)
 
 
@@ -122,7 +125,7 @@ def publish(address: str, secret: str, *, keep: bool = False) -> None:
 
 
 def withdraw(address: str) -> None:
-    """Remove the record of an earlier server process at an address that needs no secret now."""
+    """Remove the record of an earlier server process at an address, because this one needs no secret."""
     for key in _keys(address):
         user_files.remove(key)
 
@@ -187,7 +190,7 @@ def prune() -> None:
 
 
 def started_at(pid: int) -> int:
-    """Start time of a process in ticks since boot; 0 if it has ended."""
+    """Start time of a process in ticks since boot, 0 if it has ended; tells a reused pid apart."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             text = file.read().decode(errors="replace")

@@ -39,7 +39,7 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 def server_name(role: str) -> str:
-    """The DNS name in the certificate of a server of a role."""
+    """The DNS name in the certificate of a role's servers, wherever they listen; callers require it."""
     return f"{role}.eaas.internal"
 
 
@@ -80,7 +80,10 @@ class Identity:
 
     @property
     def version(self) -> int:
-        """Generation of the loaded certificates; reading it checks the files and reloads changed ones."""
+        """Generation of the loaded certificates; reading it checks the files and reloads changed ones.
+
+        A rise makes `MonitorConnection` connect anew.
+        """
         return self._now()[0]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:

@@ -64,7 +64,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A part of a buffer that NIXL has registered as target and source of one-sided writes.
+    """A connection's slots in an arena, registered with NIXL as target and source of one-sided writes.
 
     Attributes:
         address: Address of its start in this process.
@@ -109,7 +109,7 @@ class Agent(Generic[_Token]):
     # -- setting up -----------------------------------------------------------------------------------
 
     def handle(self) -> bytes:
-        """Serialized address of this agent, for peers."""
+        """Serialized address of this agent; client and server exchange theirs to connect (`Join`)."""
         from nixl_cu12 import _bindings
 
         with self._lock:
@@ -129,7 +129,7 @@ class Agent(Generic[_Token]):
         return Region(address, description, view, registration)
 
     def deregister(self, region: Region) -> None:
-        """Revoke a registered region. A peer on this host may still finish a write."""
+        """Revoke a region, because its connection has ended. A peer on this host may still finish a write."""
         with self._lock:
             try:
                 self._nixl.deregister_memory(region.registration)
@@ -152,7 +152,7 @@ class Agent(Generic[_Token]):
         return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
     def connect(self, peer: str) -> None:
-        """Start to connect to a peer whose handle is loaded. Raises ConnectionLostError."""
+        """Start to connect to a peer (after `learn`), before any write. Raises ConnectionLostError."""
         with self._lock:
             try:
                 self._nixl.make_connection(peer)
@@ -229,7 +229,7 @@ class Agent(Generic[_Token]):
         return [(peer, note) for peer, notes in found.items() for note in notes]
 
     def sending(self) -> bool:
-        """Whether one-sided writes are in progress."""
+        """Whether writes are in progress: their memory is in use, and `written` must be called again."""
         return bool(self._sending)
 
     # -- ending ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A thread that polls for one-sided writes, which cause no wake-ups; it sleeps when none is expected."""
+"""The nixl transport's thread in client and server: polls for one-sided writes, which cause no wake-ups."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Poller:
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the polling thread, because an event is now expected."""
+        """Wake the polling thread, because an event is now expected, such as a peer's write."""
         with self._changed:
             self._wakes += 1
             self._moved_ns = time.monotonic_ns()

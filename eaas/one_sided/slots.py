@@ -23,7 +23,7 @@ def pack_note(slot: int, length: int) -> bytes:
 
 
 def unpack_note(note: bytes) -> tuple[int, int]:
-    """Decode the note of a write into slot and length. Raises ValueError if it is not valid."""
+    """Decode a write's note into slot and length: these bytes have arrived. Raises ValueError if invalid."""
     if len(note) != _NOTE.size:
         raise ValueError(f"a note of {len(note)} bytes")
     slot, length = _NOTE.unpack(note)
@@ -31,7 +31,7 @@ def unpack_note(note: bytes) -> tuple[int, int]:
 
 
 def slots_span(arena: Arena, first: int, slots: int) -> tuple[int, int]:
-    """Compute start and end of a connection's slots in the arena's buffer."""
+    """Compute start and end of a connection's slots in the arena, the region to register for the peer."""
     end = arena.result_offset(first + slots - 1) + arena.result_stride
     return arena.request_offset(first), end
 
@@ -45,7 +45,7 @@ class SlotMemory(NamedTuple):
 
     @classmethod
     def of(cls, arena: Arena, region: Region) -> SlotMemory:
-        """Make the addresses of slots in this process; the region starts with the first slot."""
+        """Make the addresses of this process's own slots; the region starts with the first slot."""
         return cls(
             region.address,
             region.address + arena.request_stride,
@@ -54,7 +54,7 @@ class SlotMemory(NamedTuple):
 
     @classmethod
     def read(cls, message: pb.SlotMemory) -> SlotMemory:
-        """Parse the peer's message with the addresses of its slots."""
+        """Parse the peer's message with the addresses of its slots, the targets of this process's writes."""
         return cls(message.requests_at, message.results_at, message.stride)
 
     def message(self, region: Region) -> pb.SlotMemory:
@@ -67,9 +67,9 @@ class SlotMemory(NamedTuple):
         )
 
     def request(self, slot: int) -> int:
-        """Memory address of a slot's request header."""
+        """Address of a slot's request header. The client writes from its own copy into the server's."""
         return self.requests_at + slot * self.stride
 
     def result(self, slot: int) -> int:
-        """Memory address of a slot's result header."""
+        """Address of a slot's result header. The server writes from its own copy into the client's."""
         return self.results_at + slot * self.stride

@@ -36,7 +36,7 @@ class SpanExporter(OTLPSpanExporter):
 
 
 def encode(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """Encode one process's spans like the library's `encode_spans`, but in another order."""
+    """Encode one process's spans for the collector, like the library's `encode_spans` in another order."""
     children = [span for span in spans if isinstance(span, EndedChild)]
     others = [span for span in spans if not isinstance(span, EndedChild)]
     # The library encodes the first child with resource and scope, which all spans share.

@@ -68,11 +68,11 @@ class ChildSpan:
         self.start_ns = time.time_ns()
 
     def fail(self, reason: str) -> None:
-        """Set the span's status to an error."""
+        """Mark the span as failed, with the reason; `end` must still be called."""
         self.status = Status(StatusCode.ERROR, reason)
 
     def end(self) -> None:
-        """End the span and pass it to the span processor."""
+        """End the span and pass it to the span processor, which sends it to the collector in a batch."""
         self._of.processor.on_end(EndedChild(self._of, self, time.time_ns()))
 
 

@@ -1,4 +1,4 @@
-"""A process's tracer, and the encoding of span contexts as bytes in a slot.
+"""Tracer of an attention client or expert server, and the encoding of span contexts as bytes in a slot.
 
 The sampling decision is made at the root of a trace, a request at an attention client. Without the context of
 a sampled request there are no further spans.
@@ -102,12 +102,12 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
 
 
 def pack(context: SpanContext) -> bytes:
-    """Encode a span's trace id and span id for a slot, big-endian as in W3C's traceparent."""
+    """In the client, encode its span's ids for a request's slot, big-endian as in W3C's traceparent."""
     return context.trace_id.to_bytes(_TRACE_ID_BYTES, "big") + context.span_id.to_bytes(8, "big")
 
 
 def unpack(data: bytes) -> SpanContext | None:
-    """Decode the context of a remote sampled span from a slot; None if the bytes have none."""
+    """In the server, decode the context of the client's sampled span from a slot; None if there is none."""
     context = SpanContext(
         trace_id=int.from_bytes(data[:_TRACE_ID_BYTES], "big"),
         span_id=int.from_bytes(data[_TRACE_ID_BYTES:CONTEXT_BYTES], "big"),

@@ -70,7 +70,7 @@ def _slots_offset(slots: int) -> int:
 
 
 def arena_bytes(slots: int, payload_capacity: int, result_capacity: int) -> int:
-    """Compute the size of an arena in bytes."""
+    """Compute the size of an arena in bytes; `attach` refuses a file of another size."""
     slot_bytes = _request_stride(payload_capacity) + _result_stride(result_capacity)
     return _slots_offset(slots) + slots * slot_bytes
 
@@ -116,7 +116,7 @@ class Arena:
     def create_shared(
         cls, slots: int, payload_capacity: int, result_capacity: int, incarnation: int
     ) -> Arena:
-        """Create an arena in /dev/shm for processes of this user, with all slots FREE.
+        """Create an expert server's arena in /dev/shm, for processes of this user, with all slots FREE.
 
         Raises:
             SharedMemoryError: /dev/shm is missing or has too little space.
@@ -136,7 +136,7 @@ class Arena:
     def create_local(
         cls, slots: int, payload_capacity: int, result_capacity: int, incarnation: int
     ) -> Arena:
-        """Create an arena in private memory, for the client's side of a transport that copies slots."""
+        """Create a client's arena in private memory, for a transport that copies slots (grpc or nixl)."""
         size = arena_bytes(slots, payload_capacity, result_capacity)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         _write_header(mapping, slots, payload_capacity, result_capacity, incarnation)
@@ -144,7 +144,7 @@ class Arena:
 
     @classmethod
     def attach(cls, pid: int, fd: int, size: int) -> Arena:
-        """Map the arena of another process, in which it is open as descriptor `fd`.
+        """In a client (shm transport), map the arena of a server that has it open as descriptor `fd`.
 
         Raises:
             ConnectionLostError: The process or the descriptor does not exist.
@@ -196,7 +196,7 @@ class Arena:
         return self.request_offset(i) + self.request_stride
 
     def generation(self, i: int) -> int:
-        """Read the generation of the current or last connection of slot i.
+        """Read the generation of slot i's current or last connection; a change means that it lost the slot.
 
         Earlier reads of the slot happen before this read. If the generation still matches, their data
         therefore belongs to this connection (the reader's side of a sequence lock).
@@ -218,23 +218,29 @@ class Arena:
     # -- transitions: each returns whether the slot's state allowed it ------------------------------
 
     def client_write_done(self, i: int) -> bool:
-        """Hand a request to the server: FREE to WRITTEN, with release order for the written bytes."""
+        """Hand a request to the server: FREE to WRITTEN, with release order for the written bytes.
+
+        With grpc and nixl, the server repeats it in its own arena once the request has arrived.
+        """
         return self.flags.compare_exchange(i, _FREE, _WRITTEN)
 
     def client_free(self, i: int) -> bool:
-        """Free a slot whose result has been read: DONE to FREE."""
+        """Free a slot for another request: DONE to FREE, after its result was read or is no longer wanted."""
         return self.flags.compare_exchange(i, _DONE, _FREE)
 
     def server_done(self, i: int) -> bool:
-        """Hand a result to the client: WRITTEN to DONE, with release order for the written bytes."""
+        """Hand a result to the client: WRITTEN to DONE, with release order for the written bytes.
+
+        With grpc and nixl, the client repeats it in its own arena once the result has arrived.
+        """
         return self.flags.compare_exchange(i, _WRITTEN, _DONE)
 
     def server_offline(self, i: int) -> bool:
-        """Take a slot from its connection: any state, even an invalid one, to OFFLINE; False if it was."""
+        """Take a slot from its client: any state, even an invalid one, to OFFLINE; False if already so."""
         return self.flags.exchange(i, _OFFLINE) != _OFFLINE
 
     def server_reclaim(self, i: int) -> bool:
-        """Give a slot to a new connection, after `set_generation`: OFFLINE to FREE."""
+        """Give a slot to a new connection, after `set_generation`: OFFLINE to FREE; its client can write."""
         return self.flags.compare_exchange(i, _OFFLINE, _FREE)
 
 

@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
 
 
 def encode_chunk(offset: int, data: bytes = b"", digest: bytes = b"") -> bytes:
-    """Encode a ReadShardResponse message, with only one copy of the data."""
+    """Encode a ReadShardResponse on the server that shares its checkpoint, with one copy of the data."""
     parts = [number_tag(_OFFSET), varint(offset)] if offset else []  # proto3 omits zeros
     for field, value in ((_DATA, data), (_DIGEST, digest)):
         if value:
@@ -37,7 +37,7 @@ def encode_chunk(offset: int, data: bytes = b"", digest: bytes = b"") -> bytes:
 
 
 def decode_chunk(message: bytes) -> Chunk:
-    """Decode a ReadShardResponse message; its data is a view. Unknown fields are ignored.
+    """Decode a ReadShardResponse on the server that loads; its data is a view. Ignores unknown fields.
 
     Raises:
         ValueError: The bytes are not a protobuf message.

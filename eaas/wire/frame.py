@@ -56,7 +56,7 @@ class FrameCodec:
         self._data_tag = bytes_tag(data_field)
 
     def encode(self, slot: int, buffer: mmap | bytearray, start: int, end: int) -> bytes:
-        """Encode the slot's bytes `buffer[start:end]` as a frame, with only one copy."""
+        """On the sending side, encode the slot's bytes `buffer[start:end]` as a frame, with only one copy."""
         head = self._data_tag + varint(end - start)
         if slot:  # proto3 omits zeros.
             head = self._slot_tag + varint(slot) + head
@@ -64,7 +64,7 @@ class FrameCodec:
             return b"".join((head, data))
 
     def decode(self, message: bytes) -> Frame:
-        """Decode a frame; its data is a view of the message's bytes. Unknown fields are ignored.
+        """On the receiving side, decode a frame; its data is a view of the message. Ignores unknown fields.
 
         Raises:
             ValueError: The bytes are not a protobuf message.
@@ -89,7 +89,7 @@ RESPONSE_FRAMES = FrameCodec(slot_field=1, data_field=2)
 
 
 def paste(buffer: mmap | bytearray | memoryview, offset: int, data: memoryview) -> None:
-    """Copy a frame's bytes into an arena's buffer, without holding the GIL."""
+    """Copy received bytes (a frame, or a part of a checkpoint) into a buffer without holding the GIL."""
     # A slice assignment would hold the GIL.
     target = np.frombuffer(buffer, np.uint8, len(data), offset)
     np.copyto(target, np.frombuffer(data, np.uint8))

@@ -57,7 +57,7 @@ _FLOAT32_BYTES = 4
 
 
 def align(length: int) -> int:
-    """Round a length or offset up to a multiple of 64 bytes."""
+    """Round a length or offset in a slot or arena up to a multiple of 64 bytes."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -71,12 +71,12 @@ class SlotState(enum.IntEnum):
 
     @property
     def mask(self) -> int:
-        """Bit mask of this slot state for `Flags.scan` and `Flags.wait`."""
+        """Bit mask of this slot state, to look for slots in it with `Flags.scan` and `Flags.wait`."""
         return 1 << self
 
 
 class Status(enum.IntEnum):
-    """Status of a server's answer to a request; only OK has a result."""
+    """Status of a server's answer; only OK has a result. Clients do not retry after INVALID_ARGUMENT."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -134,14 +134,17 @@ def payload_layout(
 
 
 def result_length(rows: int, hidden_size: int) -> int:
-    """Compute the bytes of a result of T rows and hidden size H."""
+    """Compute the bytes of a result of T rows and hidden size H, which is always float32."""
     return rows * hidden_size * _FLOAT32_BYTES
 
 
 def max_tokens(
     payload_capacity: int, result_capacity: int, hidden_size: int, top_k: int, dtype: WireDtype
 ) -> int:
-    """Compute the most tokens per request that fit into a slot with their result; 0 if none does."""
+    """Compute the most tokens per request that fit into a slot with their result; 0 if none does.
+
+    Clients split larger parts of a layer call into several requests.
+    """
     per_token = hidden_size * dtype.itemsize + top_k * (_IDS_BYTES + _FLOAT32_BYTES)
     tokens = min(payload_capacity // per_token, result_capacity // result_length(1, hidden_size))
     # Because sections are aligned, fewer tokens may fit.
@@ -210,7 +213,7 @@ class RequestHeader(NamedTuple):
         top_k: int,
         flags: int = 0,
     ) -> RequestHeader:
-        """Make a request header; the payload's length follows from the shape."""
+        """In the client, make a request's header; the payload's length follows from the shape."""
         total = payload_layout(batch_size, hidden_size, top_k, dtype).total
         return cls(
             MAGIC,
@@ -245,7 +248,7 @@ class RequestHeader(NamedTuple):
 
     @classmethod
     def unpack_from(cls, buffer: ReadableBuffer, offset: int) -> RequestHeader:
-        """Copy a request header from the buffer, without validation."""
+        """Copy a request header from a slot, without validation; the server validates and uses this copy."""
         return cls._make(_REQUEST.unpack_from(buffer, offset))
 
 
@@ -290,7 +293,7 @@ class ResultHeader(NamedTuple):
         detail: int = 0,
         service_us: int = 0,
     ) -> ResultHeader:
-        """Make a result header; only status OK has rows and a hidden size."""
+        """On the server, make an answer's header; only status OK has rows and a hidden size."""
         length = result_length(rows, hidden_size)
         return cls(
             MAGIC,

@@ -23,7 +23,7 @@ def bytes_tag(field: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Encode a non-negative integer as a varint."""
+    """Encode a non-negative integer as a varint, protobuf's number of variable length."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -311,13 +311,13 @@ def _checksum(
 
 
 def write_trace(buffer: WriteableBuffer, offset: int, trace: bytes) -> None:
-    """Write a span's context (TRACE_BYTES) into the request header at `offset`, after packing the header."""
+    """In the client, write its span's context (TRACE_BYTES) into the request header, after packing it."""
     start = offset + TRACE_OFFSET
     memoryview(buffer)[start : start + TRACE_BYTES] = trace
 
 
 def read_trace(buffer: ReadableBuffer, offset: int) -> bytes:
-    """Read the span's context in the request header at `offset`; empty if the request is not traced."""
+    """On the server, read the client span's context in a request header; empty if not traced."""
     start = offset + TRACE_OFFSET
     trace = bytes(memoryview(buffer)[start : start + TRACE_BYTES])
     return trace if any(trace) else b""

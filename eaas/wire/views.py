@@ -1,4 +1,4 @@
-"""A cache of slot views, because making views takes longer than all other steps of a small request.
+"""A cache of slot views in client and server: making views takes longer than all else in a small request.
 
 Letters: T tokens, H hidden size, K experts per token (top-k).
 """
@@ -42,7 +42,7 @@ class SlotViews:
         self.made = 0
 
     def payload(self, slot: int, header: RequestHeader) -> PayloadArrays:
-        """Return views of the payload of a validated request, or of a request of this process."""
+        """Return views of a request's payload: for the client to fill, or the server to read (validated)."""
         key = (slot, header.batch_size, header.top_k, header.dtype)
         arrays = self._payloads.get(key)
         if arrays is None:
@@ -52,7 +52,7 @@ class SlotViews:
         return arrays
 
     def result(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
-        """Return a view of a request's result (T, H)."""
+        """Return a view of a request's result (T, H): for the server to fill, or the client to read."""
         key = (slot, rows)
         result_TH = self._results.get(key)
         if result_TH is None:
@@ -62,7 +62,7 @@ class SlotViews:
         return result_TH
 
     def clear(self) -> None:
-        """Drop all cached views of slots."""
+        """Drop all cached views of slots, so that closing the arena can free its memory."""
         self._payloads.clear()
         self._results.clear()
 

@@ -1,1 +1,1 @@
-"""Benchmarks for users (`eaas bench`), and the load generator of all benchmarks."""
+"""Benchmarks for users (`eaas bench`), and what the benchmarks of a clone share with them."""

@@ -1,4 +1,4 @@
-"""What all benchmark commands share: the end on SIGTERM, progress lines, the report."""
+"""In a benchmark's process: what all of them share (the end on SIGTERM, progress lines, the report)."""
 
 from __future__ import annotations
 

@@ -4,5 +4,5 @@ __all__ = ["figure"]
 
 
 def figure(value: float) -> float:
-    """Round a figure to four significant digits."""
+    """Round a figure to four significant digits, for a benchmark's document."""
     return float(f"{value:.4g}")

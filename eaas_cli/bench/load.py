@@ -1,4 +1,4 @@
-"""A closed-loop load generator for an OpenAI-compatible endpoint, and the latencies that users would see."""
+"""The load of `eaas bench serve`: closed-loop, with the latencies that users would see."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Workload:
     output_tokens: int
 
     def prompt(self, index: int) -> list[int]:
-        """Make the token ids of a request's prompt. Prompts share no prefix."""
+        """Make the token ids of a request's prompt: random, so that no two share a prefix worth caching."""
         rng = np.random.default_rng(index)
         return [int(token) for token in rng.integers(16, 250, self.prompt_tokens)]
 
@@ -65,7 +65,10 @@ def _percentiles_ms(values_s: list[float]) -> dict[str, float]:
 
 
 def run_load(base_url: str, workload: Workload) -> LoadResult:
-    """Send a workload to an endpoint (URL without "/v1"). Raises ClusterError if a request failed."""
+    """Send a workload to an endpoint (URL without "/v1"), `concurrency` requests at a time; measure it.
+
+    Raises ClusterError: a request failed.
+    """
     return asyncio.run(_run(base_url, workload))
 
 

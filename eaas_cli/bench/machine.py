@@ -45,13 +45,13 @@ def describe_machine() -> dict[str, Any]:
 
 
 def instruction_sets() -> list[str]:
-    """List the processor's instruction sets that speed up matrix products."""
+    """List the processor's instruction sets that speed up matrix products, for the document."""
     present = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return [flag for flag in _FLAGS if flag in present]
 
 
 def last_level_cache_bytes() -> int:
-    """Size of the last-level cache; 0 if unknown."""
+    """Size of the last-level cache, for the document; 0 if unknown."""
     levels = [
         (int((index / "level").read_text()), (index / "size").read_text().strip())
         for index in (_CPUS / "cpu0" / "cache").glob("index*")
@@ -63,7 +63,7 @@ def last_level_cache_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Bytes of memory that are available without swapping."""
+    """Bytes of memory that are available without swapping; benchmarks skip a layer that needs more."""
     for line in (_PROC / "meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
@@ -86,7 +86,10 @@ class BusyElsewhere:
         self._wall, self._all, self._own = time.monotonic(), busy_core_seconds(), _own_s()
 
     def cores(self) -> float:
-        """Mean number of cores that other processes kept busy. Call it after all children have ended."""
+        """Mean number of cores that other processes kept busy; many spoil the benchmark.
+
+        Call it after all children have ended.
+        """
         others = busy_core_seconds() - self._all - (_own_s() - self._own)
         return round(max(0.0, others) / (time.monotonic() - self._wall), 2)
 

@@ -1,4 +1,4 @@
-"""`eaas bench serve`: a local cluster against one process, in alternating rounds."""
+"""`eaas bench serve`, in the launcher: a local cluster against one process, in alternating rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streamed completion as a user sees it: text, times and end or error."""
+"""For the load generators: one streamed completion as a user sees it (text, times, end or error)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def stall_s(self) -> float:
-        """Longest time between two pieces of text; 0 if there are fewer than two."""
+        """Longest time between two pieces of text, a stall for the user; 0 if there are fewer than two."""
         pairs = itertools.pairwise(self.stamps_s)
         return max((after - before for before, after in pairs), default=0.0)
 

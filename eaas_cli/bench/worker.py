@@ -1,4 +1,4 @@
-"""Worker processes of benchmarks: one line of JSON per command, one line per answer."""
+"""Worker processes of benchmarks, both ends: one line of JSON per command, one line per answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Worker(ChildProcess):
             raise
 
     def send(self, command: object, timeout_s: float) -> None:
-        """Send a command to the worker. Its answer must come within `timeout_s`."""
+        """Send a command to the worker; `receive` then waits up to `timeout_s` for its answer."""
         if self._control is None:
             # A worker connects before it reports that it is ready.
             self._listener.settimeout(timeout_s)
@@ -58,7 +58,7 @@ class Worker(ChildProcess):
         self._control.sendall(json.dumps(command).encode() + b"\n")
 
     def receive(self) -> Any:
-        """Receive the worker's answer to the last command. Raises ClusterError if none comes."""
+        """Wait for the worker's answer to the last command. Raises ClusterError if none comes."""
         assert self._control is not None
         pieces: list[bytes] = []
         try:
@@ -73,7 +73,7 @@ class Worker(ChildProcess):
         return json.loads(b"".join(pieces))
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the worker; False on timeout."""
+        """Wait for the end of the worker and close its sockets; False on timeout."""
         ended = super().reap(timeout_s)
         if ended:
             self._listener.close()

@@ -18,7 +18,10 @@ _SHARED = "/dev/shm/"
 
 
 def census(pids: Mapping[str, int], births: Mapping[int, int | None]) -> dict[str, Census]:
-    """Count the memory, open files and mappings of each live process, by process name."""
+    """Count the memory, open files and mappings of each live process, by process name.
+
+    A run does so before and after its faults; `check` compares the two.
+    """
     alive = set(still_running(births))
     return {name: _of(pid) for name, pid in pids.items() if pid in alive}
 
@@ -35,7 +38,7 @@ def _of(pid: int) -> Census:
 
 
 def birth(pid: int) -> int | None:
-    """Start time of a process; None if it has ended. A zombie has ended."""
+    """Start time of a process in ticks since boot; None if it has ended. A zombie has ended."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -46,5 +49,5 @@ def birth(pid: int) -> int | None:
 
 
 def still_running(births: Mapping[int, int | None]) -> list[int]:
-    """Pids of the live processes among `births` (pid -> start time)."""
+    """Pids of the processes among `births` (pid -> start time) that still run, without reused pids."""
     return [pid for pid, born in births.items() if born is not None and birth(pid) == born]

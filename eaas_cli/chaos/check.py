@@ -29,13 +29,16 @@ _NO_REPLICA = "experts_unavailable"
 
 
 def check(history: History) -> list[str]:
-    """Check the history of a chaos run; return the violations, one line each."""
+    """Check the history of a chaos run after its end; return the violations, one line each."""
     wrong = [*_requests(history), *_faults(history.incidents), *_resources(history)]
     return wrong + [f"left behind: {what}" for what in history.left_behind]
 
 
 def may_be_warm_up(before: dict[str, Census], after: dict[str, Census], requests: int) -> bool:
-    """Whether memory grew in the range where only further requests can tell a leak from a settling heap."""
+    """Whether memory grew so much that only further requests can tell a leak from a settling heap.
+
+    The run then sends them before `check`. A larger growth is a violation in any case.
+    """
     least, most = _SHORT_RUN_GROWTH if requests < _ENOUGH_REQUESTS else _LONG_RUN_GROWTH
     return 1 + least < _resident(after) / _resident(before) <= 1 + most
 

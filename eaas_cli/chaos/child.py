@@ -23,7 +23,10 @@ _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
 
 
 def enter_network(path: str) -> None:
-    """Move this process into a network namespace; it must have a single thread. Raises OSError."""
+    """Move this process, before it runs `eaas`, into a network namespace that the fault "partition" cuts.
+
+    It must have a single thread. Raises OSError.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check(_libc().setns(fd, _CLONE_NEWNET), f"setns {path}")
@@ -32,7 +35,10 @@ def enter_network(path: str) -> None:
 
 
 def shrink_shared_memory(size: int) -> None:
-    """Mount a /dev/shm of `size` bytes that only this process and its children see. Raises OSError."""
+    """Mount a /dev/shm of `size` bytes that only this process and its children see.
+
+    For the fault "memory": the expert server finds no room and must say so. Raises OSError.
+    """
     libc = _libc()
     _check(libc.unshare(_CLONE_NEWNS), "unshare")
     # From here on, other processes do not see this process's mounts.
@@ -42,7 +48,7 @@ def shrink_shared_memory(size: int) -> None:
 
 
 def hide_processes() -> None:
-    """Fork, and continue in the child, which has its own pid namespace.
+    """Fork, and continue in the child, which has its own pid namespace, for the fault "unreachable".
 
     Other processes cannot open the child's memory by the pid that it reports. The parent forwards signals and
     ends with the child. Raises OSError.

@@ -1,4 +1,4 @@
-"""The local cluster of a chaos run.
+"""In the launcher of `eaas chaos run`: the local cluster that gets the faults.
 
 Its monitor restarts at the same address. Its first server has its own network, if the system allows it. A
 restarted server may find shared memory full.
@@ -95,15 +95,18 @@ class ChaosCluster(LocalCluster):
         self._hidden: set[str] = set()
 
     def server_name(self, number: int) -> str:
-        """Name of the expert server with this number."""
+        """Name of the expert server with this number, by which faults address it."""
         return f"expert-server-{number}"
 
     def add_numbered(self, number: int) -> ChildProcess:
-        """Start an additional expert server with this number; does not wait for it."""
+        """Start an additional expert server with this number, for the fault "scale"; does not wait for it."""
         return self._spawn_server(number)
 
     def add_damaged(self) -> ChildProcess:
-        """Start an expert server on the damaged copy of the checkpoint; does not wait for it."""
+        """Start an expert server on the damaged copy of the checkpoint; does not wait for it.
+
+        It must find the damage and end without serving.
+        """
         words = ("expert-server", "--id", DAMAGED, "--join", self.monitor_address)
         return self._spawn(DAMAGED, *words, "--model", str(self.damaged_model), "--threads", "1")
 

@@ -1,4 +1,4 @@
-"""Damaged copies of a checkpoint, for servers that must refuse to serve them."""
+"""The chaos fault "damaged": damaged copies of a checkpoint, which a server must refuse to serve."""
 
 from __future__ import annotations
 

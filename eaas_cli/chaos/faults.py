@@ -66,7 +66,7 @@ class Faults:
         }
 
     def targets(self, fault: Fault) -> list[str]:
-        """Names of the processes that a fault hits."""
+        """Names of the processes that a fault hits; empty if it hits none, such as a new placement."""
         fixed = {
             "monitor": "monitor",
             "pause": "monitor",
@@ -78,11 +78,14 @@ class Faults:
         return [self._cluster.server_name(number) for number in fault.servers]
 
     def strike(self, fault: Fault) -> Steps:
-        """Yield through a fault and its mending. Raises EaasError if the cluster cannot be mended."""
+        """Inject a fault and mend it, step by step; yields the pause before each next step.
+
+        Raises EaasError: the cluster cannot be mended, or accepted what it must refuse.
+        """
         return self._kinds[fault.kind](fault, self.targets(fault))
 
     def calm(self) -> None:
-        """Resume every process that a fault stopped by a signal."""
+        """Resume every process that a fault stopped by a signal; at the end of a run, also after an error."""
         for child in self._cluster.children.values():
             child.signal(signal.SIGCONT)
 
@@ -239,7 +242,7 @@ class Faults:
 
 
 def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -> Placement:
-    """Draw a placement: `redundancy` random servers per expert, with random shares."""
+    """Draw the placement of a "rebalance": `redundancy` random servers per expert, with random shares."""
     holds_LSE = dice.random(now.holds_LSE.shape).argsort(axis=1).argsort(axis=1) < redundancy
     shares_LSE = np.where(holds_LSE, 0.1 + dice.random(holds_LSE.shape), 0)
     shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)

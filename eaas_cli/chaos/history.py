@@ -11,7 +11,7 @@ __all__ = ["Asked", "Census", "History", "Incident"]
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of the load and its answer.
+    """A request of the load and its answer, which `check` compares with the known one.
 
     Attributes:
         due_s: Scheduled time.

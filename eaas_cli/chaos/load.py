@@ -1,4 +1,4 @@
-"""An open-loop load generator: requests do not wait for earlier answers."""
+"""The load of `eaas chaos run`: open-loop, so requests do not wait for earlier answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _client() -> httpx.AsyncClient:
 def answers_of(
     base_url: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[Answer, ...]:
-    """Send each prompt to the endpoint, one after another; return the answers."""
+    """Send each prompt to the endpoint, one after another; return the answers, for use before the load."""
 
     async def run() -> tuple[Answer, ...]:
         async with _client() as client:
@@ -76,11 +76,11 @@ class OpenLoad:
 
     @property
     def sent(self) -> int:
-        """Number of requests sent so far. Thread-safe."""
+        """Number of requests sent so far, answered or not. Thread-safe."""
         return len(self._asked)
 
     def stop(self, patience_s: float) -> tuple[Asked, ...]:
-        """Stop sending, and give running requests `patience_s` to end. Idempotent.
+        """Stop sending, give running requests `patience_s` to end, and cancel the rest. Idempotent.
 
         Returns:
             All requests, in scheduled order.

@@ -15,7 +15,7 @@ _COMMAND_S = 40.0
 
 
 def why_no_namespace() -> str:
-    """Reason why this machine cannot make network namespaces; empty if it can."""
+    """Reason why this machine cannot make network namespaces; empty if it can. Tries to make one."""
     if os.geteuid() != 0:
         return "needs root"
     if shutil.which("ip") is None:
@@ -58,7 +58,7 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """File by which a process enters the namespace."""
+        """File by which the first expert server's process enters the namespace."""
         return f"/run/netns/{self.name}"
 
     def _join(self, link: str, outside: str, outer: str, inner: str) -> None:
@@ -74,13 +74,13 @@ class Namespace:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=_COMMAND_S)
 
     def cut(self, link: str) -> None:
-        """Cut a link ("monitor" or "data"): its packets are lost without an error."""
+        """Cut a link ("monitor" or "data"), for the fault "partition": packets are lost without an error."""
         self._ip("-n", self.name, "link", "set", link, "down")
 
     def mend(self, link: str) -> None:
-        """Restore a link that was cut."""
+        """Restore a link that was cut: new packets pass again."""
         self._ip("-n", self.name, "link", "set", link, "up")
 
     def remove(self) -> None:
-        """Delete the namespace and its links."""
+        """Delete the namespace and its links, after the cluster has ended."""
         self._ip("netns", "del", self.name)

@@ -25,7 +25,7 @@ __all__ = ["document_of", "print_report", "repeat_command", "write_history"]
 def document_of(
     settings: Settings, skipped: Mapping[str, str], history: History, violations: Sequence[str]
 ) -> dict[str, Any]:
-    """Build the document of `eaas chaos run --json`."""
+    """Build the document of `eaas chaos run --json` at the end of a run; `print_report` shows it."""
     asked, answers = history.asked, [a.answer for a in history.asked if a.answer is not None]
     return {
         **{name: value for name, value in vars(settings).items() if name != "kinds"},
@@ -72,7 +72,7 @@ def document_of(
 
 
 def repeat_command(settings: Settings) -> str:
-    """Build the shell command that repeats the run."""
+    """Build the shell command that repeats the run: the same seed, so the same faults and prompts."""
     return shlex.join(
         [
             *("eaas", "chaos", "run", "--seed", str(settings.seed)),

@@ -1,4 +1,4 @@
-"""`eaas chaos run`: start a cluster, load it, inject faults, and check the history."""
+"""`eaas chaos run`, in the launcher: start a cluster, load it, inject faults, and check the history."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def run_chaos(
 
 
 def _cannot(kinds: Sequence[str], transport: str) -> dict[str, str]:
-    """Faults that this machine cannot inject, each with the reason."""
+    """Faults that this machine cannot inject, each with the reason; the run skips them."""
     wanted = [kind for kind in ("partition", "memory") if kind in kinds]
     why = why_no_namespace() if wanted else ""
     found = dict.fromkeys(wanted, why) if why else {}
@@ -179,7 +179,7 @@ def _prompts() -> list[list[int]]:
 def _known_answers(
     model: Path, settings: Settings, fork_server: ForkServer, interrupt: Interrupt
 ) -> tuple[str, ...]:
-    """Compute the correct answers with transformers' own experts, in one process."""
+    """Compute the correct answers with transformers' own experts, in one process, before the run."""
     single = ChildProcess(
         "single-process",
         (str(model.resolve()), "transformers", "1"),
@@ -220,7 +220,7 @@ class _Attack:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context in which the cluster is watched; its exit ends loads and faults."""
+        """Context in which the cluster is watched; its exit ends loads and resumes stopped processes."""
         settings = self._settings
         with ExitStack() as stack:
             self._watch = Watch(self._cluster.endpoint, settings.redundancy, self._servers)
@@ -230,7 +230,10 @@ class _Attack:
             yield
 
     def run(self, answers: tuple[str, ...], kinds: Sequence[str]) -> History:
-        """Warm up, inject faults under load, and let the cluster settle; return the history."""
+        """Warm up, inject faults under load, and let the cluster settle; return the history.
+
+        If memory has grown, send more requests without faults, to tell a leak from a settling heap.
+        """
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
         before, between = self._settled(), None
@@ -294,7 +297,7 @@ class _Attack:
         return after
 
     def _warm_up(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Warm up caches and heaps before the run: send requests and kill servers."""
+        """Warm up caches and heaps before the first census: send requests, kill servers; record nothing."""
         settings = self._settings
         self._say("warming up ...")
         # One request fills the whole key-value cache, so that all its pages are allocated.
@@ -324,7 +327,7 @@ class _Attack:
         return census(pids, self._cluster.births)
 
     def _settled(self) -> dict[str, Census]:
-        """Count the processes' resources once their number of open files no longer changes."""
+        """Count the processes' resources before the faults, once their number of open files is steady."""
         now, patience = self._census(), time.monotonic() + _CLOSE_S
         while time.monotonic() < patience:
             last = now

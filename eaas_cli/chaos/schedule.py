@@ -48,7 +48,7 @@ _LASTS_S = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One scheduled fault.
+    """One scheduled fault: drawn by `lane`, injected by `Faults.strike`.
 
     Attributes:
         kind: One of `KINDS`.

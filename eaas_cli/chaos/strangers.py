@@ -1,4 +1,4 @@
-"""Attempts to register at the monitor under hostile names, which it must refuse."""
+"""The chaos fault "names": attempts to register at the monitor under hostile names, which it must refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polls the status of the cluster in a thread, so that fault injection never waits for it."""
+"""In a thread of `eaas chaos run`: polls the cluster's status, so that fault injection never waits for it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ class Watch:
     def whole_since(self, moment: float) -> bool:
         """Whether a poll after that moment found the cluster whole.
 
-        Whole: the last process of every server serves, and every expert has all its replicas.
+        Whole: the last process of every server, a monitor and a balancer serve, and every expert has all its
+        replicas. The next fault of a lane waits for this.
         """
         return self._whole_at >= moment
 
     def close(self) -> None:
-        """End the polling thread. Idempotent."""
+        """End the polling thread; `whole_since` then learns nothing new. Idempotent."""
         self._over.set()
         self._thread.join(_JOIN_S)
 

@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def page_address(endpoint: str) -> str:
-    """URL of the dashboard, with the operator's token if this user may read it.
+    """URL of the dashboard for a command to print, with the operator's token if this user may read it.
 
     The token is never printed to a file that other users can read.
     """
@@ -60,7 +60,7 @@ def page_address(endpoint: str) -> str:
 
 
 def _is_log() -> bool:
-    """Whether standard output is a file that other users can read."""
+    """Whether standard output is a file that other users can read: then the operator's token is left out."""
     try:
         fd = sys.stdout.fileno()
         mode = os.fstat(fd).st_mode
@@ -73,7 +73,7 @@ def _is_log() -> bool:
 
 
 def status_table(document: dict[str, Any]) -> Any:
-    """Build the members table of `eaas status` and `eaas up` from the status document."""
+    """Build the members table of `eaas status` and `eaas up` from the status document; prints nothing."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -114,7 +114,7 @@ def status_table(document: dict[str, Any]) -> Any:
 
 
 def unreachable_text(reasons: Mapping[str, str]) -> str:
-    """Describe which clients cannot reach a server, and why. `reasons` are by client id."""
+    """Describe which clients cannot reach a server, and why, for a table. `reasons` are by client id."""
     return "; ".join(f"unreachable for {client}: {why}" for client, why in reasons.items())
 
 

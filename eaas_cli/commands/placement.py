@@ -230,7 +230,7 @@ def _show(answer: balancer_pb2.PlanResponse, as_json: bool) -> None:
 
 
 def _moves(answer: balancer_pb2.PlanResponse) -> str:
-    """Text on a plan's moves, and on whether their benefit exceeds their cost."""
+    """Text on a plan's loads and unloads of experts, and on their gain and when it has paid for them."""
     if not answer.moves:
         return "nothing would move"
     line = f"{counted(answer.transit, 'load')} ({answer.bytes / 1e6:.1f} MB)"

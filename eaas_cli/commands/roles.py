@@ -57,7 +57,7 @@ def _begin(role: str) -> None:
 
 
 def _security(tls: Path | None, insecure: bool) -> dict[str, Any]:
-    """Build section `security` of a role's settings from the command line."""
+    """Build section `security` of a role's settings from its options; None leaves the file's value."""
     return {"tls_dir": tls and str(tls), "insecure": insecure or None}
 
 
@@ -79,7 +79,7 @@ def _exit_after(after_s: float = 0.0) -> None:
 
 
 def _leave() -> NoReturn:
-    """End a role's process that has closed everything. The normal exit would spend a second in torch.
+    """End this role's process, which has closed everything. The normal exit would spend a second in torch.
 
     Every role needs this, because even a monitor that the fork server started has imported torch.
     """

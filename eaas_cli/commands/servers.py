@@ -64,7 +64,7 @@ def scale(
 
 
 def _check_request(balancer: BalancerClient, request: int, servers: int) -> None:
-    """Raise ClusterError if the balancer replaced or refused the scale request."""
+    """Raise ClusterError if the balancer replaced or refused the scale request, which ends `eaas scale`."""
     try:
         now = balancer.scale_state()
     except ClusterError:
@@ -108,19 +108,25 @@ def drain(
 
 
 def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Select the live expert servers from a status document."""
+    """Select the live expert servers from a status document, whether they serve or not."""
     return live_members(document, "expert-server")
 
 
 def balancer_address(document: dict[str, Any]) -> str:
-    """Find the live balancer's address in a status document. Raises ClusterError if there is none."""
+    """Find the live balancer's address in a status document, for a call to it by a command or `eaas up`.
+
+    Raises ClusterError: there is none.
+    """
     for member in live_members(document, "balancer"):
         return str(member["address"])
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
 
 
 def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
-    """Find the live monitors' addresses in a status document. Raises ClusterError if there is none."""
+    """Find the live monitors' addresses in a status document, for `eaas top` and `eaas autoscale`.
+
+    Raises ClusterError: there is none.
+    """
     found = [str(member["address"]) for member in live_members(document, "monitor")]
     if not found:
         raise ClusterError(
@@ -165,7 +171,10 @@ def _wait(
     otherwise: str,
     servers: int,
 ) -> None:
-    """Poll the status and print servers' changes until `is_done`. `before`: status before the request."""
+    """Poll the status and print servers' changes until `is_done`. `before`: status before the request.
+
+    Raises ClusterError: not done in time (`otherwise` says what is missing), or the endpoint is silent.
+    """
     deadline = time.monotonic() + servers * _SERVER_S
     printed: dict[str, str] = {m["id"]: m["state"] for m in before["members"]}
     heard_at = time.monotonic()

@@ -76,7 +76,10 @@ def top(
 
 
 def _second_snapshot(reader: SnapshotReader) -> ClusterSnapshot:
-    """Take a snapshot from a second poll: rates need two polls, and the first one finds the balancer."""
+    """Take the only snapshot of a run that prints one, from a second poll: rates need two polls.
+
+    The first poll also finds the balancer.
+    """
     reader.look()
     time.sleep(_POLL_S)
     return reader.look()

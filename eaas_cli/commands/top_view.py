@@ -153,7 +153,7 @@ def _chosen(
 
 
 def _shares(load: Load | None) -> dict[str, float]:
-    """Compute each server's work (tokens over speed) relative to the mean."""
+    """Compute each server's work (tokens over speed) relative to the mean: column LOAD."""
     if load is None or not load.tokens_LS.any():
         return {}
     work_S = load.tokens_LS.sum(axis=0) / load.speeds_S

@@ -172,7 +172,7 @@ def _key_file(cluster: LocalCluster) -> Path | None:
 
 
 def _kernels(cluster: LocalCluster) -> str:
-    """Text on the kernel that the expert servers use, by server if they differ."""
+    """Text on the kernel that the expert servers announced, by server if they differ; printed once."""
     servers: dict[str, list[str]] = {}
     for child in cluster.children.values():
         if child.kernel is not None:
@@ -205,14 +205,20 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
 
 
 def _started_by_hand(cluster: LocalCluster) -> set[str]:
-    """Ids of live expert servers that this launcher did not start. Raises ClusterError on no answer."""
+    """Ids of live expert servers that are not this launcher's: scaling counts them, but stops none.
+
+    Raises ClusterError: the endpoint does not answer.
+    """
     document = fetch_status(cluster.endpoint, _key_file(cluster))
     servers = live_members(document, "expert-server")
     return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
 
 
 def _balancer_address(cluster: LocalCluster) -> str | None:
-    """Find the live balancer's address from the endpoint, because a person may have restarted it."""
+    """Find the live balancer's address from the endpoint, because a person may have restarted it.
+
+    None: there is none, or the endpoint does not answer; then draining waits.
+    """
     try:
         return balancer_address(fetch_status(cluster.endpoint, _key_file(cluster)))
     except ClusterError:
@@ -220,7 +226,7 @@ def _balancer_address(cluster: LocalCluster) -> str | None:
 
 
 def _step(supervisor: Supervisor, scaler: Scaler) -> list[str]:
-    """Run one step of scaling and one of supervision; return the lines to print."""
+    """Run one step of scaling and one of supervision, without waiting; return the lines to print."""
     lines = []
     if supervisor.can_start:
         try:

@@ -56,7 +56,7 @@ class DemoSizes:
             raise ConfigError(f"seed {self.seed}: choose 0 or more")
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary of the arguments by name."""
+        """Convert to a dictionary of the arguments by name, for the file that marks a demo model."""
         return asdict(self)
 
 

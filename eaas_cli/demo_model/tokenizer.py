@@ -95,7 +95,10 @@ def build_tokenizer(vocab: int, max_length: int) -> Any:
 
 
 def word_ids(tokenizer: Any) -> list[int]:
-    """Ids of the tokens that are whole words; in a small vocabulary, of all printable ASCII tokens."""
+    """Ids of the tokens that are whole words; in a small vocabulary, of all printable ASCII tokens.
+
+    `fill_weights` draws its cycle from them.
+    """
     texts = {i: tokenizer.decode([i]) for i in range(len(SPECIAL_TOKENS), len(tokenizer))}
     vocabulary = {f" {word}" for word in re.findall("[A-Za-z]+", _TEXT)}
     words = [i for i, text in texts.items() if text in vocabulary]

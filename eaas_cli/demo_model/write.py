@@ -1,4 +1,4 @@
-"""Write a demo model as an ordinary checkpoint."""
+"""Writes a demo model as an ordinary checkpoint, for `eaas demo-model`, benchmarks, chaos runs and tests."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_demo_model(
 
 
 def _refuse_to_overwrite(target: Path) -> None:
-    """Raise ConfigError if the path holds anything but an empty directory or a demo model."""
+    """Raise ConfigError if the path exists and is neither an empty directory nor a demo model."""
     if not target.exists():
         return
     if not target.is_dir():

@@ -1,4 +1,4 @@
-"""Command-line arguments of each role in a local cluster, and checks of the launcher's own options."""
+"""In the launcher: the command-line arguments of each role's process, and checks before any starts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server_words(
 
 
 def balancer_words(monitor: str, servers: int, redundancy: int) -> tuple[str, ...]:
-    """Arguments of the `eaas balancer` process."""
+    """Arguments of the `eaas balancer` process. It waits for `servers` before it first places the experts."""
     counts = ("--servers", str(servers), "--redundancy", str(redundancy))
     return ("balancer", "--join", monitor, *counts)
 
@@ -49,7 +49,7 @@ def balancer_words(monitor: str, servers: int, redundancy: int) -> tuple[str, ..
 def client_words(
     config: ClusterConfig, name: str, monitor: str, model: Path, *, operator_page: bool
 ) -> tuple[str, ...]:
-    """Arguments of the `eaas attention-client` process."""
+    """Arguments of the `eaas attention-client` process, which serves the HTTP endpoint."""
     client = config.attention_client
     keys = ("--api-key-file", str(Path(client.api_key_file).resolve()))
     return (
@@ -62,7 +62,7 @@ def client_words(
 
 
 def make_log_dir(wanted: Path) -> None:
-    """Create the directory of the child processes' logs. Raises ConfigError."""
+    """Create the directory of the child processes' logs. Raises ConfigError if that fails."""
     try:
         wanted.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,7 +72,10 @@ def make_log_dir(wanted: Path) -> None:
 
 
 def check_endpoint_port(host: str, port: int) -> None:
-    """Check that the HTTP endpoint's address is free. Raises ConfigError or PortInUseError."""
+    """Check that the HTTP endpoint's address is free, before any process starts.
+
+    Raises ConfigError or PortInUseError.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

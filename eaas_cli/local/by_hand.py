@@ -1,4 +1,4 @@
-"""Processes that a person restarted with the command that the launcher printed."""
+"""In the launcher: finds the processes that a person restarted with the printed command, to adopt them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 
 def find_started_by_hand(name: str, arguments: Sequence[str]) -> StartedByHand | None:
-    """Find this user's process that runs `eaas` with these arguments, if there is one.
+    """Find this user's process that runs `eaas` with exactly these arguments, for `LocalCluster` to adopt.
 
     `arguments`: arguments of the `eaas` program; they name the member's cluster.
     """
@@ -58,7 +58,10 @@ def _runs(pid: int, arguments: Sequence[str]) -> bool:
 
 
 class StartedByHand(ChildProcess):
-    """A role's process that a person started. The launcher can watch and end it. Owns the pidfd."""
+    """A role's process that a person started. The launcher watches it, and ends it with the cluster.
+
+    Owns the pidfd.
+    """
 
     def __init__(self, name: str, arguments: Sequence[str], pid: int, pidfd: int) -> None:
         self.name = name
@@ -75,7 +78,7 @@ class StartedByHand(ChildProcess):
         return "(in the terminal that it was started from)"
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the process; False on timeout."""
+        """Wait for the end of the process, whose log is not the launcher's; False on timeout."""
         try:
             self.process.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:

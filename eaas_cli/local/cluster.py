@@ -159,7 +159,10 @@ class LocalCluster:
             raise
 
     def stop(self) -> None:
-        """End every process of the cluster: SIGTERM, then SIGKILL. Idempotent."""
+        """End every process of the cluster, adopted ones too: SIGTERM, then SIGKILL. Idempotent.
+
+        The attention client is first, so that running requests can end; the monitor is last.
+        """
         # The client ends first, because the requests that it finishes need the experts. The monitor is last,
         # because it stops the members that this launcher did not start.
         self.find_started_by_hand()
@@ -180,17 +183,20 @@ class LocalCluster:
         self.stop()
 
     def ended(self) -> list[ChildProcess]:
-        """List the processes of this cluster that have ended."""
+        """List the processes that have ended and have no successor, for supervision and adoption."""
         return [child for child in self.children.values() if not child.running]
 
     def has_started(self, pid: int) -> bool:
-        """Whether this cluster started the process; it may have ended."""
+        """Whether this cluster started or adopted the process, which may have ended.
+
+        Scaling stops no other server.
+        """
         return pid in self._pids
 
     def find_started_by_hand(self) -> list[ChildProcess]:
         """Adopt the processes that a person restarted with `restart_line` after they had ended.
 
-        They belong to the cluster from now on and end with it.
+        They belong to the cluster from now on and end with it. Supervision asks at each step.
 
         Returns:
             The newly adopted processes.
@@ -208,27 +214,27 @@ class LocalCluster:
         return found
 
     def restart_line(self, child: ChildProcess) -> str:
-        """Build the shell command that restarts a child process from any directory."""
+        """Build the shell command that restarts a child process from any directory, for a person to paste."""
         return restart_line(child.arguments)
 
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
-        """Restart a named process that has ended, and wait until it serves."""
+        """Restart a named process that has ended, and wait until it serves, for benchmarks and tests."""
         wait_ready([self.start_again(name)], timeout_s)
 
     def start_again(self, name: str) -> ChildProcess:
-        """Restart a named process that has ended; does not wait for it."""
+        """Restart a named process that has ended, with the same arguments; does not wait for it."""
         old = self.children[name]
         old.reap(_END_S)
         return self._start(name, old.arguments)
 
     @property
     def fork_server(self) -> ForkServer:
-        """The fork server of a started cluster."""
+        """The fork server that forks this cluster's processes. The cluster must have started."""
         assert self._fork_server is not None
         return self._fork_server
 
     def start_fork_server(self) -> None:
-        """Start or restart the fork server; does not wait for it."""
+        """Start or restart the fork server, which forks all later processes; does not wait for it."""
         if self._fork_server is not None:
             self._fork_server.reap(_END_S)
         # This process then learns the exit codes of the fork server's children if the fork server ends.
@@ -241,6 +247,8 @@ class LocalCluster:
 
     def scale(self, servers: int, timeout_s: float = 120.0) -> None:
         """Start or drain expert servers, one at a time, and wait until there are `servers`.
+
+        `eaas up` does not wait: it steps its own `Scaler`.
 
         Raises EaasError: a server cannot start or leave, or not in time.
         """
@@ -257,7 +265,7 @@ class LocalCluster:
             time.sleep(_POLL_S)
 
     def running_servers(self) -> list[ChildProcess]:
-        """Running expert servers of this cluster, in the order of their numbers."""
+        """Expert servers of this cluster that run, ready or not, by number; scaling drains the last."""
         servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
         return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
 

@@ -1,4 +1,4 @@
-"""The command line that `ps` and /proc/PID/cmdline show for a forked process."""
+"""In a process that the fork server forked: sets the command line that `ps` and /proc/PID/cmdline show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_FILE = 0xFFFF_FFFF
 
 
 class _MemoryMap(ctypes.Structure):
-    """`struct prctl_mm_map` of linux/prctl.h."""
+    """`struct prctl_mm_map` of linux/prctl.h: where a process's code, heap and arguments lie."""
 
     _fields_ = [
         *(
@@ -42,9 +42,9 @@ class _MemoryMap(ctypes.Structure):
 
 
 def set_command_line(words: Sequence[str]) -> None:
-    """Set this process's command line (PR_SET_MM_MAP; needs no privilege).
+    """Set the command line that `ps` shows for this process, a child of the fork server.
 
-    Call it while no other thread allocates memory.
+    PR_SET_MM_MAP needs no privilege. Call it while no other thread allocates memory.
 
     Raises OSError: the kernel was built without CONFIG_CHECKPOINT_RESTORE, or a sandbox refuses.
     """

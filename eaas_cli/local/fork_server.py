@@ -51,7 +51,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of a fork server's children when it ends, to learn their exit codes.
+    """Make the launcher the parent of a fork server's children once that has ended, for their exit codes.
 
     Applies to the whole process and all its descendants.
     """
@@ -95,7 +95,9 @@ class ForkServer(ChildProcess):
         ready_fd: int,
         ended_pids: Sequence[int] = (),
     ) -> Forked:
-        """Start `python -m module arguments` with the descriptors and `ended_pids` (`ChildProcess`).
+        """Have `python -m module arguments` forked with these descriptors and this process's environment.
+
+        `ended_pids`: as in `ChildProcess`, which calls this.
 
         Raises ClusterError: the fork server has ended, or the system refuses the fork.
         """
@@ -110,7 +112,10 @@ class ForkServer(ChildProcess):
         return Forked(self, answer["pid"], fds[0])
 
     def exit_code(self, pid: int, pidfd: int) -> int:
-        """Get the exit code of a forked process that has ended; call it once. 255 if unknown."""
+        """Get the exit code of a forked process that has ended; call it once. 255 if unknown.
+
+        The launcher reads it itself if the fork server has ended.
+        """
         try:
             return int(self._ask({"reap": pid})[0]["code"])
         except ClusterError:
@@ -128,11 +133,11 @@ class ForkServer(ChildProcess):
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def end(self) -> None:
-        """End the fork server. Idempotent."""
+        """End the fork server; the processes that it forked continue. Idempotent."""
         stop_all([self])
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the fork server; False on timeout."""
+        """Wait for the end of the fork server and close its socket; False on timeout."""
         ended = super().reap(timeout_s)
         if ended:
             self._control.close()
@@ -161,12 +166,12 @@ class ForkServer(ChildProcess):
 
 
 class Forked(PidfdProcess):
-    """A forked process; its pid is not reused until `returncode` is known."""
+    """A process that the fork server forked. Its pid is not reused until the launcher knows `returncode`."""
 
     def __init__(self, fork_server: ForkServer, pid: int, pidfd: int) -> None:
         super().__init__(pid, pidfd)
         self._fork_server = fork_server
 
     def exit_code(self) -> int:
-        """Get the exit code of the process, which has ended; call it once."""
+        """Get the exit code of the process, which has ended, from the fork server; call it once."""
         return self._fork_server.exit_code(self.pid, self.pidfd)

@@ -52,7 +52,10 @@ def main() -> None:
 
 
 def _serve(control: socket.socket) -> None:
-    """Answer one request. Raises _InChild in a forked child, SystemExit if the launcher has closed."""
+    """Answer one request of the launcher: fork a process, or reap one that has ended.
+
+    Raises _InChild in a forked child, SystemExit if the launcher has closed.
+    """
     message, fds, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 2)
     if not message:
         sys.exit()

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination signals as an event that a launcher waits for."""
+"""In the launcher and `eaas autoscale`: Ctrl-C and termination signals as an event to wait for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Interrupt", "Interrupted"]
 
 
 class Interrupted(Exception):
-    """A signal asked the process to end."""
+    """A signal asked this process to end: its command ends the child processes, if any, and returns."""
 
 
 class Interrupt(SignalLine):
@@ -28,11 +28,11 @@ class Interrupt(SignalLine):
 
     @property
     def fd(self) -> int:
-        """Descriptor that is readable when a signal may have come."""
+        """Descriptor that is readable when a signal may have come, for a selector; then call `check`."""
         return self._reader.fileno()
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
+        """Raise Interrupted if a signal has come, now or before an earlier check."""
         while not self._interrupted and select.select([self._reader], [], [], 0)[0]:
             self._interrupted = self._reader.recv(1)[0] in self._signals
         if self._interrupted:

@@ -1,4 +1,4 @@
-"""A process that `subprocess` did not start, held by its pidfd."""
+"""In the launcher: a process that the fork server or a person started, held by its pidfd."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PidfdProcess:
         return self._poll(0.0)
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end of the process. Raises subprocess.TimeoutExpired."""
+        """Wait for the end of the process; return its exit code. Raises subprocess.TimeoutExpired."""
         code = self._poll(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
@@ -50,7 +50,7 @@ class PidfdProcess:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def exit_code(self) -> int:
-        """Exit code of the process, which has ended. Subclasses ask its parent; called once."""
+        """Exit code of the process, which has ended: here unknown. Subclasses ask its parent; called once."""
         return UNKNOWN_CODE
 
     def _poll(self, timeout_s: float) -> int | None:

@@ -1,4 +1,4 @@
-"""The launcher's handle on one process of a local cluster."""
+"""The launcher's handle on one child process: its start, announcements, log and end."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _POLL_S = 0.5
 
 
 def program() -> tuple[str, ...]:
-    """The command that runs this installation's `eaas` from any directory, as a list of words."""
+    """The command that runs this installation's `eaas` from any directory, as words, for printed commands."""
     script = Path(sys.executable).with_name("eaas")
     return (str(script),) if script.exists() else (sys.executable, "-m", "eaas_cli")
 
 
 def how_it_ended(code: int | None) -> str:
-    """Describe how a process ended, from the exit code of `subprocess.Popen`."""
+    """Describe how a process ended, from the exit code of `subprocess.Popen`, for a message."""
     if code is not None and code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"
@@ -55,7 +55,9 @@ def _lifeline(_launcher: int) -> int:
 
 
 class ChildProcess:
-    """A child process of the launcher that runs one role. It starts at once; `stop_all` ends it.
+    """A child process of the launcher: a role, the fork server or part of a benchmark.
+
+    It starts at once; `wait_ready` waits until it serves, and `stop_all` ends it.
 
     Args:
         name: Name of the member and of its log file.
@@ -134,11 +136,14 @@ class ChildProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process has not ended. It may still be starting."""
         return self.process.poll() is None
 
     def read(self) -> None:
-        """Read the child's announcements (address, kernel). Raises EaasError with its message on failure."""
+        """Read what the child has announced by now (address, kernel); never waits.
+
+        Raises EaasError: the child announced a failure (its message), or ended before it was ready.
+        """
         try:
             while chunk := os.read(self.fd, 65_536):
                 self._pending += chunk
@@ -159,7 +164,7 @@ class ChildProcess:
             )
 
     def last_words(self) -> str:
-        """The last line of the child's log."""
+        """The last line of the child's log, for an error message about it."""
         size = os.fstat(self._log.fileno()).st_size
         # pread, because the child shares the file offset.
         tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
@@ -172,7 +177,7 @@ class ChildProcess:
             self.process.send_signal(number)
 
     def reap(self, timeout_s: float) -> bool:
-        """Wait for the end of the child and close its log; False on timeout."""
+        """Wait for the end of the child and close its log; False on timeout. Sends no signal."""
         try:
             self.process.wait(max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -209,7 +214,7 @@ def wait_ready(
     interrupt: Interrupt | None = None,
     needed: Iterable[ChildProcess] = (),
 ) -> None:
-    """Wait until every child process has announced its address.
+    """Wait until every child process has announced its address. After an error the others still run.
 
     Args:
         needed: Ready processes that the others depend on.

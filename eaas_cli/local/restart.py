@@ -1,4 +1,4 @@
-"""Arguments of a restart: by the launcher, and by a person who pastes a command."""
+"""In the launcher: the arguments of a restart, by itself or by a person who pastes a command."""
 
 from __future__ import annotations
 

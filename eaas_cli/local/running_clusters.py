@@ -21,7 +21,7 @@ _PREFIX = "up-"
 
 @dataclass(frozen=True)
 class Up:
-    """A running `eaas up`.
+    """A running `eaas up`, as its launcher recorded it for this user's other commands.
 
     Attributes:
         endpoint: URL of its HTTP endpoint.
@@ -59,12 +59,12 @@ def recorded(endpoint: str, tls_dir: str) -> Iterator[None]:
 
 
 def latest_up() -> Up | None:
-    """Find this user's running cluster that started last."""
+    """Find this user's newest running `eaas up`, which commands call if no --endpoint is given."""
     return max(_running(), key=lambda up: up.serving_at, default=None)
 
 
 def up_at(endpoint: str) -> Up | None:
-    """Find this user's running cluster with this endpoint."""
+    """Find this user's running `eaas up` with this endpoint, to name its certificates in an error."""
     wanted = endpoint.replace("://localhost:", "://127.0.0.1:").rstrip("/").removesuffix("/v1")
     return next((up for up in _running() if up.endpoint == wanted), None)
 

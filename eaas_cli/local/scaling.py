@@ -87,7 +87,7 @@ class Scaler:
 
     @property
     def busy(self) -> bool:
-        """Whether a server is starting or leaving, or a new number is wanted."""
+        """Whether a server is starting or leaving, or a new number is wanted: call `step` again soon."""
         return bool(self._starting or self._leaving or self._wanted is not None)
 
     def step(self) -> list[str]:

@@ -49,6 +49,8 @@ class Supervisor:
     def step(self) -> list[str]:
         """Check every process once, restart what is due, and return the lines to print. Never waits.
 
+        `eaas up` calls it again and again until a signal.
+
         Raises ClusterError: the attention client ends again and again.
         """
         lines = [
@@ -64,11 +66,11 @@ class Supervisor:
 
     @property
     def can_start(self) -> bool:
-        """Whether the fork server is ready to start a process."""
+        """Whether the fork server is ready to start a process; else scaling and the client's restart wait."""
         return self._fork_server.serves
 
     def _ends(self) -> list[str]:
-        """Lines on processes that ended and are not restarted, once each."""
+        """Lines on ended processes, except the client, once each: it left, or how to start it again."""
         ended = [
             child
             for child in self._cluster.ended()
@@ -85,7 +87,7 @@ class Supervisor:
 
 
 class _Restarted:
-    """A process that the launcher restarts when it ends.
+    """A process that the launcher restarts when it ends: the attention client or the fork server.
 
     Args:
         process: Returns the current process.
@@ -112,12 +114,12 @@ class _Restarted:
 
     @property
     def process(self) -> ChildProcess:
-        """The current process; it may have ended."""
+        """The current process, the first or a restarted one; it may have ended."""
         return self._current()
 
     @property
     def serves(self) -> bool:
-        """Whether the process runs and is ready."""
+        """Whether the process runs and is ready, as far as the last `step` knows."""
         return self._serves_since is not None and self.process.running
 
     def step(self, missing: str = "") -> list[str]:

@@ -1,1 +1,1 @@
-"""The experts that a server holds: loading, unloading, storage."""
+"""The experts that an expert server holds: the balancer's calls load and unload them."""

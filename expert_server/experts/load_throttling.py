@@ -1,4 +1,4 @@
-"""Throttling of weight loads between the batches of a serving loop.
+"""Throttles an expert server's weight loads in favour of its loop's batches.
 
 A load uses all of the memory bandwidth, and a concurrent batch waits for it, whatever the thread priorities.
 So a load is cut into pieces (`eaas.checkpoint.pieces`), and the loader checks for requests before each of
@@ -49,7 +49,10 @@ class LoadThrottle:
         self._began_at = worked_s()
 
     def wait(self) -> None:
-        """Wait until the load may process its next piece: its `Pause` (`eaas.checkpoint.pieces`)."""
+        """Block the load before its next piece, to give way to batches; an idle server's load never waits.
+
+        It is the load's `Pause` (`eaas.checkpoint.pieces`).
+        """
         worked_s = self._worked_s() - self._began_at
         ended_at = now = self._clock()
         while True:

@@ -1,4 +1,4 @@
-"""Placement calls: the balancer has this server load or unload experts.
+"""Serves placement calls on an expert server: the balancer has it load or unload experts.
 
 A placement takes two calls. Prepare loads this server's share in addition to the experts held; retire unloads
 all others, once no client uses an older placement. Requests are served throughout. A request for an expert
@@ -67,13 +67,16 @@ class PlacementHandler:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the last placement whose share is loaded."""
+        """Epoch of the last placement whose share is loaded; Connect tells it to clients."""
         return self._epoch
 
     def PreparePlacement(
         self, request: pb.PreparePlacementRequest, context: grpc.ServicerContext
     ) -> pb.PreparePlacementResponse:
-        """Load the experts that a new placement assigns to this server, in addition to those held."""
+        """Load the experts that a new placement assigns to this server, in addition to those held.
+
+        The first placement makes the server SERVING. A newer epoch ends the load: the call is aborted.
+        """
         wanted = self._experts(request.layers, context)
         digests, all_known = self._digests(request.layers, context)
         in_order = dict.fromkeys((*request.layer_order, *wanted))
@@ -116,7 +119,7 @@ class PlacementHandler:
     def RetirePlacement(
         self, request: pb.RetirePlacementRequest, context: grpc.ServicerContext
     ) -> pb.RetirePlacementResponse:
-        """Unload all experts outside this server's share of a placement."""
+        """Unload all experts outside this server's share. Called once no client uses an older placement."""
         kept = self._experts(request.layers, context)
         with self._changing:
             self._accept_epoch(request.epoch, context)
@@ -133,7 +136,7 @@ class PlacementHandler:
     def ListExperts(
         self, request: pb.ListExpertsRequest, context: grpc.ServicerContext
     ) -> pb.ListExpertsResponse:
-        """Return the experts held, and the newest placement epoch received, even if it is not loaded."""
+        """Tell the balancer the experts held, and the newest placement epoch received, even if not loaded."""
         held = self._store.held()
         return pb.ListExpertsResponse(
             epoch=self._newest_epoch,
@@ -153,7 +156,7 @@ class PlacementHandler:
     def _digests(
         self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
     ) -> tuple[Digests, bool]:
-        """Return the digests in the balancer's request, and whether all experts have one.
+        """Return the digests in the balancer's request, and whether every expert has one to compare with.
 
         A balancer of an older release sends none, and none are compared.
         """
@@ -174,7 +177,7 @@ class PlacementHandler:
     def _experts(
         self, layers: Sequence[common_pb2.Holding], context: grpc.ServicerContext
     ) -> dict[int, list[int]]:
-        """Validate the experts in a call; return them as MoE layer -> logical experts."""
+        """Return a call's experts, MoE layer -> logical experts; abort it if they do not fit the model."""
         if len(layers) != self._shape.num_layers:
             context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -189,7 +192,7 @@ class PlacementHandler:
         return wanted
 
     def _accept_epoch(self, epoch: int, context: grpc.ServicerContext) -> None:
-        """Record a placement's epoch; abort the call if a newer one was received."""
+        """Record a placement's epoch, which ends an older one's load; abort the call if a newer one came."""
         with self._epoch_lock:
             self._newest_epoch = max(self._newest_epoch, epoch)
         self._refuse_older(epoch, context)

@@ -1,4 +1,4 @@
-"""The experts that this server holds, in the kernel's layout."""
+"""The experts that an expert server holds, in the kernel's layout; the balancer's calls change them."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ class ExpertStore:
 
     @property
     def count(self) -> int:
-        """Number of expert replicas held."""
+        """Number of expert replicas held, for heartbeats; a leaving server waits for 0."""
         return self._kernel.count
 
     @property
     def bytes(self) -> int:
-        """Memory of the replicas held, in the kernel's layout, in bytes."""
+        """Memory of the replicas held, in the kernel's layout, in bytes; ReadHotness reports the mean."""
         return self._kernel.bytes
 
     def holds(self, layer: int, expert: int) -> bool:
-        """Whether this server holds a replica of the expert."""
+        """Whether this server holds a replica of the expert, so that its kernel can compute it."""
         return self._kernel.holds(layer, expert)
 
     def held(self) -> dict[int, list[int]]:
-        """The experts held: MoE layer -> logical experts, for each layer."""
+        """The experts held, MoE layer -> logical experts, to tell the balancer or to find surplus ones."""
         experts = range(self._reader.num_experts)
         return {
             layer: [expert for expert in experts if self.holds(layer, expert)]
@@ -74,7 +74,10 @@ class ExpertStore:
         }
 
     def digest(self, layer: int, expert: int) -> int:
-        """XXH3 of the bytes that a replica was read from; 0 if it is not held."""
+        """XXH3 of the bytes that a replica was read from; 0 if it is not held.
+
+        The balancer passes it on, so that each server can compare: an expert's replicas must be equal.
+        """
         return self._digests.get((layer, expert), 0)
 
     def load(
@@ -83,7 +86,7 @@ class ExpertStore:
         is_given_up: Callable[[], bool] = lambda: False,
         digests: Digests = MappingProxyType({}),
     ) -> int:
-        """Load those of the wanted replicas that are missing, layer by layer.
+        """Load those of the wanted replicas that are missing, layer by layer; batches use each one at once.
 
         Args:
             wanted: MoE layer -> logical experts, in loading order.
@@ -165,7 +168,7 @@ class ExpertStore:
         raise self._mismatch(layer, expert)
 
     def _drop_mismatched(self, wanted: Mapping[int, Collection[int]], digests: Digests) -> None:
-        """Unload replicas with another digest. Raises ExpertMismatchError if there are any."""
+        """Unload replicas that differ from the cluster's, and raise ExpertMismatchError if there are any."""
         mismatched = [
             (layer, expert)
             for layer, experts in wanted.items()
@@ -185,7 +188,7 @@ class ExpertStore:
         )
 
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
-        """Unload expert replicas, ignoring those that are not held."""
+        """Unload expert replicas and free their memory; requests for them become STALE_PLACEMENT."""
         with self._changing:
             before = self.bytes
             for layer, experts in unwanted.items():
@@ -201,7 +204,7 @@ class ExpertStore:
 
 @contextmanager
 def naming_expert(layer: int, expert: int) -> Iterator[None]:
-    """Add the layer and the expert to a CheckpointError raised in the block."""
+    """Add the layer and the expert to the message of a CheckpointError raised in the block."""
     try:
         yield
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""Kernels: compute a batch through one layer's experts, all behind one interface."""
+"""Kernels of an expert server: compute a batch through one layer's experts, behind one interface."""
 
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.reference import ReferenceKernel

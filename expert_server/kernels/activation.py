@@ -1,4 +1,4 @@
-"""Recognise a model's activation by evaluating it.
+"""Recognises a model's activation by evaluating it, when an expert server creates its compiled kernel.
 
 A fused kernel needs the formula, but the model only has a callable (built from its config). A formula matches
 if it agrees with the callable on a wide range of inputs in float64; the model's name does not matter.
@@ -52,7 +52,7 @@ class Activation:
 
 
 def recognise(form: ExpertForm) -> Activation | None:
-    """Find the formula of a layer's activation; None if no known formula agrees with it."""
+    """Find the formula of a layer's activation; None: unknown, and the compiled kernel cannot serve it."""
     owner = getattr(form.activate, "__self__", None)
     limit, alpha = getattr(owner, "limit", None), getattr(owner, "alpha", None)
     candidates = [
@@ -76,7 +76,7 @@ def recognise(form: ExpertForm) -> Activation | None:
 
 
 def apply_activation(activation: Activation, product: torch.Tensor) -> torch.Tensor:
-    """Apply an activation in plain torch: (N, 2I) or (N, I) -> (N, I)."""
+    """Apply an activation in plain torch, to compare it with the model's: (N, 2I) or (N, I) -> (N, I)."""
     if not activation.has_gate:
         return _ungated(activation.kind, product)
     if activation.is_interleaved:
@@ -107,7 +107,7 @@ def _ungated(kind: ActivationKind, x: torch.Tensor) -> torch.Tensor:
 
 
 def _probe() -> torch.Tensor:
-    """Inputs for the comparison: tiny to far beyond any limit, of both signs, gate and up independent."""
+    """Draw inputs to compare: tiny to far beyond any limit, of both signs, gate and up independent."""
     rng = torch.Generator().manual_seed(0)
     magnitude = torch.logspace(-3, 2, 32, dtype=torch.float64)[:, None]
     return magnitude * torch.randn(32, _WIDTH, dtype=torch.float64, generator=rng)

@@ -1,4 +1,4 @@
-"""Choice of the kernel at start: the compiled one, unless it cannot compute this model on this CPU."""
+"""Chooses an expert server's kernel at start: the compiled one, if it computes this model on this CPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
 def _try_out(
     name: str, forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes
 ) -> ExpertKernel:
-    """Create a kernel and check its results on trial experts; raises UnsupportedError on failure."""
+    """Create a kernel and check its results on trial experts; UnsupportedError: another may serve."""
     kernel = None
     try:
         kernel = KERNELS[name](forms, spec)

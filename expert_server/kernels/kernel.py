@@ -1,4 +1,4 @@
-"""The kernel interface: a kernel owns packed experts and computes their part of an MoE layer.
+"""Interface of an expert server's kernels: each holds packed routed experts and computes the loop's batches.
 
 Legend: T tokens, K top-k, H hidden, I intermediate, E logical experts, N rows (a token and one of its
 experts).
@@ -54,7 +54,7 @@ class Sized(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed expert, in bytes."""
+        """Memory of the packed expert, in bytes; the kernel adds it up (`ExpertKernel.bytes`)."""
         ...
 
 
@@ -85,20 +85,20 @@ class ExpertKernel(abc.ABC):
 
     @property
     def count(self) -> int:
-        """Number of expert replicas that the kernel holds."""
+        """Number of expert replicas that the kernel holds, over all MoE layers."""
         return len(self._packed)
 
     @property
     def bytes(self) -> int:
-        """Memory of the expert replicas that the kernel holds, in bytes."""
+        """Memory of the expert replicas held, in bytes and in the kernel's layout, without scratch."""
         return self._bytes
 
     def holds(self, layer: int, expert: int) -> bool:
-        """Whether the kernel holds a replica of this expert."""
+        """Whether the kernel holds a replica of this expert; if not, a batch that needs it is refused."""
         return (layer, expert) in self._packed
 
     def count_into(self, counts_LX: npt.NDArray[np.int64]) -> None:
-        """Count the tokens of each expert into this array, in every later batch.
+        """Count the tokens of each expert into this array, in every later batch; the balancer reads the sums.
 
         The rows are in the order of their experts anyway, so counting costs nothing.
 
@@ -125,7 +125,7 @@ class ExpertKernel(abc.ABC):
         self._put(layer, expert, self.pack(weights, self.forms[layer], pause))
 
     def unload(self, layer: int, expert: int) -> None:
-        """Drop an expert replica, if it is held. Call it in the loading thread."""
+        """Drop an expert replica, if it is held: later batches lack it. Call it in the loading thread."""
         packed = self._packed.pop((layer, expert), None)
         self._bytes -= packed.nbytes if packed else 0
 
@@ -144,7 +144,9 @@ class ExpertKernel(abc.ABC):
         scores_TK: torch.Tensor,
         layer: int,
     ) -> torch.Tensor:
-        """Compute a batch: the weighted sum of the chosen experts' outputs, float32 (T, H).
+        """Compute the loop's batch: each token's weighted sum over its experts held here, float32 (T, H).
+
+        The client adds up the sums of all servers.
 
         One caller at a time. The result may be in scratch memory: it is valid until the next call.
 
@@ -175,10 +177,10 @@ class ExpertKernel(abc.ABC):
     def compute(
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
-        """Compute a batch whose layer and shapes `__call__` has checked."""
+        """Compute a batch whose layer and shapes `__call__` has checked; raises LookupError as it does."""
 
     def close(self) -> None:
-        """Free the kernel's threads and memory. Idempotent; a closed kernel cannot compute."""
+        """Free the kernel's threads and memory, at the server's end or after a failed trial. Idempotent."""
         self._packed.clear()
         self._bytes = 0
 

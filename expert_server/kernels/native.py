@@ -1,4 +1,4 @@
-"""The compiled kernel: a batch through a whole layer in one call, on panels that are read strictly forward.
+"""An expert server's compiled kernel: a batch through a layer in one call, on panels read strictly forward.
 
 One extension has code for each CPU (AMX, AVX512-BF16, VNNI, AVX-512, AVX2, any other) and takes the first
 that works. `native/native.h` and `native/moe.c` describe the layout and the order of work.
@@ -76,18 +76,18 @@ class NativeKernel(ExpertKernel):
         self._out = self._out_TH = torch.empty(0)
 
     def unload(self, layer: int, expert: int) -> None:
-        """Drop an expert replica, if it is held, and publish the layer's new table."""
+        """Drop an expert replica, if it is held; later calls get a table of the layer without it."""
         if self.holds(layer, expert):
             super().unload(layer, expert)
             del self._layers[layer][expert]
             self._publish(layer)
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> PackedExpert:
-        """Pack an expert into panels (`ExpertKernel.pack`)."""
+        """Pack an expert into panels, which the compiled code reads (`ExpertKernel.pack`)."""
         return pack_expert(weights.plain(form), self._activations[form], self.spec, pause)
 
     def close(self) -> None:
-        """Free the thread pool, the experts and the scratch memory (`ExpertKernel.close`)."""
+        """Free the thread pool, the experts and the scratch memory, for good (`ExpertKernel.close`)."""
         super().close()
         self._layers, self._tables = {}, {}
         self._pool = None
@@ -152,7 +152,7 @@ class NativeKernel(ExpertKernel):
         )
 
     def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
-        """Grow the memory that calls share, by more than needed, so that later calls rarely allocate."""
+        """Grow scratch and result memory of all calls, by more than needed, so that later ones rarely do."""
         if self._scratch.nbytes < scratch_bytes:
             self._scratch = torch.empty(0, dtype=torch.uint8)
             self._scratch = huge_memory(scratch_bytes + scratch_bytes // 2)
@@ -187,7 +187,7 @@ _NO_EXPERTS = _Table(np.zeros(0, _EXPERT), ())
 
 
 def available_isas(spec: KernelSpec) -> list[str]:
-    """The instruction sets that work on this CPU for such weights, the fastest first."""
+    """List the instruction sets that work on this CPU for such weights, the fastest first; for tests."""
     return [isa for _, isa, weights, _ in _native.kinds() if weights == _weights_format(spec)]
 
 
@@ -196,7 +196,7 @@ def _weights_format(spec: KernelSpec) -> int:
 
 
 def _contiguous(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
-    """Contiguous values of one of these dtypes (converted to the last if necessary)."""
+    """Return values that the compiled code reads: contiguous, of one of these dtypes (else the last)."""
     if values.dtype not in dtypes:
         values = values.to(dtypes[-1])
     return values if values.is_contiguous() else values.contiguous()

@@ -1,4 +1,4 @@
-"""Packs experts into panels for the compiled kernel; `native/native.h` draws the panels.
+"""Packs experts into panels for the compiled kernel as they load; `native/native.h` draws the panels.
 
 A word has 4 bytes: a float32, two bfloat16, four int8, eight int4, or a scale. N output channels, K inputs.
 """
@@ -40,7 +40,7 @@ class PackedExpert:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed expert, in bytes."""
+        """Memory of the packed expert, in bytes, padding and scales included."""
         return self.memory.nbytes
 
 
@@ -66,7 +66,7 @@ class _Layout:
 
     @classmethod
     def of(cls, spec: KernelSpec) -> _Layout:
-        """The layout of an expert's matrices, for a kernel's dtype and quantisation."""
+        """Choose the layout of an expert's matrices, by the kernel's dtype and quantisation."""
         match spec.quantization:
             case Quantization.INT8:
                 return cls(spec.dtype, 64, spec.quantization, 4, 1024, 128)

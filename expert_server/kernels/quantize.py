@@ -1,4 +1,4 @@
-"""Weight-only quantisation, and its error.
+"""Weight-only quantisation, as an expert server packs experts, and the error that it causes.
 
 int8 has one scale per output channel, int4 one per output channel and group of 128 inputs. Both are
 symmetric: weight = scale * code. Here every code is an int8; the compiled kernel packs two int4 codes into a
@@ -80,7 +80,7 @@ def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMa
 
 
 def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Convert a quantised matrix back to weights, (N, K)."""
+    """Convert a quantised matrix back to weights, (N, K), to measure errors and for the reference kernel."""
     scale = matrix.scale.to(dtype)
     if scale.shape[1] > 1:
         scale = scale.repeat_interleave(GROUP, dim=1)[:, : matrix.codes.shape[1]]
@@ -90,7 +90,7 @@ def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> t
 def fake_quantize(
     weights: ExpertWeights, form: ExpertForm, quantization: Quantization
 ) -> ExpertWeights:
-    """Quantise and dequantise an expert, in the same layout and dtype; biases are not quantised.
+    """Quantise and dequantise an expert, for the reference kernel and trials; biases are not quantised.
 
     Raises:
         CheckpointError: A weight is NaN or infinite.
@@ -110,8 +110,8 @@ def quantization_error(
 ) -> float:
     """Relative error of an expert's output, ||y_q - y|| / ||y||, on 64 rows of standard normal activations.
 
-    y uses the checkpoint's weights, y_q the quantised ones. Both are computed in float32, so that no other
-    rounding counts.
+    The server's start message shows it. y uses the checkpoint's weights, y_q the quantised ones. Both are
+    computed in float32, so that no other rounding counts.
 
     Raises:
         CheckpointError: A weight is NaN or infinite.
@@ -143,7 +143,7 @@ def _linear(
 
 
 def _blocks(rows: int, inputs: int, weights: int) -> Iterator[slice]:
-    """Split rows into slices of fewer than `weights` weights."""
+    """Split rows into slices of fewer than `weights` weights, so that scratch stays small."""
     step = max(1, (weights - 1) // inputs)
     return (slice(start, start + step) for start in range(0, rows, step))
 

@@ -1,4 +1,4 @@
-"""The reference kernel: one expert after another, in transformers' own order of operations.
+"""An expert server's reference kernel: one expert after another, in transformers' order of operations.
 
 All other kernels are tested against it. T tokens, K top-k, H hidden, N tokens of one expert.
 """
@@ -55,7 +55,7 @@ class ReferenceKernel(ExpertKernel):
 
 
 def expert_forward(x_NH: torch.Tensor, weights: ExpertWeights, form: ExpertForm) -> torch.Tensor:
-    """Compute one expert's output, (N, H) in the weights' dtype, before the router's score."""
+    """Compute one expert's output for its tokens, (N, H) in the weights' dtype, without router scores."""
     hidden_NI = _linear(x_NH.to(weights.up.dtype), weights.up, weights.up_bias, form.is_transposed)
     hidden_NI = form.activate(hidden_NI)
     return _linear(hidden_NI, weights.down, weights.down_bias, form.is_transposed)

@@ -1,4 +1,4 @@
-"""Trial of a kernel at start, on random experts: is it correct, and how much memory does an expert take?
+"""Tries a kernel on random experts, as an expert server starts: is it right, and how large is an expert?
 
 T tokens, K top-k, H hidden, I intermediate.
 """
@@ -47,7 +47,7 @@ class ExpertSizes:
 
     @classmethod
     def of(cls, experts: nn.Module, top_k: int) -> ExpertSizes:
-        """The sizes of an experts module of transformers (the meta device suffices)."""
+        """Read the sizes off an experts module of transformers (the meta device suffices)."""
         shapes = {name: tensor.shape for name, tensor in experts.named_parameters()}
         num_experts, hidden, intermediate = shapes["down_proj"]
         if experts.is_transposed:
@@ -96,7 +96,10 @@ def trial_error(
 def replica_bytes(
     kernel: ExpertKernel, form: ExpertForm, spec: KernelSpec, sizes: ExpertSizes
 ) -> int:
-    """Memory that an empty kernel takes for one expert in bytes, measured by loading one."""
+    """Measure an expert's bytes in an empty kernel, by loading a random one.
+
+    A server with a memory limit registers with it, so that the balancer places no more than fits.
+    """
     kernel.load(0, 0, _Random(spec.dtype).expert(form, sizes))
     taken = kernel.bytes
     kernel.unload(0, 0)

@@ -1,4 +1,4 @@
-"""Tokens per expert on this server, for the balancer to read."""
+"""Reports an expert server's load to the balancer: tokens per expert, busy time, network traffic."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class HotnessHandler:
         self._boot_id = secrets.randbits(62) | 1
 
     def ReadHotness(self, request: pb.ReadHotnessRequest, context: Any) -> pb.ReadHotnessResponse:
-        """Return the tokens of each expert, if they have changed since the last call, and the traffic."""
+        """Return the total tokens of each expert, busy time and traffic; the balancer plans with them.
+
+        The tokens are left out if no request was answered since the balancer's last call.
+        """
         # Before the counts: the next answer repeats tokens that come between the two, rather than omit them.
         sequence, busy_s, batches = self._loop.requests, self._loop.busy_s, self._loop.batches
         known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
@@ -72,7 +75,7 @@ class HotnessHandler:
 
 
 def carried(table: str) -> tuple[int, int]:
-    """Sum the bytes received and sent by all interfaces in /proc/net/dev except the loopback."""
+    """Sum the bytes received and sent by all interfaces in /proc/net/dev except lo, for ReadHotness."""
     received = sent = 0
     # Skip two heading lines.
     for line in table.splitlines()[2:]:

@@ -1,4 +1,4 @@
-"""Added network latency, for experiments with distance.
+"""Added network latency in the expert server's loop, for experiments with distance.
 
 The loop sees each request a fixed time after it was written. The server is not busy in that time.
 """
@@ -24,11 +24,11 @@ class AddedLatency:
         self._requests: deque[Request] = deque()
 
     def put(self, request: Request) -> None:
-        """Queue a request, to be delayed from its `admitted_at` on."""
+        """Queue an admitted request; `arrived` returns it once its delay, from `admitted_at` on, is over."""
         self._requests.append(request)
 
     def arrived(self, now: float) -> list[Request]:
-        """Remove and return the requests whose delay is over, in order."""
+        """Remove and return the requests whose delay is over, for the batcher, as if admitted `now`."""
         arrived = []
         while self._requests and self._requests[0].admitted_at + self._seconds <= now:
             # The delay does not count as the server's time.
@@ -36,5 +36,5 @@ class AddedLatency:
         return arrived
 
     def next_at(self) -> float | None:
-        """When the next delay is over, in monotonic seconds; None if the queue is empty."""
+        """When the next delay is over, in monotonic seconds: the loop then wakes. None: no request."""
         return self._requests[0].admitted_at + self._seconds if self._requests else None

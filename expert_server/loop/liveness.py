@@ -1,4 +1,4 @@
-"""Liveness of the expert server's loop, and the watchdog that checks it.
+"""Liveness of the expert server's loop, and the watchdog that reports a stall to the monitor.
 
 The heartbeat has its own thread, so it proves nothing about the loop. The loop notes each turn and each
 batch; a watchdog reads these notes. A long batch is not a stall, so a batch counts as stalled only after
@@ -48,20 +48,20 @@ class Liveness:
         self._s_per_token: float | None = None
 
     def turns(self, at: float) -> None:
-        """Note that the loop looks for work; if it sleeps first, `at` is the end of its sleep."""
+        """Note that the loop looks for work: a stall counts from `at`, which is after its sleep, if any."""
         self._doing = (at, 0)
 
     def begins(self, tokens: int, now: float) -> None:
-        """Note that the loop begins a batch of this many tokens."""
+        """Note that the loop begins a batch; its number of tokens decides how long it may take."""
         self._doing = (now, tokens)
 
     def ended(self, tokens: int, seconds: float) -> None:
-        """Note that batches of this many tokens together took this long; updates the time per token."""
+        """Note the tokens and seconds of a layer's batches: they set how long later batches may take."""
         known = self._s_per_token or 0.0
         self._s_per_token = max(seconds / tokens, _DECAY * known)
 
     def still(self, now: float, awake_from: float) -> tuple[float, float]:
-        """Return for how long the loop has not moved, and for how long it may, in seconds.
+        """Return for how long the loop has not moved, and for how long it may, in seconds; for the watchdog.
 
         Args:
             now: Monotonic seconds.
@@ -107,17 +107,17 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that checks the loop."""
+        """Start the thread that checks the loop, just before the loop runs."""
         self._checked_at = self._awake_from = self._clock()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread that checks the loop. Idempotent."""
+        """Stop the thread that checks the loop, after the loop has ended. Idempotent."""
         self._over.set()
         self._thread.join(_JOIN_S)
 
     def check(self) -> None:
-        """Check once whether the loop has stalled; call `on_change` if that has changed."""
+        """Check once whether the loop has stalled, and set `stalled_s`; call `on_change` on a change."""
         now = self._clock()
         if now - self._checked_at > _SUSPENDED_S:
             self._awake_from = now

@@ -118,17 +118,17 @@ class ServeLoop:
 
     @property
     def requests(self) -> int:
-        """Number of requests answered so far, with a result or an error."""
+        """Requests answered so far, with a result or an error: the progress that heartbeats report."""
         return self.computed + self.refused + self.expired
 
     @property
     def in_flight(self) -> int:
-        """Number of requests admitted and not answered."""
+        """Requests admitted and not answered. Heartbeats report it; a leaving server waits for 0."""
         return len(self._admitted)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request waits in a slot or is computed. Safe from any thread."""
+        """Whether a request waits in a slot or is computed; weight loads then pause. Safe from any thread."""
         # The flag is WRITTEN until the answer is there. A stopped loop may have no arena.
         return not self._stopped and bool(self._arena.flags.scan(0, self._arena.slots, _WRITTEN))
 
@@ -148,7 +148,7 @@ class ServeLoop:
         self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
-        """Answer requests until `stop`."""
+        """Answer requests until `stop`, in the server's main thread."""
         flags = self._arena.flags
         with torch.inference_mode():
             while not self._stopped:
@@ -160,7 +160,7 @@ class ServeLoop:
         self._views.clear()
 
     def step(self, seen: int) -> None:
-        """Scan the slots once, then compute a batch or wait.
+        """One turn of `run`: scan the slots, admit new requests, then compute one batch or wait.
 
         Args:
             seen: The doorbell's count, read before the caller checked its own reasons to end the wait
@@ -204,7 +204,7 @@ class ServeLoop:
             )
 
     def serve(self, ready: list[int]) -> None:
-        """Answer the requests in these slots at once, one batch per layer, without a scan or a wait."""
+        """Answer the requests in these slots at once, layer by layer, without a scan or a wait; for tests."""
         self._admit(ready)
         now = self._clock()
         for request in self._on_the_way.arrived(now):
@@ -215,7 +215,7 @@ class ServeLoop:
     # -- admit ----------------------------------------------------------------------------------------
 
     def _admit(self, ready: list[int]) -> None:
-        """Claim the slots that are not claimed yet, and queue their requests."""
+        """Claim the slots that are not claimed yet; queue their requests for a batch, or refuse them."""
         new = [slot for slot in ready if slot not in self._admitted]
         if not new:
             return
@@ -232,7 +232,7 @@ class ServeLoop:
             self._release(settled)
 
     def _accept(self, slot: int, grant: Grant | None, now: float) -> Request | None:
-        """Validate the request in a claimed slot; None if there is none or it is refused."""
+        """Validate the request in a claimed slot; None if there is none, or it is invalid and was refused."""
         if grant is None:
             self._arena.server_offline(slot)
             return None
@@ -258,7 +258,7 @@ class ServeLoop:
     def _read(
         self, slot: int, grant: Grant
     ) -> tuple[RequestHeader, SlotCorruptError | WrongRequestError | None]:
-        """Return the request header in a slot, and the error that makes the request invalid, if any."""
+        """Copy the request header out of a slot; return it and the error that makes it invalid, if any."""
         offset = self._arena.request_offset(slot)
         header = RequestHeader.unpack_from(self._buffer, offset)
         try:
@@ -274,7 +274,10 @@ class ServeLoop:
     # -- compute --------------------------------------------------------------------------------------
 
     def _answer(self, layer: int) -> None:
-        """Compute and answer all queued requests of a layer, in one batch for each width (K) and dtype."""
+        """Compute and answer all queued requests of a layer, in one batch for each width (K) and dtype.
+
+        Requests of revoked slots are dropped; those whose time budget is over are answered EXPIRED.
+        """
         requests = self._batcher.take(layer)
         began = self._clock()
         tokens = 0
@@ -332,7 +335,10 @@ class ServeLoop:
             start = end
 
     def _refuse_misplaced(self, group: list[Request], error: LookupError) -> None:
-        """Handle a batch with an expert that is not held: refuse the request for it, answer the others."""
+        """Handle a batch with an expert that is not held: refuse the request for it, answer the others.
+
+        STALE_PLACEMENT and this server's epoch tell the client to send it elsewhere.
+        """
         if len(group) == 1:
             request = group[0]
             _log.info("slot %d: %s", request.slot, error)

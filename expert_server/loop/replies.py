@@ -1,4 +1,4 @@
-"""Writes the loop's answers into the requests' slots, and rings the clients' doorbells."""
+"""Writes the answers of an expert server's loop into the requests' slots, and rings clients' doorbells."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Replies:
         self._views = views
 
     def result(self, request: Request, rows_TH: npt.NDArray[np.float32], now: float) -> None:
-        """Write a request's result into its slot, and wake the client."""
+        """Write a request's result into its slot, and hand the slot to the client (DONE, doorbell)."""
         tokens, hidden = rows_TH.shape
         np.copyto(self._views.result(request.slot, tokens), rows_TH)
         answer = ResultHeader.of(
@@ -67,7 +67,10 @@ class Replies:
     def error(
         self, slot: int, grant: Grant, header: RequestHeader, status: Status, detail: int = 0
     ) -> None:
-        """Write an error answer into a slot, and wake the client. The header may be an invalid one."""
+        """Write an error answer into a slot and hand it to the client, as `result` does.
+
+        The header may be an invalid one.
+        """
         answer = ResultHeader.of(
             status, generation=grant.generation, request_id=header.request_id, detail=detail
         )

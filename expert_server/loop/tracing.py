@@ -20,7 +20,7 @@ __all__ = ["BatchTraces"]
 
 
 class BatchTraces:
-    """Records a span for each traced batch of a server's loop.
+    """Records a span for each batch of a server's loop that has a traced request, for the trace collector.
 
     Args:
         tracing: Creates and exports the spans.
@@ -35,7 +35,7 @@ class BatchTraces:
 
     @contextmanager
     def batch(self, group: Sequence[Request], now: float) -> Iterator[None]:
-        """Record a span for the batch computed in the block, if it is traced; `now` is the loop's clock."""
+        """Record a span for the batch computed in the block, if a request is traced; `now`: loop time."""
         arena = self._arena
         contexts = [
             context

@@ -1,4 +1,4 @@
-"""Tensor views of requests' payloads in slots, and scratch memory for batches of several requests.
+"""Tensor views of requests in an expert server's slots, and scratch memory that joins them to a batch.
 
 Letters: T tokens, H hidden size, K experts per token (top-k).
 """
@@ -38,7 +38,7 @@ class PayloadViews:
 
     @classmethod
     def of(cls, arrays: PayloadArrays, dtype: WireDtype) -> PayloadViews:
-        """Make the views of a payload, with tensors over the arrays' memory."""
+        """Make the views of a payload; the kernel reads the tensors, which share the arrays' memory."""
         x_TH, ids_TK, scores_TK = map(torch.from_numpy, arrays)
         if dtype is WireDtype.BFLOAT16:
             x_TH = x_TH.view(torch.bfloat16)
@@ -46,7 +46,7 @@ class PayloadViews:
 
 
 class TensorViews(SlotViews):
-    """Views of an arena's slots, with tensors of the same memory, for computing."""
+    """Views of an arena's slots, with tensors of the same memory: the kernel reads requests in place."""
 
     def __init__(self, arena: Arena, hidden_size: int) -> None:
         super().__init__(arena, hidden_size)
@@ -62,7 +62,7 @@ class TensorViews(SlotViews):
         return views
 
     def clear(self) -> None:
-        """Drop all views, so that the arena's memory can be freed."""
+        """Drop all views when the loop ends, so that the arena's memory can be freed."""
         super().clear()
         self._with_tensors.clear()
 
@@ -85,7 +85,7 @@ class Scratch:
         return 0 if self._memory is None else len(self._memory)
 
     def gather(self, payloads: Sequence[PayloadViews], like: RequestHeader) -> PayloadViews:
-        """Concatenate the payloads of several requests into one batch.
+        """Concatenate the payloads of several requests into one batch, the kernel's input.
 
         Args:
             payloads: Payloads of one H, K and dtype.

@@ -1,4 +1,4 @@
-"""The server's end of the grpc transport: copies requests into the arena and results out of it.
+"""The expert server's end of the grpc transport: copies requests into the arena and results out of it.
 
 To the loop it is one more client: it changes flags as a client on the same host does. A stream and its grant
 end together. A frame for a slot that is not free ends the connection, and gRPC reads one frame ahead at most,
@@ -42,7 +42,7 @@ class ExchangeHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._table = table
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return a handler with the state of one new Exchange stream; None for other methods."""
+        """For gRPC, at each call: return a handler for one new Exchange stream; None for other methods."""
         if handler_call_details.method != EXCHANGE:
             return None
         stream = _Stream(self._arena, self._table)
@@ -84,7 +84,10 @@ class _Stream:
         return self._grant is not None and not self._refusal
 
     def _write(self, grant: Grant, frame: Frame) -> str:
-        """Write a request frame into its slot. Returns the reason for refusing it, or an empty string."""
+        """Write a request frame into its slot, and wake the loop.
+
+        Returns the reason for refusing the frame, which ends the stream, or an empty string.
+        """
         arena, data = self._arena, frame.data
         capacity = REQUEST_HEADER_BYTES + arena.payload_capacity
         if frame.slot >= grant.slots or not REQUEST_HEADER_BYTES <= len(data) <= capacity:
@@ -107,7 +110,7 @@ class _Stream:
     # -- out, by the call's own thread ----------------------------------------------------------------
 
     def serve(self, requests: Iterator[bool], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Send the loop's answers to the client until either side ends the stream."""
+        """Send the loop's answers to the client until either side ends the stream; then revoke its slots."""
         grant = self._grant if next(requests, False) else None
         if grant is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "unknown connection: connect first")
@@ -134,7 +137,7 @@ class _Stream:
             self._table.revoke(grant.connection_id)
 
     def _answers(self, grant: Grant) -> Iterator[bytes]:
-        """Yield frames with the loop's results, until the grant is revoked."""
+        """Yield frames with the loop's results, for gRPC to send, until the grant is revoked."""
         flags = self._arena.flags
         while True:
             seen = flags.seq(grant.reply_bell)
@@ -150,7 +153,7 @@ class _Stream:
             )
 
     def _collect(self, grant: Grant) -> list[bytes]:
-        """Copy the computed results into frames, and free their slots."""
+        """Copy the computed results into frames, and free their slots for the client's next requests."""
         arena = self._arena
         frames = []
         for slot in arena.flags.scan(grant.first_slot, grant.slots, SlotState.DONE.mask):

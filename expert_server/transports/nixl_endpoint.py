@@ -1,4 +1,4 @@
-"""The server's end of the nixl transport: clients write into the arena, and it writes results into theirs.
+"""The expert server's end of the nixl transport: clients write into the arena, it writes results into theirs.
 
 To the loop it is one more client. A network card's write wakes no futex, so a thread polls. It turns a
 client's notification, which arrives after the client's bytes, into a flag and a doorbell. It turns a DONE
@@ -86,7 +86,10 @@ class NixlEndpoint:
     def join(
         self, requests: Iterator[pb.JoinRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.JoinResponse]:
-        """Serve the stream of a client's connection until either side ends it."""
+        """Serve the stream of a client's connection until either side ends it; requests do not pass here.
+
+        The first messages exchange the memory that each side writes into, later ones only wake the poller.
+        """
         if missing := why_not():
             context.abort(grpc.StatusCode.UNIMPLEMENTED, f"no nixl here: {missing}")
         first = next(requests, None)
@@ -119,7 +122,7 @@ class NixlEndpoint:
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer.reason)
 
     def _listen(self, grant: Grant, requests: Iterator[pb.JoinRequest]) -> None:
-        """Wake the polling thread when a client announces a write after a silence."""
+        """Wake the polling thread for each message: the client announces a write after a silence."""
         try:
             for _ in requests:
                 if (poller := self._poller) is not None:
@@ -128,7 +131,7 @@ class NixlEndpoint:
             _log.debug("%s: stream ended: %s", grant.client_id, error)
 
     def _mirror(self, grant: Grant, handle: bytes) -> tuple[_ServerAgent, _Peer]:
-        """Connect to a client's agent, and register the client's slots for its writes."""
+        """Learn a client's NIXL agent, and register the client's slots for writes; the poller serves it."""
         with self._lock:
             if self._agent is None:
                 self._agent = Agent(f"expert-server-{self._arena.incarnation}")
@@ -164,14 +167,17 @@ class NixlEndpoint:
             peer.results = SlotMemory.read(memory)
 
     def leave(self, connection_id: str) -> None:
-        """End the connection of a client that writes no more. Nothing is written to it after this."""
+        """End the connection of a client that disconnects and writes no more: its slots are free at once.
+
+        Nothing is written to the client after this.
+        """
         with self._lock:
             peer = self._peers.get(connection_id)
             if peer is not None:
                 self._end(peer, "the client left", clean=True)
 
     def supersede(self, client_id: str, incarnation: int) -> None:
-        """End the former nixl connections of a client that connects again.
+        """End the former nixl connections of a client that connects again, before it gets new slots.
 
         The same process has closed its connection and writes no more. Writes of an earlier process may still
         arrive, so its slots stay reserved.
@@ -188,7 +194,7 @@ class NixlEndpoint:
                     self._held.remove(entry)
 
     def close(self) -> None:
-        """End every client's connection and the polling thread. Idempotent."""
+        """End every client's connection and the polling thread, before the arena is closed. Idempotent."""
         with self._lock:
             poller, self._poller = self._poller, None
         if poller is not None:
@@ -249,7 +255,7 @@ class NixlEndpoint:
             return bool(ended or notes) or any(begun)
 
     def _pause(self, pause_us: int) -> bool:
-        """Wait on the reply doorbell of a request in computation; return False if there is none."""
+        """For the poller: sleep until a request in computation is answered, but briefly; False: none is."""
         flags = self._arena.flags
         for peer in tuple(self._peers.values()):
             first, slots = peer.grant.first_slot, peer.grant.slots
@@ -294,7 +300,10 @@ class NixlEndpoint:
             raise ValueError(f"slot {index} is not free")
 
     def _answer(self, agent: _ServerAgent, peer: _Peer) -> bool:
-        """Begin to write a client's results into its memory. Returns whether there were any."""
+        """Begin to write a client's computed results into its memory; `_answered` then notifies it.
+
+        Returns whether there were any.
+        """
         arena, grant = self._arena, peer.grant
         if self._table.get(peer.name) is None:
             self._end(peer, "the connection is over")

@@ -40,7 +40,7 @@ __all__ = ["Grant", "SlotTable", "last_gone"]
 
 
 def last_gone(former: Member | None, now: Member) -> int:
-    """The last incarnation of a client that is dead, has left or was replaced.
+    """Return a client's last incarnation that is dead, has left or was replaced; its slots are to be freed.
 
     Args:
         former: The client in the previous view; None if it was not there.
@@ -67,7 +67,7 @@ class Grant:
 
     @property
     def reply_bell(self) -> int:
-        """Doorbell that signals an answer in one of these slots."""
+        """Doorbell that the loop rings for an answer in these slots, to wake the client or its stream."""
         return reply_bell(self.first_slot)
 
 
@@ -92,7 +92,7 @@ class SlotTable:
         self.changes = 0
 
     def grant(self, client_id: str, client_incarnation: int, slots: int) -> Grant | None:
-        """Give a client a run of free slots; None if there is no such run.
+        """Give a client that connects a run of free slots; None if there is no such run.
 
         A client has one connection. A client that connects again has lost the former one, and its
         Disconnect may be lost as well. So the slots of this incarnation and earlier ones are freed first.
@@ -128,14 +128,17 @@ class SlotTable:
             return grant
 
     def revoke(self, connection_id: str) -> None:
-        """Take a client connection's slots back. Idempotent."""
+        """Take a connection's slots back at its end: requests in them are dropped. Idempotent."""
         with self._lock:
             grant = self._grants.get(connection_id)
             if grant is not None:
                 self._revoke(grant)
 
     def revoke_incarnations(self, client_id: str, up_to_incarnation: int) -> int:
-        """Free the slots of a client's incarnations up to this one. Returns the number of connections."""
+        """Free the slots of a client's incarnations up to this one, which the monitor says are gone.
+
+        Returns the number of connections.
+        """
         return self._revoke_if(
             lambda grant: (
                 grant.client_id == client_id and grant.client_incarnation <= up_to_incarnation
@@ -143,7 +146,9 @@ class SlotTable:
         )
 
     def revoke_unknown(self, incarnations: Mapping[str, int], older_than_s: float) -> int:
-        """Free the slots of clients that are not live members. Returns the number of connections.
+        """Free the slots of clients that are not live members, when Connect finds none free.
+
+        Returns the number of connections.
 
         Args:
             incarnations: Incarnations of the live clients, by id.
@@ -158,26 +163,26 @@ class SlotTable:
         )
 
     def revoke_all(self) -> None:
-        """Take the slots of all clients back."""
+        """Take the slots of all clients back, when this server ends, lost its lease or was replaced."""
         self._revoke_if(lambda _grant: True)
 
     def get(self, connection_id: str) -> Grant | None:
-        """The grant of a client connection; None if it is unknown or revoked."""
+        """The grant of a client connection; None if it is unknown or revoked, so that its stream must end."""
         with self._lock:
             return self._grants.get(connection_id)
 
     def clients(self) -> set[str]:
-        """Ids of the clients that hold slots."""
+        """Ids of the clients that hold slots, to compare with the cluster's members."""
         with self._lock:
             return {grant.client_id for grant in self._grants.values()}
 
     def grants(self) -> list[Grant]:
-        """The current grants of all clients."""
+        """The current grants of all clients; the loop's batcher forgets all others."""
         with self._lock:
             return list(self._grants.values())
 
     def claim(self, slots: Collection[int]) -> list[Grant | None]:
-        """Mark slots as in use by the serving loop, so that they are not granted again.
+        """Mark slots as in use by the serving loop, which admits them, so that they are not granted again.
 
         Returns:
             Their owners. Until `release` an owner may vanish, but cannot change to another.
@@ -188,7 +193,7 @@ class SlotTable:
             return [self._owner[slot] for slot in slots]
 
     def release(self, slots: Collection[int]) -> None:
-        """Mark slots as no longer in use by the serving loop, after their requests are answered."""
+        """Mark slots as no longer used by the serving loop, after their answers: another grant may follow."""
         with self._lock:
             for slot in slots:
                 self._busy[slot] = False

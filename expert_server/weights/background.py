@@ -1,4 +1,4 @@
-"""Priorities of threads that work while requests are served."""
+"""Priorities of an expert server's threads that load or share weights while its loop serves requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ _LOWEST = 19
 
 
 def step_back() -> None:
-    """Lower the priority of the calling thread, permanently, so that serving has precedence."""
+    """Lower the calling thread's priority for good: serving precedes its reads or loads of weights."""
     thread = threading.get_native_id()
     now = os.getpriority(os.PRIO_PROCESS, thread)
     os.setpriority(os.PRIO_PROCESS, thread, min(_LOWEST, now + _STEPS))
 
 
 def compute_alone() -> None:
-    """Lower the priority of the calling thread, and limit torch to one thread in this thread only."""
+    """Lower the calling thread's priority, and limit torch to one thread in it; others keep theirs.
+
+    For a load while experts are held, whose kernel needs the cores.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # The limit would also apply to threads that have not computed yet; this restores theirs.

@@ -1,4 +1,4 @@
-"""Memory for weights and scratch of the expert server, in separate mappings."""
+"""Memory for an expert server's weights and scratch, in mappings of its own, so that it is really freed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HUGE_BYTES = 2 << 20
 
 
 def huge_memory(nbytes: int) -> torch.Tensor:
-    """Zeros, uint8 (nbytes,), in a private mapping that is freed with the tensor.
+    """Allocate zeros, uint8 (nbytes,), in a private mapping that is freed with the tensor.
 
     malloc would keep freed blocks, and fragmentation would prevent their reuse. Measured on experts, that
     takes a third more memory than the weights.
@@ -45,7 +45,10 @@ def huge_memory(nbytes: int) -> torch.Tensor:
 
 
 def trim() -> None:
-    """Return malloc's free pages to the system, if it is glibc's. Takes about 5 ms per 100 MB."""
+    """Return malloc's free pages to the system, if it is glibc's, after experts were packed or unloaded.
+
+    Takes about 5 ms per 100 MB.
+    """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)

@@ -1,4 +1,4 @@
-"""A checkpoint read from other expert servers: headers are kept here, tensors are streamed when read."""
+"""A checkpoint of an expert server without --model: it reads headers from its peers, tensors when needed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _READ_SHARD = "/eaas.rpc.v1.ExpertService/ReadShard"
 
 
 def serving_peers(monitor_address: str, tls: Identity | None = None) -> list[Member]:
-    """The expert servers in state SERVING, as the monitor reports them.
+    """Ask the monitor for the SERVING expert servers, whose checkpoint a server without one reads.
 
     Args:
         monitor_address: host:port of the monitor; "host:port,host:port" for several.
@@ -83,7 +83,7 @@ class PeerReader:
         self._first = ""
 
     def close(self) -> None:
-        """Close the channels to the peers and cancel the reads."""
+        """Close the channels to the peers and cancel the reads, when this server ends."""
         self._ahead.shutdown(wait=False, cancel_futures=True)
         with self._channels_lock:
             channels, self._channels = self._channels, {}
@@ -91,11 +91,11 @@ class PeerReader:
             line.close()
 
     def start(self, work: Callable[..., None], *arguments: object) -> Future[None]:
-        """Run a function in the pool of low-priority reading threads."""
+        """Run a function, such as `read`, in the pool of low-priority threads, so that reads overlap."""
         return self._ahead.submit(work, *arguments)
 
     def each_first(self) -> Iterator[str]:
-        """Iterate over the peers; until the next step, reads ask the current peer first."""
+        """Iterate over the peers, to read wrong bytes again; until the next step, reads ask it first."""
         try:
             for address in self._addresses():
                 self._first = address
@@ -104,7 +104,7 @@ class PeerReader:
             self._first = ""
 
     def read(self, shard: str, begin: int, buffer: memoryview) -> None:
-        """Fill the buffer from a position in a shard. If a peer's stream ends early, ask another peer.
+        """Fill the buffer from a position in a shard on a peer. If its stream ends early, ask another one.
 
         Raises:
             ConnectionError: No peer has the shard, or none sends more of it.
@@ -167,7 +167,7 @@ class PeerReader:
             leave(call)
 
     def _disconnect(self, address: str) -> None:
-        """Close a peer's channel; the next read connects again."""
+        """Close a peer's channel after a failed read; the next read connects again."""
         with self._channels_lock:
             line = self._channels.pop(address, None)
         if line is not None:

@@ -1,4 +1,4 @@
-"""Shares this server's checkpoint with expert servers that have none: reads its files and streams them."""
+"""Shares an expert server's checkpoint with servers that have none: reads its files and streams them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pace:
         self._free_at = clock()
 
     def take(self, count: int) -> None:
-        """Sleep until the rate allows this many more bytes."""
+        """Sleep until the rate allows this many more bytes, and count them; callers wait in turn."""
         with self._lock:
             now = self._clock()
             begin = max(now, self._free_at)
@@ -77,7 +77,10 @@ class CheckpointSharer:
     def DescribeCheckpoint(
         self, request: pb.DescribeCheckpointRequest, context: grpc.ServicerContext
     ) -> pb.DescribeCheckpointResponse:
-        """Return the checkpoint's config, its index, and the names and sizes of its shards."""
+        """Return config, index and shards' names and sizes to a server that starts without a checkpoint.
+
+        That server then reads the bytes that it needs by ReadShard.
+        """
         path = self._directory(context)
         index = path / INDEX
         single = (path / SINGLE).is_file()
@@ -94,7 +97,7 @@ class CheckpointSharer:
     def ReadShard(
         self, request: pb.ReadShardRequest, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Stream a shard's bytes to another server, then their digest, as messages of `eaas.wire.chunk`."""
+        """Stream part of a shard to a peer that loads it, then a digest, as messages of `eaas.wire.chunk`."""
         path = self._directory(context) / request.shard
         # Accept plain file names only, so that no path leads out of the checkpoint.
         if os.path.basename(request.shard) != request.shard or path.suffix != ".safetensors":
@@ -112,7 +115,7 @@ class CheckpointSharer:
             context.abort(grpc.StatusCode.DATA_LOSS, f"{path.name}: {error.strerror}")
 
     def close(self) -> None:
-        """Stop the threads that read the checkpoint for other servers."""
+        """Stop the threads that read the checkpoint for other servers, when this server ends."""
         self._readers.shutdown(wait=False)
 
     def _read(

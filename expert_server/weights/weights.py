@@ -1,4 +1,4 @@
-"""Reads single experts of a checkpoint.
+"""Reads single experts of a checkpoint, as an expert server loads its share of a placement.
 
 Only the wanted experts' bytes are read from the shards. transformers' own conversion rules turn them into its
 layout, so every storage format that transformers can load can be served. L MoE layers, E logical experts, H
@@ -56,16 +56,16 @@ class ExpertWeights:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the expert's tensors, in bytes."""
+        """Memory of the expert's tensors, in bytes; it counts towards the loading rate."""
         tensors = (self.up, self.down, self.up_bias, self.down_bias)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def to(self, dtype: torch.dtype) -> ExpertWeights:
-        """The same expert in another dtype; tensors of that dtype are shared."""
+        """The same expert in another dtype, for quantising; tensors of that dtype are shared."""
         return self._each(lambda tensor: tensor.to(dtype))
 
     def copy(self, dtype: torch.dtype) -> ExpertWeights:
-        """Copy the expert's weights, in that dtype."""
+        """Copy the expert's weights, in that dtype, out of the reader's memory, which is reused."""
         return self._each(lambda tensor: tensor.to(dtype, copy=True))
 
     def plain(self, form: ExpertForm) -> ExpertWeights:
@@ -131,7 +131,7 @@ class ExpertReader:
 
     @property
     def num_experts(self) -> int:
-        """Number of logical experts in a layer."""
+        """Number of logical experts in each MoE layer, routed ones only."""
         return self._checkpoint.shape.num_experts
 
     def read(
@@ -141,7 +141,7 @@ class ExpertReader:
         pause: Pause = at_once,
         ahead: Executor | None = None,
     ) -> Iterator[tuple[int, ExpertWeights]]:
-        """Read experts of a layer; yield each with its weights, in ascending order.
+        """Read experts of a layer, for the store to hand to the kernel; yield each, in ascending order.
 
         An expert is a view of a chunk whose memory is reused, so it is valid until the next step only. Copy
         it, and drop the view.
@@ -183,7 +183,10 @@ class ExpertReader:
             wait(readings)
 
     def elsewhere(self) -> Iterable[object]:
-        """Iterate over the servers that have the bytes; reads ask the current one first."""
+        """Iterate over the servers that have the bytes; reads ask the current one first.
+
+        Empty for a local checkpoint. The store retries an expert with a wrong digest.
+        """
         return self._checkpoint.elsewhere()
 
     def place_of(self, layer: int, expert: int) -> str:
@@ -201,7 +204,7 @@ class ExpertReader:
         self._buffers = [{}, {}]
 
     def _prefetch(self, layer: int, experts: list[int], pause: Pause) -> None:
-        """Start reading the bytes of these experts, ahead of `_read_chunk`."""
+        """Have the system or peers read these experts' bytes ahead, so that `_read_chunk` waits less."""
         if not experts:
             return
         ahead = [
@@ -213,14 +216,14 @@ class ExpertReader:
         prefetch(ahead, pause)
 
     def _expert_bytes(self, layer: int) -> int:
-        """Size of one expert of a layer, in bytes."""
+        """Size of one expert of a layer, in bytes: it decides how many experts a chunk has."""
         parameters = self._modules[layer].parameters(recurse=False)
         return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
 
     def _experts(
         self, layer: int, chunk: list[int], tensors: Mapping[str, torch.Tensor], digests: _Digests
     ) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the experts of a chunk in memory, each with its weights and digest."""
+        """Yield the experts of a chunk in memory, with weights and digests, for the caller to pack."""
         up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
         up_bias, down_bias = tensors.get(f"{up}_bias"), tensors.get("down_proj_bias")
         for place, expert in enumerate(chunk):
@@ -363,7 +366,7 @@ def _only_stacks(rule: Any) -> bool:
 
 
 def _are_alike(parts: Mapping[str, list[TensorSlice]]) -> bool:
-    """Whether all parts have one dtype and differ in their first dimension at most."""
+    """Whether all parts have one dtype and differ in their first dimension at most: `_stack` suffices."""
     every = [part for column in parts.values() for part in column]
     return len({(part.get_dtype(), part.shape[1:]) for part in every}) == 1 and all(
         len({part.shape for part in column}) == 1 for column in parts.values()
@@ -385,7 +388,7 @@ def _shrunk(module: nn.Module, shapes: Mapping[str, torch.Size]) -> Iterator[Non
 
 
 def _form(module: Any) -> ExpertForm:
-    """Return the form of a layer's experts. `activate` keeps the module, which holds no weights."""
+    """Return how a layer's experts compute. `activate` keeps the module, which holds no weights."""
     return ExpertForm(
         has_gate=module.has_gate,
         is_transposed=module.is_transposed,

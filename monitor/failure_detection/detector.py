@@ -1,4 +1,4 @@
-"""Failure detector: leases, phi-accrual suspicion, self-isolation check. No I/O, no clock.
+"""The monitor's failure detector: leases, phi-accrual suspicion, self-isolation check. No I/O, no clock.
 
 It judges a member's silence (the time since its last heartbeat) in three ways:
 
@@ -88,7 +88,7 @@ class Arrivals:
 
 
 class Silence(NamedTuple):
-    """Findings of a tick: members that became late, and members whose lease has ended.
+    """Findings of a tick, for the registry: members that became late, and members whose lease has ended.
 
     Attributes:
         late: Members that became late with this tick, including those whose lease has ended.
@@ -138,7 +138,7 @@ class Detector:
         self.hold_reason: str | None = None
 
     def watch(self, member_id: str, now: float, *, remote: bool = True) -> Arrivals:
-        """Start watching the heartbeats of an incarnation, in place of any other of this id."""
+        """Watch an incarnation as if a heartbeat came now, in place of any other incarnation of this id."""
         self.forget(member_id)
         arrivals = Arrivals(now, self._first_patience_s, self._lease_s, remote)
         self._arrivals[member_id] = arrivals
@@ -146,14 +146,14 @@ class Detector:
         return arrivals
 
     def forget(self, member_id: str) -> None:
-        """Stop watching the heartbeats of a member. An unknown id is ignored."""
+        """Stop watching a member: its incarnation has ended, or a new one begins. Ignores unknown ids."""
         gone = self._arrivals.pop(member_id, None)
         if gone is not None:
             self._remote_count -= gone.remote
             self._returned.pop(member_id, None)
 
     def heard(self, member_id: str, now: float) -> None:
-        """Record the arrival of a watched member's heartbeat, which renews its lease."""
+        """Record a watched member's heartbeat: renews its lease, and adapts how late the next one may be."""
         arrivals = self._arrivals[member_id]
         if arrivals.remote and self._unusual(arrivals, now):
             self._returned[member_id] = now
@@ -174,7 +174,10 @@ class Detector:
         self._arrivals.move_to_end(member_id)
 
     def tick(self, now: float) -> Silence:
-        """Judge all members' silence. Call it at least every lease/8, and when a lease ends (`due_at`)."""
+        """Find members that are late (the registry makes them SUSPECT) or whose lease ended (DEAD).
+
+        Call it at least every lease/8, and when a lease ends (`due_at`).
+        """
         paused_s, self._ticked_at = self.paused_s(now), now
         if paused_s:
             self._interrupted_at, self._held_from = now, None
@@ -238,12 +241,12 @@ class Detector:
         return True
 
     def paused_s(self, now: float) -> float:
-        """Seconds for which the monitor was paused since the last tick; 0 if it was not."""
+        """Seconds for which the monitor was paused since the last tick, else 0; a pause renews all leases."""
         gap_s = now - self._ticked_at
         return gap_s if gap_s > self._lease_s / 2 else 0.0
 
     def due_at(self) -> float:
-        """Time at which the next lease ends without a heartbeat; inf if there are no members."""
+        """Time at which the next lease ends without a heartbeat (the next `tick`); inf without members."""
         for arrivals in self._arrivals.values():
             due_at = self._lease_from(arrivals) + self._lease_s
             if self.hold_reason is not None and self._held_from is not None:

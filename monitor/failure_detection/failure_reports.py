@@ -1,4 +1,4 @@
-"""Judges clients' failure reports: when they make a server SUSPECT despite its heartbeats. Pure.
+"""In the monitor: decides when clients' failure reports make a server SUSPECT despite its heartbeats. Pure.
 
 Terms:
   report: one client's last report about one incarnation of a server. It is *bad* if requests have failed
@@ -76,7 +76,7 @@ class FailureReports:
         return sum(len(server.reports) for server in self._servers.values())
 
     def record(self, server_id: str, client_id: str, totals: RequestTotals, now: float) -> None:
-        """Record a client's report about a server, unless it is not newer than the last one."""
+        """Record a client's report about a server if it is newer than the last one, for `accusation`."""
         reports = self._servers.setdefault(server_id, _ServerReports()).reports
         known = reports.get(client_id)
         if known is not None and totals.outcomes <= known.totals.outcomes:
@@ -90,7 +90,7 @@ class FailureReports:
         reports[client_id] = _Report(totals, now, bad_since)
 
     def open_servers(self) -> tuple[str, ...]:
-        """List the servers whose `accusation` may change with time."""
+        """List the servers with a recent bad report; each tick asks for their `accusation` again."""
         return tuple(self._open)
 
     def accusation(self, server_id: str, now: float) -> str | None:

@@ -1,4 +1,4 @@
-"""Judges whether a member's work progresses while its heartbeats continue. Pure.
+"""In the monitor: judges whether an expert server's work progresses while its heartbeats continue. Pure.
 
 A process can answer the monitor while the loop that does its work is stuck. Two signs show that:
 
@@ -18,7 +18,7 @@ _MARGIN = 2.0
 
 
 class Progress:
-    """Tracks the progress of one incarnation of a member.
+    """Tracks the progress of one incarnation of a member; only an expert server's is judged.
 
     Args:
         lease_s: Lease in seconds; the patience is a multiple of it.
@@ -40,7 +40,7 @@ class Progress:
         self._still_since: float | None = None
 
     def reported(self, count: int, in_flight: int, stalled_s: float, now: float) -> None:
-        """Record the progress that a heartbeat reports, and update `stuck`."""
+        """Record the progress in an expert server's heartbeat, and update `stuck`, which makes it SUSPECT."""
         moved = count != self.count
         self.count, self.in_flight = count, in_flight
         if moved or not in_flight:

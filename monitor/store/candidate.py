@@ -87,7 +87,7 @@ class Candidate:
         self._thread.start()
 
     def close(self) -> None:
-        """Give up the place in the queue, and the lead, and end the thread. Idempotent."""
+        """Give up place in the queue and lead, because this monitor ends, and end the thread. Idempotent."""
         self._over.set()
         self._wake.set()
         self._thread.join()
@@ -148,7 +148,7 @@ class Candidate:
             self._over.wait(backoff.next_s())
 
     def _run_session(self, client: KazooClient, backoff: Backoff) -> None:
-        """Run one ZooKeeper session, until it is lost or this monitor ends."""
+        """In one ZooKeeper session, wait for the lead and hold it, until the session or this monitor ends."""
         created = client.create_async(
             f"{self._election}/c-",
             self._address.encode(),

@@ -1,4 +1,4 @@
-"""The membership state that survives a monitor, and the interface of stores.
+"""What the monitor stores, so that the membership survives its process; and the interface of stores.
 
 Terms:
   life: identifier of one history of membership. Its revisions stay valid as long as the store exists, across
@@ -44,7 +44,7 @@ class StoreLostError(Exception):
 
 
 def new_life() -> int:
-    """Make a random identifier for a new history of membership; never 0."""
+    """Make a random id of a new history of membership, never 0; watchers of another one get a snapshot."""
     return secrets.randbits(62) | 1
 
 
@@ -115,11 +115,11 @@ class Store(Protocol):
 
     @property
     def kept(self) -> Kept:
-        """The store's content when it was opened."""
+        """The content when the store was opened, from which the leading monitor starts."""
 
     @property
     def leads_until(self) -> float:
-        """Monotonic seconds until which no other monitor can write to the store."""
+        """Monotonic seconds until which no other monitor can write; calls are refused from then on."""
 
     def write(self, change: Change) -> None:
         """Write a change to the store; returns when it survives this process. Raises StoreLostError."""

@@ -135,7 +135,10 @@ class ZooKeeperStore:
         )
 
     def confirm(self) -> None:
-        """Check that this monitor still leads, and extend `leads_until`. Raises StoreLostError otherwise."""
+        """Check that this monitor still leads, and extend `leads_until`. Raises StoreLostError otherwise.
+
+        The candidate's thread calls it several times per session timeout.
+        """
         with self._version_lock:
             began = time.monotonic()
             _, stat = self._wait(self._client.get_async(self._state))

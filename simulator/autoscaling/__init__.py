@@ -1,1 +1,1 @@
-"""Simulates the live autoscaler on traffic traces."""
+"""Simulates the live autoscaler on traffic traces, for `eaas simulate autoscale`; no cluster runs."""

@@ -1,4 +1,4 @@
-"""Replays a traffic trace on an autoscaled group and on groups of fixed size."""
+"""Replays a traffic trace on simulated groups of expert servers: an autoscaled one, and fixed sizes."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class Outcome:
 
     @property
     def server_hours(self) -> float:
-        """Sum over servers of the hours that each was present."""
+        """Sum over servers of the hours that each was present, starting and leaving included."""
         ends = [at for at, _ in self.servers[1:]] + [self.seconds]
         spans = zip(self.servers, ends, strict=True)
         return sum(count * (end - at) for (at, count), end in spans) / 3600
 
     @property
     def last_servers(self) -> int:
-        """Number of servers at the end of the trace."""
+        """Number of servers at the end of the trace, for the part saved by then."""
         return self.servers[-1][1]
 
     @property
     def most_servers(self) -> int:
-        """Highest number of servers at a time."""
+        """Highest number of servers at a time, starting and leaving ones included."""
         return max(count for _, count in self.servers)
 
     @property
     def fewest_servers(self) -> int:
-        """Lowest number of servers at a time."""
+        """Lowest number of servers at a time, starting and leaving ones included."""
         return min(count for _, count in self.servers)
 
     def token_s(self, share: float) -> float:
-        """Return a percentile of the seconds between two tokens, by the means of intervals."""
+        """Return a quantile (`share`, 0 to 1) of the seconds between two tokens, from means of intervals."""
         waits = sorted(self.waits)
         reached, wanted = 0.0, share * sum(tokens for _, tokens in waits)
         for token_s, tokens in waits:
@@ -73,7 +73,7 @@ def run_fixed(
     interval_s: float,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Replay a trace on a group of fixed size.
+    """Replay a traffic trace on a simulated group of fixed size, to compare with the autoscaled one.
 
     Args:
         model: Model of servers and requests.
@@ -97,7 +97,7 @@ def run_autoscaled(
     change_s: float,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Replay a trace on an autoscaled group.
+    """Replay a traffic trace on a simulated group whose size the live `Autoscaler` decides.
 
     Args:
         model: Model of servers and requests.
@@ -132,7 +132,7 @@ def run_autoscaled(
 
 
 class _Replay:
-    """State of a traffic replay.
+    """State of a traffic replay: the group's servers and requests at a simulated time.
 
     Attributes:
         now: Seconds since the start of the trace.
@@ -158,18 +158,18 @@ class _Replay:
 
     @property
     def is_over(self) -> bool:
-        """Whether the trace has ended."""
+        """Whether the whole trace is replayed; the outcome is then complete."""
         return self.now >= self.outcome.seconds
 
     def change(self, servers: int, change_s: float) -> None:
-        """Start a change of the number of servers."""
+        """Start a change to this number of servers, in force after `change_s`; new ones cost at once."""
         self.wanted = servers
         self._changed_at = self.now + change_s
         if servers > self.serving.servers:
             self.outcome.servers.append((self.now, servers))
 
     def run(self, seconds: float) -> Load:
-        """Advance by this time, or to the end of the trace; return the load."""
+        """Advance by this time, or to the end of the trace; return the load in it, for the next decision."""
         until = min(self.now + seconds, self.outcome.seconds)
         while self.now < until:
             while self._arrivals and self._arrivals[-1][0] <= self.now:
@@ -190,7 +190,7 @@ class _Replay:
         return load
 
     def _settle(self) -> None:
-        """Complete the change of the number of servers that is due."""
+        """Complete the change that is due: new servers compute from now on, leaving ones no more."""
         if self.wanted < self.serving.servers:
             self.outcome.servers.append((self.now, self.wanted))
         self.serving.servers = self.wanted

@@ -1,4 +1,4 @@
-"""Server-hours saved by autoscaling, compared with fixed groups; and the traffic of EaaS, section 5.3."""
+"""Simulates what autoscaling saves, compared with fixed groups; and the traffic of EaaS, section 5.3."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Comparison:
         return 1 - self.autoscaled.server_hours / self.fixed[size].server_hours
 
     def saved_at_end(self, size: int) -> float:
-        """Return the saved part of a fixed group's servers at the end of the trace."""
+        """Return the saved part of a fixed group's servers at the end of the trace; below 0: more run."""
         return 1 - self.autoscaled.last_servers / size
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row of figures for each group, the autoscaled one first."""
+        """Return a row of figures for each group, the autoscaled one first, as JSON values."""
         rows = [_row("autoscaled", self.autoscaled, None, None)]
         for size, outcome in self.fixed.items():
             rows.append(_row(f"fixed {size}", outcome, self.saved(size), self.saved_at_end(size)))
@@ -86,7 +86,7 @@ def compare(
 
 
 def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -> float:
-    """Compute the tokens per second in a trace's busiest minute, if servers keep up.
+    """Compute the tokens per second in a trace's busiest minute, if servers keep up: the demand to size for.
 
     Args:
         token_s: See `ServerModel`.
@@ -112,7 +112,10 @@ def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -
 
 
 def tokens_per_s_at_target(asked: float, servers: int, config: AutoscalerConfig) -> float:
-    """Compute the throughput of a server at which `servers` of them meet a demand at target utilisation."""
+    """Compute the throughput of a server at which `servers` of them meet a demand at target utilisation.
+
+    The model's servers have it by default, so that the largest fixed group is just large enough.
+    """
     return asked / (servers * config.target_utilization)
 
 

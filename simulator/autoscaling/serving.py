@@ -1,4 +1,4 @@
-"""Fluid model of a group of expert servers: requests share the servers' throughput evenly.
+"""Fluid model of a simulated group of expert servers: requests share the throughput evenly.
 
 A request consists of steps. It first processes `prompt_tokens` of its prompt per step, then generates one
 token per step. A step takes `token_s` while the servers keep up; otherwise all requests slow down alike:
@@ -36,13 +36,13 @@ class ServerModel:
     prompt_tokens: int
 
     def prompt_steps(self, prompt: int) -> float:
-        """Return the number of steps of a prompt, not rounded."""
+        """Return the number of steps of a prompt, not rounded; 0 if prompts are served elsewhere."""
         return prompt / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 @dataclass
 class Load:
-    """Work of a group of servers in an interval.
+    """Work of a simulated group of servers in an interval, which the autoscaler decides by.
 
     Attributes:
         seconds: Length of the interval.
@@ -67,11 +67,11 @@ class Load:
 
     @property
     def token_s(self) -> float | None:
-        """Mean seconds between two tokens of a request; None: no tokens."""
+        """Mean seconds between two tokens of a request, which the autoscaler reads; None: no tokens."""
         return self.waited_s / self.outputs if self.outputs else None
 
     def add(self, other: Load) -> None:
-        """Add the load of the interval that follows."""
+        """Add the load of the interval that follows, to sum up a whole trace."""
         self.seconds += other.seconds
         self.computed += other.computed
         self.capacity += other.capacity
@@ -100,11 +100,11 @@ class SharedServers:
 
     @property
     def requests(self) -> int:
-        """Number of running requests."""
+        """Number of running requests: in their prompt, or generating."""
         return self._prompting + self._generating
 
     def arrive(self, prompt: int, output: int) -> None:
-        """Add a request, with its prompt and output lengths in tokens."""
+        """Add a request, with prompt and output lengths in tokens; it starts at once, as none queues."""
         prompt_steps = self._model.prompt_steps(prompt)
         if prompt_steps:
             self._prompting += 1
@@ -113,11 +113,11 @@ class SharedServers:
             self._generate(output)
 
     def next_s(self) -> float:
-        """Return the seconds until the next event; inf: none."""
+        """Return the seconds until a prompt or request is done, if nothing arrives; inf: none runs."""
         return (self._due[0][0] - self._steps) / self._rate() if self._due else math.inf
 
     def advance(self, seconds: float) -> None:
-        """Advance the simulated time, at most by `next_s`."""
+        """Advance the simulated time, at most by `next_s`: add to the load, and end what is done."""
         rate, model = self._rate(), self._model
         load, outputs = self._load, self._generating * rate * seconds
         load.seconds += seconds
@@ -141,7 +141,7 @@ class SharedServers:
                 self._generate(output)
 
     def take_load(self) -> Load:
-        """Return the load since the last call."""
+        """Return the load since the last call, and start a new interval."""
         load, self._load = self._load, Load()
         return load
 
@@ -151,11 +151,11 @@ class SharedServers:
             heapq.heappush(self._due, (self._steps + output, _DONE))
 
     def _tokens(self) -> float:
-        """Return the tokens of one step of all requests."""
+        """Return the tokens of one step of all requests, which share the throughput."""
         return self._generating + self._prompting * self._model.prompt_tokens
 
     def _rate(self) -> float:
-        """Return the steps per second of each request."""
+        """Return the steps per second of each request, now: the same for all (see the module)."""
         tokens = self._tokens()
         most = 1 / self._model.token_s
         return min(most, self.servers * self._model.tokens_per_s / tokens) if tokens else most

@@ -1,4 +1,4 @@
-"""Traffic traces: arrival times, prompt lengths and output lengths of requests.
+"""Reads traffic traces for the simulator: arrival times, prompt and output lengths of requests.
 
 Two published formats are read. The first line of a file determines its format:
 
@@ -51,12 +51,12 @@ class Traffic:
 
     @property
     def requests(self) -> int:
-        """Number of requests (R)."""
+        """Number of requests in the trace (R)."""
         return len(self.arrival_s_R)
 
 
 def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None) -> Traffic:
-    """Read a traffic trace.
+    """Read a traffic trace, for `eaas simulate autoscale`.
 
     Args:
         path: A CSV or JSON lines file of the formats above.
@@ -99,7 +99,7 @@ def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None
 
 
 def read_arrivals(path: Path) -> list[float]:
-    """Read the arrival times of a traffic trace: seconds, the first at 0.
+    """Read the arrival times of a traffic trace, for simulated batch selection: seconds, the first at 0.
 
     Raises:
         TrafficError: As `read_traffic`, or all requests arrived at one moment.

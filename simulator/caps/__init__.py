@@ -1,4 +1,4 @@
-"""Simulates batch selection (CAPS): which waiting requests should run together, and the gain from it.
+"""Simulates an attention client's batch selection (CAPS): which waiting requests should run together.
 
 Letters: N requests, W of them in the window, B in a batch, E logical experts, S expert servers.
 """

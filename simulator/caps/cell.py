@@ -1,4 +1,4 @@
-"""One cell of a comparison of batch-selection strategies: the same requests, scheduled by each strategy."""
+"""Simulates one cell of a comparison of batch-selection strategies: the same requests under each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_cell(
     servers: int = 1,
     routing: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Simulate one cell: the same requests under each strategy.
+    """Simulate one cell: the same requests under each strategy. `pool` runs several in worker processes.
 
     Args:
         arrivals: `bursty` or `poisson`; with a trace, requests clustered by domain, or not.
@@ -65,7 +65,7 @@ def run_cell(
 
 
 def _server_cost(domains: Domains, step_us: Sequence[float], servers: int) -> ServerCost:
-    """Make the cost model for experts dealt to servers in turn, one server each."""
+    """Make the model of a batch's seconds, for experts dealt to servers in turn, without replicas."""
     if servers > domains.experts:
         raise ConfigError(f"{servers} servers: more than the {domains.experts} experts")
     shares_SE = np.zeros((servers, domains.experts))

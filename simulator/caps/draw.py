@@ -1,4 +1,4 @@
-"""Plots a comparison of batch-selection strategies: latency by rate, and each strategy's gains."""
+"""Plots a simulated comparison of batch-selection strategies: latency by rate, and their gains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GAINS = (
 
 
 def can_draw() -> bool:
-    """Whether matplotlib, an extra, is installed."""
+    """Whether matplotlib, an extra, is installed; without it `eaas simulate caps` writes no plots."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

@@ -1,4 +1,4 @@
-"""Discrete-event simulation of an engine: arrivals, ends of batches, scheduler's ticks; one batch at a time.
+"""Simulates an attention client's engine, one batch at a time, by events: arrivals, ends of batches, ticks.
 
 Events at the same moment happen in this order: the end of the batch, arrivals, the tick.
 """
@@ -52,7 +52,7 @@ class Run:
 
 
 def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Rules) -> Run:
-    """Simulate the requests of a workload to their end.
+    """Simulate the requests of a workload to their end; the live queue chooses each batch.
 
     Args:
         workload: The requests. True loads decide a batch's duration; the queue gets predicted ones.
@@ -108,7 +108,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
 
 
 def _next_tick(now: float, tick_s: float) -> float:
-    """Return the first multiple of tick_s that is not before now."""
+    """Return the tick that dispatches a batch below the trigger: the next multiple of tick_s from now on."""
     count = math.ceil(now / tick_s)
     while count * tick_s < now:
         count += 1

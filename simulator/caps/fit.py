@@ -1,4 +1,4 @@
-"""Parameters of the workload and cost model that reproduce the table of the CAPS paper.
+"""Parameters of the simulated workload and cost model that reproduce the table of the CAPS paper.
 
 The paper publishes its results, not its generator: these values are *fitted* to its table of bursty arrivals.
 See docs/scheduling.md for the table and the deviations.
@@ -35,7 +35,7 @@ DOMAINS = Domains(
 
 
 def parameters() -> dict[str, Any]:
-    """Return all parameters, for a document with results."""
+    """Return all fitted and published parameters, to be stored with the results of a simulation."""
     return {
         "fitted": True,
         "batch_size": BATCH_SIZE,

@@ -1,4 +1,4 @@
-"""The CAPS paper's comparison: every batch-selection strategy at every rate, bursty and Poisson arrivals."""
+"""Simulates the CAPS paper's comparison: every strategy at every rate, bursty and Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare(
     done: Callable[[], None],
     routing: Sequence[str] | None = None,
 ) -> Document:
-    """Simulate the grid of patterns, rates and seeds with all strategies.
+    """Simulate the grid of patterns, rates and seeds with all strategies, for `eaas simulate caps`.
 
     Args:
         patterns: `bursty`, `poisson` or both.
@@ -86,7 +86,7 @@ def compare(
 
 
 def rate_key(rate: float) -> str:
-    """Format a rate as a key of the document: 150, 12.5."""
+    """Format a rate of requests per second as a key of the document: 150, 12.5."""
     return repr(float(rate)).removesuffix(".0")
 
 

@@ -39,7 +39,7 @@ class Figures:
 
 
 def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
-    """Compute the figures of a run.
+    """Compute the figures of a run, which strategies are compared by.
 
     `warm_up` is the share of the first requests, whose latencies are left out.
     """

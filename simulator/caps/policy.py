@@ -1,4 +1,4 @@
-"""Judges whether a batch-selection strategy can be always on, by its cost in calm and gain under overload.
+"""Simulates whether a batch-selection strategy can be always on: cost in calm, gain under overload.
 
 The strategy is compared with first-come-first-served, the control `random`, and greedy variance. Strategies
 that use loads also run with a perfect predictor.
@@ -45,7 +45,7 @@ def judge(
     processes: int,
     done: Callable[[], None],
 ) -> Document:
-    """Run the strategy at each load, as a share of first-come-first-served's capacity.
+    """Simulate the strategy at each load, a share of first-come-first-served's capacity, for a verdict.
 
     Args:
         requests: Number of requests in a run without a trace.
@@ -131,7 +131,7 @@ def judge(
 
 
 def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
-    """Return the number of cells that `judge` runs."""
+    """Return the number of cells that `judge` runs, for a progress bar; not those that find the capacity."""
     return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
 
 
@@ -142,7 +142,7 @@ def _capacity(
     step_us: Sequence[float] | None,
     servers: int,
 ) -> float:
-    """Measure the requests per second that first-come-first-served finishes if requests always wait."""
+    """Simulate how many requests per second first-come-first-served finishes if requests always wait."""
     entries = [(BASELINE, "true")]
     runs = [
         run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
@@ -165,7 +165,7 @@ def _reductions(labels: Sequence[str], p99_NA: npt.NDArray[np.float64]) -> Docum
 
 
 def _verdict(name: str, rows: Sequence[Document], correlation: float) -> Document:
-    """Compute the deciding figures, with and without a perfect predictor."""
+    """Compute the figures that decide whether a strategy may be always on, for both predictors."""
 
     def worst(label: str) -> Document:
         row = min(

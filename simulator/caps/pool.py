@@ -1,4 +1,4 @@
-"""Runs the cells of a batch-selection comparison in worker processes."""
+"""Runs the cells of a simulated comparison of batch-selection strategies in worker processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_cells(
 
 
 def _end_with_parent() -> None:
-    """Leave Ctrl-C to the parent, and exit when the parent dies, as a killed one cannot stop its workers."""
+    """In each worker: leave Ctrl-C to the parent, and exit when it dies: a killed one stops no worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""Replays a recorded request queue through the live queue's code, with the same or another strategy."""
+"""Replays an attention client's recorded request queue offline, with the same or another strategy."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Replay:
 
     @property
     def same(self) -> int:
-        """Number of replayed choices with the recorded requests in the same order."""
+        """Number of replayed choices with the recorded requests in the same order, to check a replay."""
         pairs = zip(self.recorded, self.choices, strict=True)
         return sum(then == now.tickets for then, now in pairs)
 
 
 def replay(path: Path, other: str | None = None) -> Replay:
-    """Run a recording through a request queue again.
+    """Run a recording through the live `RequestQueue` again, for `python -m benchmarks.caps replay`.
 
     Args:
         path: File with the recording.
@@ -73,7 +73,7 @@ def replay(path: Path, other: str | None = None) -> Replay:
 
 
 class _Run:
-    """State of the queue during a replay."""
+    """The queue of a replay, with the choices made so far."""
 
     def __init__(self, settings: QueueSettings, cost: CostModel) -> None:
         self._queue, self._cost = settings.queue(cost), cost
@@ -83,7 +83,7 @@ class _Run:
         self.predicted_s = 0.0
 
     def step(self, event: dict[str, Any]) -> None:
-        """Apply a recorded event to the queue."""
+        """Apply a recorded event to the queue, such as an added request; a taken batch is chosen anew."""
         if "add" in event:
             self._waiting[self._queue.add(event["load"])] = event["load"]
         elif "take" in event:

@@ -78,7 +78,7 @@ class Domains:
         arrival_s: Floats,
         predicted_pairs: int | None,
     ) -> Workload:
-        """Draw requests of these domains; `bursty` documents the other arguments."""
+        """Draw the true and predicted loads of requests at these arrivals; see `bursty` for arguments."""
         chance_NLE = self.chances(rng)[domain_N]
         pairs = self.tokens * self.top_k
         load_NE = _flat(rng.multinomial(pairs, chance_NLE))
@@ -151,7 +151,7 @@ class RecordedDomains(Domains):
         return cls(**values, chance_DLE=chance_DLE)
 
     def chances(self, rng: np.random.Generator) -> Floats:
-        """Return the recorded probabilities of experts (see `Domains.chances`)."""
+        """Return the recorded probabilities of experts, nothing drawn (see `Domains.chances`)."""
         return self.chance_DLE
 
 

@@ -1,1 +1,1 @@
-"""Simulates placement policies on routing traces: PAR, transit, planning time and score."""
+"""Simulates placement policies on routing traces, for `eaas trace`: PAR, transit, planning time, score."""

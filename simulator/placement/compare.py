@@ -29,7 +29,7 @@ class Comparison:
     baselines: dict[int, Replay]
 
     def score(self, run: Replay) -> float:
-        """Return the competition's score of a replay."""
+        """Return the competition's score of a replay: 100 equals the baseline with as many servers."""
         return score(run.time_s, self.baselines[run.servers].time_s)
 
     def document(self) -> dict[str, list[dict[str, Any]]]:
@@ -61,7 +61,7 @@ def compare(
     planning_s: float | None = PLANNING_S,
     progress: Callable[[str, float], None] = lambda _what, _part: None,
 ) -> Comparison:
-    """Replay each policy on a trace with each number of servers and each planning interval.
+    """Replay each policy on a routing trace, with each number of servers and each planning interval.
 
     Args:
         policies: See `replay`; `static` has no interval and is replayed once.

@@ -1,4 +1,4 @@
-"""Adapts the policies of `balancer.policies` to replays.
+"""Adapts the live balancer's policies (`balancer.policies`) to simulated replays.
 
 With `+split` after a policy's name, clients split each batch over the replicas in the best way
 (`balancer.policies.split`) instead of by the plan's shares.
@@ -43,7 +43,7 @@ class Planner(Protocol):
     def step(
         self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
     ) -> Callable[[], Plan]:
-        """Prepare a plan; only the time of the returned function counts as planning.
+        """Prepare the replay's next plan; only the time of the returned function counts as planning.
 
         Args:
             counts_WLE: Counts of the last W iterations.
@@ -84,17 +84,17 @@ class _PolicyPlanner:
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of policies that can be compared, without `+split`."""
+    """Return the names of policies that can be replayed: `static` and the balancer's; without `+split`."""
     return (STATIC, *balancer.policies.names())
 
 
 def usual_names() -> tuple[str, ...]:
-    """Return the names compared by default: all policies, and the default policy with `+split`."""
+    """Return what `eaas trace compare` compares by default: all policies, and the default with `+split`."""
     return (*policy_names(), DEFAULT_POLICY + SPLIT)
 
 
 def parse_name(name: str) -> tuple[str, bool]:
-    """Split a name into policy and whether clients split batches. Raises ConfigError if unknown."""
+    """Split a policy's name: the policy, and whether `+split` follows. Raises ConfigError if unknown."""
     policy = name.removesuffix(SPLIT)
     if policy not in policy_names():
         raise ConfigError(
@@ -104,14 +104,14 @@ def parse_name(name: str) -> tuple[str, bool]:
 
 
 def make_planner(policy: str, servers: int, slots: int) -> Planner | None:
-    """Make the planner of a policy; None for `static`."""
+    """Make the planner of a policy for one replay; None for `static`, which keeps the first layout."""
     if policy == STATIC:
         return None
     return _PolicyPlanner(policy, servers, slots)
 
 
 def first_layout(layers: int, servers: int, experts: int) -> tuple[Holds, Shares]:
-    """Make the initial layout: experts in the order of their ids, one replica each, evenly over servers.
+    """Make a replay's first layout: experts in the order of their ids, one replica each, evenly over servers.
 
     Returns:
         holds_LSE, shares_LSE.

@@ -18,7 +18,7 @@ _POINTS = 384
 
 
 def draw_plot(comparison: Comparison, path: Path) -> None:
-    """Write a comparison's plot as PNG; needs matplotlib."""
+    """Write the plot of a comparison's PAR over time as PNG, for `eaas trace compare`; needs matplotlib."""
     figures = importlib.import_module("matplotlib.figure")
     counts = list(dict.fromkeys(run.servers for run in comparison.replays))
     labels = list(dict.fromkeys(map(_label, comparison.replays)))

@@ -1,4 +1,4 @@
-"""Replays one placement policy over one routing trace.
+"""Replays one placement policy over one routing trace, in simulated time.
 
     PAR       peak-to-average ratio of the servers' loads of one layer in one iteration; 1.0 without load.
               A server's load is the sum over its experts of count * share.
@@ -58,22 +58,22 @@ class Replay:
 
     @property
     def par_mean(self) -> float:
-        """PAR, mean over iterations and layers."""
+        """Peak-to-average ratio of server loads (PAR), mean over iterations and layers; 1.0 is perfect."""
         return float(self.par_IL.mean(dtype=np.float64))
 
     @property
     def par_p99(self) -> float:
-        """PAR, 99th percentile over iterations and layers."""
+        """Peak-to-average ratio of server loads (PAR), 99th percentile over iterations and layers."""
         return float(np.percentile(self.par_IL, 99))
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes of the loaded replicas, for the competition's expert."""
+        """Bytes of the loaded replicas, at the size of the competition's expert (see `score`)."""
         return self.transit * EXPERT_BYTES
 
     @property
     def time_s(self) -> float:
-        """Modelled time in seconds; see `score`."""
+        """Modelled seconds of computing and loading, which the score compares (see `score`)."""
         return modelled_time(self.par_mean, self.transit)
 
 
@@ -90,7 +90,7 @@ def replay(
     clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
 ) -> Replay:
-    """Replay a policy over a trace.
+    """Replay a policy over a routing trace: re-plan and redeploy on its timeline, and measure the PAR.
 
     Args:
         policy: One of `planners.policy_names`, with or without `+split`.
@@ -131,7 +131,7 @@ def replay(
     since_L = [0] * trace.layers
 
     def serve(layer: int, until: int) -> None:
-        """Measure the PAR of a layer with its current placement, up to an iteration."""
+        """Measure a layer's PAR with its current placement, from the last change up to an iteration."""
         counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
         measure = split_par if batch_split else _par
         par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[layer])

@@ -17,7 +17,7 @@ BASELINE_POLICY, BASELINE_INTERVAL = "eplb", 1024
 
 
 def modelled_time(mean_par: float, transit: int) -> float:
-    """Return the modelled time of a replay in seconds."""
+    """Return the modelled time of a replay in seconds: computing grows with PAR, loading with transit."""
     return BALANCED_S * mean_par + transit * EXPERT_BYTES / LINK_BYTES_PER_S
 
 

@@ -34,7 +34,7 @@ class SlotTables:
         self.changed = 0
 
     def redeploy(self, layer: int, holds_SE: Holds, load_E: npt.NDArray[np.float64]) -> None:
-        """Apply a layer's plan made for these loads, and count the changed slots."""
+        """Apply a layer's plan made for these loads; add its changed slots to `changed`."""
         old_SR = self._tables[layer]
         self._tables[layer] = packed_table(holds_SE, load_E, old_SR.shape[1])
         self.changed += changed_slots(old_SR, self._tables[layer])
@@ -68,11 +68,11 @@ def packed_table(holds_SE: Holds, load_E: npt.NDArray[np.float64], width: int) -
 
 
 def changed_slots(old_SR: Table, new_SR: Table) -> int:
-    """Count the slots that another expert is loaded into."""
+    """Count the slots whose expert differs between two tables of a layer: the published transit."""
     return int(np.count_nonzero((old_SR != new_SR) & (new_SR != _EMPTY)))
 
 
 def _rank(server_N: npt.NDArray[np.int64], held_S: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the index of each expert on its server; servers in order."""
+    """Return the place of each expert in its server's row of the table; servers in order."""
     first_S = np.cumsum(held_S) - held_S
     return np.arange(len(server_N)) - first_S[server_N]

@@ -1,4 +1,4 @@
-"""Computes the PAR of a replay in which clients split each batch and ignore the plan's shares."""
+"""Computes a replay's PAR if clients split each batch in the best way and ignore the plan's shares."""
 
 from __future__ import annotations
 

@@ -45,14 +45,14 @@ class Timeline:
 
     @property
     def next_plan(self) -> int | None:
-        """Number of iterations done at the next plan; None: the trace ends before."""
+        """Number of iterations done at the next plan; None: the trace ends before, so the replay is over."""
         done = self.finish + self.interval + 1
         return done if done <= self.iterations else None
 
     def deploy(
         self, done: int, seconds: float, layers: Sequence[int]
     ) -> tuple[int, dict[int, int]]:
-        """Plan after `done` iterations, and redeploy.
+        """Schedule a plan made after `done` iterations: when each layer changes, and the next plan.
 
         Args:
             done: Iterations done, as given by `next_plan`.

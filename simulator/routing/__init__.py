@@ -1,4 +1,4 @@
-"""Routing arithmetic in plain NumPy: gating, expert capacity, and the cost of uneven load.
+"""Routing arithmetic in plain NumPy, for explanation: gating, expert capacity, cost of uneven load.
 
     gating    logits -> experts and weights of each token
     capacity  a limit on the tokens of an expert: drop or spill the tokens over it

@@ -20,7 +20,7 @@ Float = npt.NDArray[np.float64]
 
 
 def balancedness(load_S: npt.ArrayLike) -> float:
-    """Compute mean over maximum of the loads: 1.0 is perfect, also returned without load.
+    """Compute mean over maximum of the servers' loads: 1.0 is perfect, also returned without load.
 
     vLLM logs it as `balancedness`; its inverse is the PAR (peak-to-average ratio).
     """

@@ -1,4 +1,4 @@
-"""Gating: turns a router's logits into each token's experts and weights."""
+"""Gating, as a model does it: turns a router's logits into each token's experts and weights."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def route_grouped(
 
 
 def combine(rows_ETH: npt.ArrayLike, ids_TK: Ids, weights_TK: Float) -> Float:
-    """Compute a layer's result, the weighted sum of each token's expert outputs: float64 (T, H).
+    """Compute the routed part of a layer's result, each token's weighted sum of outputs: float64 (T, H).
 
     Args:
         rows_ETH: Output of each expert for each token: (E, T, H).

@@ -31,7 +31,7 @@ SUFFIXES = (".npz", ".npy", ".csv")
 
 
 def check_target(path: Path) -> None:
-    """Raise TraceError if no trace can be written to this path. Called before long work."""
+    """Raise TraceError if no trace can be written to this path. Commands call it before long work."""
     if path.suffix not in SUFFIXES:
         raise TraceError(f"{path}: give a name that ends in {', '.join(SUFFIXES)}")
     if path.is_dir():

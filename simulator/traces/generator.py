@@ -33,7 +33,7 @@ def generate_trace(
     seed: int = 0,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> Trace:
-    """Generate a routing trace. The same arguments give the same trace.
+    """Generate a synthetic routing trace. The same arguments give the same trace.
 
     Args:
         regime: A name in `REGIMES`, or a regime of your own.
@@ -85,7 +85,7 @@ def generate_trace(
 def popularity(
     regime: Regime, iterations: int, layers: int, experts: int, rng: np.random.Generator
 ) -> Callable[[int], Float]:
-    """Return a function from iteration to experts' shares of a layer's tokens, (L, E); layers sum to 1."""
+    """Return a function from iteration to experts' true shares of a layer's tokens, (L, E), before noise."""
     lift_L = np.exp(regime.spread * rng.standard_normal(layers) - regime.spread**2 / 2)
     sigma_L1 = regime.sigma * lift_L[:, None]
     period = max(1, min(regime.period, math.ceil(iterations / _FLIP_SETS)))

@@ -36,7 +36,7 @@ class PublishedFigure:
 
 
 def datasets() -> tuple[str, ...]:
-    """Return the names of the datasets with published figures."""
+    """Return the names of the datasets with published figures, which a trace can be compared with."""
     return tuple(_document()["datasets"])
 
 

@@ -65,7 +65,7 @@ def record_trace(
     endpoint: str | None = None,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> Trace:
-    """Answer prompts and record the routers' choices as a trace.
+    """Answer prompts and record the routers' choices as a trace, for `eaas trace record`.
 
     Args:
         model_path: Directory of a Hugging Face MoE checkpoint; the whole model must fit into memory, unless a
@@ -142,7 +142,7 @@ def _load_whole(path: Path) -> Any:
 
 
 def _decoding(stored: GenerationConfig, temperature: float, pad_id: int) -> GenerationConfig:
-    """Make the generation settings: greedy, or sampling from the whole vocabulary, with the end tokens."""
+    """Make settings to generate with: greedy, or sampling from all tokens; the model's end tokens stay."""
     sampling = {"temperature": temperature, "top_k": 0} if temperature > 0 else {}
     return GenerationConfig(
         do_sample=temperature > 0,

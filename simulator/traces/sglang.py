@@ -26,7 +26,7 @@ __all__ = ["read_sglang"]
 
 
 def read_sglang(path: Path) -> Trace:
-    """Read a dump as a trace. Raises TraceError if the file is not a dump, or has no tokens."""
+    """Read a dump of SGLang's recorder as a trace. Raises TraceError for another file, or no tokens."""
     content = read_torch_zip(path)
     if not isinstance(content, dict):
         raise _wrong(path, f"holds a {type(content).__name__}")

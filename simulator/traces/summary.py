@@ -1,4 +1,4 @@
-"""Summarises a routing trace in a few numbers."""
+"""Summarises a routing trace in a few numbers, for `eaas trace info`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def read_torch_zip(path: Path) -> Any:
-    """Return the object saved in a file, with NumPy arrays for tensors.
+    """Return the object that `torch.save` wrote to a file, with NumPy arrays for tensors; runs no code of it.
 
     Raises TraceError if the file is no such archive, or has more than plain data and tensors.
     """
@@ -142,7 +142,7 @@ class _Machine:
             raise _RefusedError(f"the pickle opcode {name}")
 
     def _to_mark(self) -> list[Any]:
-        """Pop the last mark and the values above it; return the values."""
+        """Pop the last mark and the values above it; return the values, the items of a pickled container."""
         at = len(self._stack) - 1
         while self._stack[at] is not _MARK:
             at -= 1

@@ -20,7 +20,7 @@ _AXES = ("iteration", "layer", "expert")
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A routing trace: tokens of each iteration that went to each expert.
+    """A routing trace: how many tokens each layer's router sent to each expert, by iteration.
 
     The counts come from `checked_counts` or the generator.
 
@@ -34,22 +34,22 @@ class Trace:
 
     @property
     def iterations(self) -> int:
-        """Number of iterations (I)."""
+        """Number of iterations, forward passes of the model (I)."""
         return int(self.counts_ILE.shape[0])
 
     @property
     def layers(self) -> int:
-        """Number of MoE layers (L)."""
+        """Number of MoE layers in the trace (L)."""
         return int(self.counts_ILE.shape[1])
 
     @property
     def experts(self) -> int:
-        """Number of logical experts per layer (E)."""
+        """Number of logical (routed) experts per MoE layer (E)."""
         return int(self.counts_ILE.shape[2])
 
 
 def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = False) -> Counts:
-    """Check counts and convert them to the integer type of a trace.
+    """Check counts that were read, and convert them to the smallest integer type, for a trace.
 
     Args:
         values: (I, L, E) of any number type.

@@ -27,7 +27,7 @@ _OPENERS: dict[str, Opener] = {"shm": SharedLink, "grpc": GrpcLink, "nixl": open
 
 
 def opener(transport: str) -> Opener:
-    """Return the opener of a transport. Raises ConfigError if its library is not installed."""
+    """Return the function that opens a transport's links. ConfigError: its library is not installed."""
     if transport == "nixl" and (missing := why_not()):
         raise ConfigError(f"transport nixl: {missing}")
     return _OPENERS[transport]

@@ -19,9 +19,9 @@ _DEADLINE_S = 1.0
 
 
 def mirror_arena(granted: pb.ConnectResponse, most_bytes: int | None = None) -> Arena:
-    """Make an arena in the client's private memory with the granted slots, numbered from 0.
+    """Make an arena in the client's private memory with the granted slots, for `grpc` and `nixl`.
 
-    The slots get the grant's generation.
+    The slots are numbered from 0 and get the grant's generation.
 
     Args:
         granted: The server's answer to Connect.
@@ -58,7 +58,7 @@ class MirrorLink:
 
 
 def disconnect(service: ExpertServiceStub, connection_id: str) -> bool:
-    """Tell the server that a connection is closed. Returns whether the server answered.
+    """Give a closed connection's slots back to the server. Returns whether the server answered.
 
     Without this call, the server takes the slots back when the client's lease ends.
     """

@@ -44,7 +44,7 @@ class GrpcLink(MirrorLink):
         self._receiver.start()
 
     def kick(self, slot: int) -> None:
-        """Queue a written slot for sending (see `Link`)."""
+        """Queue a written slot for gRPC's sending thread (see `Link`)."""
         self._outbox.put(slot)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class GrpcLink(MirrorLink):
             self._on_lost(reason)
 
     def _deliver(self, message: bytes) -> str:
-        """Copy a received answer into its slot. Returns an error message; empty on success.
+        """Copy an answer into its slot and wake its layer call. Returns an error message; empty on success.
 
         Used as gRPC's deserialiser, because gRPC deserialises in the thread that receives the message. This
         avoids a hand-over to the thread that iterates.

@@ -146,11 +146,11 @@ class _OneSidedLink(MirrorLink):
 
     @property
     def waits(self) -> bool:
-        """Whether a request awaits its answer."""
+        """Whether a request awaits its answer, so that the shared thread has to poll this link."""
         return bool(self._asked)
 
     def poll(self) -> bool:
-        """Handle finished writes and received notifications once. Returns whether there were any."""
+        """Handle finished writes and notified answers, waking their layer calls. Returns whether any came."""
         try:
             ended = self._agent.written()
             notes = self._agent.notes()

@@ -49,7 +49,7 @@ class SharedLink:
             raise ConnectionLostError(f"process {granted.arena_pid} ended") from None
 
     def kick(self, slot: int) -> None:
-        """Ring the server's doorbell (see `Link`)."""
+        """Ring the server's doorbell in the shared arena, so that it looks for requests (see `Link`)."""
         self.arena.flags.ring(DOORBELL)
 
     def close(self) -> None:

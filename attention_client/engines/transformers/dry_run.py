@@ -1,4 +1,4 @@
-"""Router dry run: predict which experts the first MoE layers choose for a prompt, without running the model.
+"""Router dry run, for the scheduler: predict a prompt's experts in the first MoE layers from its gates alone.
 
 Each gate gets the token embeddings through its own layer's norm, as if the layers before it added nothing.
 This costs one product with the gate's matrix: no attention, no expert, no message.
@@ -58,7 +58,7 @@ class RouterDryRun:
 
     @torch.inference_mode()
     def __call__(self, tokens: Sequence[int]) -> npt.NDArray[np.int16]:
-        """Predict the experts of a prompt's T tokens in each layer, int16 (L, T, K)."""
+        """Predict the experts of T prompt tokens in each layer, int16 (L, T, K). Called by `Predictor`."""
         tokens_1T = torch.tensor([tokens], device=self._embed.weight.device)
         x_1TH = self._embed(tokens_1T)
         chosen = []

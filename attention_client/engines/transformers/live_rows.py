@@ -1,7 +1,7 @@
-"""Find the tokens of a batch that `generate` still needs, so that experts skip the others.
+"""Find the tokens of a batch that `generate` still needs, so that the expert servers skip the others.
 
 A batch of ragged prompts is padded, and an ended sequence gets placeholders until the last sequence ends. The
-results of these tokens are never read, so no expert computes them. Outside `generate` every token is
+results of these tokens are never read, so no server computes them. Outside `generate` every token is
 computed, because the caller may read every logit.
 """
 
@@ -38,7 +38,7 @@ class LiveRows(threading.local):
         self._tokens_T: torch.Tensor | None = None
 
     def wanted(self, num_tokens: int, part: slice | None = None) -> torch.Tensor | None:
-        """Return which tokens of this forward pass the experts must compute.
+        """Return which tokens of this forward pass the servers must compute; asked at each MoE layer.
 
         Args:
             num_tokens: T, the tokens of this layer call.
@@ -53,12 +53,12 @@ class LiveRows(threading.local):
         return wanted_T if wanted_T is not None and wanted_T.numel() == num_tokens else None
 
     def note_ended(self, done_B: torch.Tensor) -> None:
-        """Record the sequences that ended; their rows hold placeholders from now on."""
+        """Record, after each token, which sequences ended: servers skip their rows from now on."""
         live_B = ~done_B.cpu()
         self._live_B = live_B if self._live_B is None else self._live_B & live_B
 
     def attach(self, model: PreTrainedModel) -> None:
-        """Hook into a model's `generate` and forward passes to track the needed tokens."""
+        """Hook into a new model's `generate` and forward passes, so that they set what `wanted` returns."""
         generate = model.generate
         criteria = model._get_stopping_criteria
 

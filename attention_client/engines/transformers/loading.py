@@ -1,4 +1,4 @@
-"""`attention_client.load`: make a transformers model from a checkpoint and a running cluster."""
+"""`attention_client.load`: make a model, here or in a user's process, from a checkpoint and a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(
     dtype: torch.dtype | None = None,
     tls: str | Path | None = None,
 ) -> PreTrainedModel:
-    """Load a checkpoint without its experts; a cluster computes them.
+    """Load a checkpoint without its routed experts, in the caller's process; a cluster computes them.
 
     The model is transformers' own: `generate`, `forward` and continuous batching work as usual. It joins the
     cluster as another attention client and leaves when it is garbage-collected.
@@ -85,7 +85,9 @@ def load(
 def load_onto(
     checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Make a model from an opened checkpoint and a joined cluster, with overlap as set in its config.
+    """Make a model without routed experts, which the joined cluster computes.
+
+    Overlaps micro-batches as the cluster's config says.
 
     Raises:
         CheckpointError: The checkpoint cannot be served (see its subclasses).
@@ -105,7 +107,7 @@ def _leave(cluster: Cluster) -> None:
 
 
 def _monitor_of(endpoint: str) -> str:
-    """Ask an HTTP endpoint for the address of its cluster's monitor."""
+    """Ask an HTTP endpoint for the address of its cluster's monitor, which `load` then joins through."""
     url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
     try:
         response = httpx.get(url, headers=authorization(), timeout=5.0).raise_for_status()

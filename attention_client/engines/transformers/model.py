@@ -1,4 +1,4 @@
-"""Build a transformers model whose experts are computed remotely.
+"""Build, in an attention client, a transformers model whose routed experts are computed remotely.
 
 No code here is specific to one model. While transformers builds the model, every class that uses its experts
 interface is replaced by a subclass without weights. All other parts (attention, router, shared experts,
@@ -42,7 +42,9 @@ def _remote_forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Replace a MoE layer's experts in the forward pass: compute them on the expert servers.
+    """Replace a MoE layer's routed experts in the forward pass: compute them on the expert servers.
+
+    In a micro-batch, lets the other one compute meanwhile.
 
     Shapes: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states.
     """
@@ -67,7 +69,7 @@ ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)
 
 
 def _weightless(cls: type[nn.Module]) -> type[nn.Module]:
-    """Make a subclass of a transformers experts class that holds no weights."""
+    """Make a subclass of a transformers experts class without weights, because the servers hold them."""
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         with torch.device("meta"):
@@ -94,11 +96,11 @@ def _weightless_experts(checkpoint: Checkpoint) -> Iterator[None]:
 def load_model(
     checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Build a model from a checkpoint without reading the experts' tensors; a cluster computes the experts.
+    """Build a model without reading the routed experts' tensors; a cluster computes these experts.
 
     Args:
         checkpoint: Source of the other weights.
-        cluster: Computes the experts.
+        cluster: Computes the routed experts.
         dtype: Weight dtype; defaults to the checkpoint's.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Intercept a model's router choices where its experts are called.
+"""Intercept a model's router choices where its experts are called, for the client's scheduler.
 
 Every layer's experts class is replaced (`model.py`), so each router's choice passes here, whatever the
 architecture. A dry run ends at this point, before any expert computes.
@@ -42,13 +42,13 @@ class SeenRoutes:
         self._parts: list[list[tuple[int, npt.NDArray[np.int64]]]] = [[] for _ in range(layers)]
 
     def note(self, layer: int, ids_TK: torch.Tensor, part: slice | None) -> None:
-        """Record a router's choice of experts for the tokens in `part` of the batch; None: for all tokens."""
+        """Add a router's choice for the tokens in `part` of the batch; None: all. Ignores later layers."""
         if layer < self.layers:
             first = part.start if part is not None else 0
             self._parts[layer].append((first, ids_TK.detach().cpu().numpy()))
 
     def ids_LTK(self) -> npt.NDArray[np.int64] | None:
-        """Return all choices in batch order; None if the layers did not record equally many tokens."""
+        """Return the pass's choices in batch order, for the scheduler; None if layers differ in tokens."""
         layers = [
             np.concatenate([ids_TK for _, ids_TK in sorted(parts, key=lambda part: part[0])])
             for parts in self._parts
@@ -72,7 +72,7 @@ class RouteTap:
         self._seen: SeenRoutes | None = None
 
     def see(self, layer: int, ids_TK: torch.Tensor, part: slice | None) -> None:
-        """Receive a router's choice and record it if asked. Raises RoutesSeenError in a dry run."""
+        """Receive a router's choice, just before its experts run; record it if watched, end a dry run."""
         if self._dry:
             raise RoutesSeenError(ids_TK)
         if self._seen is not None:
@@ -80,7 +80,7 @@ class RouteTap:
 
     @contextlib.contextmanager
     def watching(self, layers: int) -> Iterator[SeenRoutes]:
-        """Record the router choices of the first layers in forward passes inside the block."""
+        """Record the first layers' router choices in forward passes inside the block, for the scheduler."""
         self._seen = seen = SeenRoutes(layers)
         try:
             yield seen
@@ -89,7 +89,7 @@ class RouteTap:
 
     @contextlib.contextmanager
     def dry(self) -> Iterator[None]:
-        """Make each layer stop after its router inside the block, so that no expert is called."""
+        """Make each layer raise RoutesSeenError after its router inside the block; no routed expert runs."""
         self._dry = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Selection strategies: each chooses which waiting requests form the next batch."""
+"""Selection strategies, live and simulated: each chooses which waiting requests form the next batch."""
 
 from attention_client.scheduler.strategies.base import Context, SelectionStrategy
 from attention_client.scheduler.strategies.registry import strategy, strategy_names

@@ -83,7 +83,7 @@ class SelectionStrategy(ABC):
     def select(
         self, window_WE: Loads, batch_size: int, rng: np.random.Generator, context: Context
     ) -> Indices:
-        """Choose the requests of the next batch.
+        """Choose the requests of the next batch. Called by `RequestQueue` if more requests wait than fit.
 
         Must be pure (no clock, no I/O, no state between calls, randomness only from `rng`), so that a
         replayed queue makes the same choices.
@@ -102,5 +102,5 @@ class SelectionStrategy(ABC):
 
 
 def first(count: int) -> Indices:
-    """Return the window's indices of the oldest `count` requests."""
+    """Return the window's indices of the oldest `count` requests: first come, first served."""
     return np.arange(count, dtype=np.int64)

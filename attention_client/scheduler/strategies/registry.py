@@ -50,7 +50,7 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def strategy(name: str) -> SelectionStrategy:
-    """Make a selection strategy by name.
+    """Make the selection strategy that a config or command names.
 
     Raises:
         ConfigError: The name is unknown, or its package cannot be used.

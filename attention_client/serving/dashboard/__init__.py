@@ -1,1 +1,1 @@
-"""The dashboard, the endpoint's page at `/`: the state of the cluster, and a chat."""
+"""The dashboard, the page at `/` of the attention client's endpoint: the state of the cluster, and a chat."""

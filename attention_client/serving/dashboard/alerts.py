@@ -69,7 +69,7 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def _lost(snapshot: ClusterSnapshot) -> str:
-    """Describe the remaining live replicas of the experts that dead servers held."""
+    """Say, for the alert of dead servers, how many live replicas their experts still have."""
     assert snapshot.placement is not None
     lost_LE = snapshot.placement.holds_LSE[:, ~snapshot.live_S].any(axis=1)
     left, counts = np.unique(snapshot.live_replicas_LE[lost_LE], return_counts=True)

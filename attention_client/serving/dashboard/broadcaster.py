@@ -1,4 +1,4 @@
-"""Polls the cluster once a second for all viewers of the dashboard; pauses without viewers."""
+"""Polls the cluster for the dashboard, in the attention client: once a second while anyone views it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Poller(Protocol):
     """The dashboard's source of cluster snapshots (`eaas.cluster_snapshot.SnapshotReader`)."""
 
     def look(self) -> ClusterSnapshot:
-        """Read the state of the cluster. Takes up to about a second."""
+        """Read the state of the cluster from its processes. Takes up to about a second, in a thread."""
 
     def close(self) -> None:
-        """End the connections to the cluster and the threads that use them."""
+        """End the connections to the cluster and the threads that use them, when the endpoint stops."""
 
 
 class Broadcaster:
@@ -47,23 +47,23 @@ class Broadcaster:
         self.sections = draw(self.snapshot)
 
     def join(self, viewer: object, on_drawn: Callable[[], None]) -> None:
-        """Add a viewer of the page. `on_drawn` is called after each poll."""
+        """Add a viewer of the page; the first one starts the polls. `on_drawn` is called after each poll."""
         self._viewers[viewer] = on_drawn
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._poll_repeatedly())
 
     def leave(self, viewer: object) -> None:
-        """Remove a viewer of the page. Idempotent."""
+        """Remove a viewer of the page; polls end after the last one left. Idempotent."""
         self._viewers.pop(viewer, None)
 
     def placement(self, layer: int) -> str:
-        """Return the drawing of a layer's placement, shared by all viewers."""
+        """Return the drawing of an MoE layer's placement, kept until the next poll for all viewers."""
         if layer not in self._layers:
             self._layers[layer] = draw_placement(self.snapshot, layer)
         return self._layers[layer]
 
     async def close(self) -> None:
-        """Close the poller. Wait at most a second for a running poll, whose thread ends later."""
+        """End the polls, when the endpoint stops. Wait at most a second for a running one."""
         self._viewers.clear()
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""The dashboard's chat box: a streamed answer with the servers that computed each token."""
+"""The dashboard's chat box: a streamed answer with the servers that computed each token's routed experts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_TOKENS = 4096
 
 
 class ChatBox:
-    """The chat box on one viewer's page."""
+    """The chat box on one viewer's page. Its answers count towards the endpoint's limit of requests."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ChatBox:
         self._show_buttons(answering=False)
 
     def end(self) -> None:
-        """Cancel the answer in progress, if there is one."""
+        """Cancel the answer in progress, if there is one: the viewer pressed Cancel, or the page is gone."""
         if self._task is not None:
             self._task.cancel()
 

@@ -21,7 +21,7 @@ class Drawn(Element, component="drawn.js"):
         self.props.update(tag=tag, drawing=drawing)
 
     def show(self, drawing: str) -> None:
-        """Replace the drawing that the element shows."""
+        """Replace the drawing in the viewer's browser; an unchanged one is not sent again."""
         _set(self, "drawing", drawing)
 
     def scrolls(self, label: str) -> None:
@@ -93,7 +93,7 @@ class TextField(ValueElement[str]):
 
 
 class Choice(ValueElement[int]):
-    """A drop-down list of the numbers 0 to `count` - 1."""
+    """A drop-down list of the numbers 0 to `count` - 1: on the page, the MoE layers."""
 
     def __init__(self, label: str, on_change: Callable[[], None]) -> None:
         super().__init__(tag="q-select", value=0, on_value_change=on_change)

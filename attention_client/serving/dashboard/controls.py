@@ -1,4 +1,4 @@
-"""The operator's buttons on one viewer's page of the dashboard."""
+"""The operator's buttons on one viewer's page of the dashboard; `Operator` does what they ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard's route in the endpoint's application. The first request for the page imports NiceGUI.
+"""The dashboard's route in the HTTP application. The first request for the page imports NiceGUI.
 
 Browsers poll; there is no WebSocket. So the endpoint checks every request of the page, including its API key,
 and an idle endpoint holds no connection open.
@@ -37,7 +37,7 @@ _STYLE_SHEET = "/dashboard.css"
 
 
 def is_page_path(path: str) -> bool:
-    """Whether an HTTP path belongs to the dashboard."""
+    """Whether an HTTP path belongs to the dashboard, where a password may stand for the API key."""
     own = ("/", "/favicon.ico", _STYLE_SHEET)
     return path in own or path.startswith(("/_nicegui/", "/_nicegui_ws/", OPERATOR_PATH))
 
@@ -68,7 +68,7 @@ class Dashboard(BaseRoute):
         self._open: Sized = ()
 
     def serve(self, name: str, handler: Handler, accepted: AcceptedRequests) -> None:
-        """Set the model's name, and the chat's handler and limit. Call it before the first request."""
+        """Set the model's name, and the chat's handler and limit. `build_app` calls it before any request."""
         self._name, self._chat = name, (handler, accepted)
 
     # -- Starlette's route -----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Dashboard(BaseRoute):
         return (Match.FULL if own else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request for the dashboard."""
+        """Answer one HTTP request for the dashboard, after the guard's checks; the first imports NiceGUI."""
         answer: Response | None = None
         is_page = scope["path"] == "/"
         if policy.is_foreign(scope["path"], Headers(scope=scope)):

@@ -45,7 +45,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """All text of the element, joined by spaces."""
+        """All text of the element, joined by spaces; for tests."""
         return " ".join(c if isinstance(c, str) else c.text for c in self.children)
 
 

@@ -1,4 +1,4 @@
-"""The actions of the dashboard's buttons, for a cluster of `eaas up`."""
+"""The actions of the dashboard's buttons, run by the attention client for a cluster of `eaas up`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Operator:
         return f"{server.id} (pid {server.pid}) was killed."
 
     def pause(self, server: Member) -> str:
-        """Pause an expert server (SIGSTOP)."""
+        """Pause an expert server (SIGSTOP), like a hang: it becomes DEAD unless it is resumed in time."""
         _signal(server, signal.SIGSTOP)
         return f"{server.id} is paused: it does not answer until it is resumed."
 
     def resume(self, server: Member) -> str:
-        """Resume a paused expert server (SIGCONT)."""
+        """Resume a paused expert server (SIGCONT), even one that is DEAD meanwhile."""
         _signal(server, signal.SIGCONT)
         return f"{server.id} is resumed."
 
@@ -70,7 +70,7 @@ class Operator:
         return f"Scaling to {counted(servers, 'expert server')}."
 
     def start_server(self, snapshot: ClusterSnapshot) -> str:
-        """Ask the balancer for one more expert server than are live."""
+        """Ask the balancer for one more expert server than are live; the launcher starts it."""
         return self.scale(snapshot, len(snapshot.live(Role.EXPERT_SERVER)) + 1)
 
     def rebalance(self, snapshot: ClusterSnapshot) -> str:
@@ -87,7 +87,7 @@ class Operator:
 
 
 def is_paused(pid: int) -> bool:
-    """Whether a process is stopped by a signal (SIGSTOP)."""
+    """Whether a process of this machine is stopped (SIGSTOP); its button then offers to resume it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -97,7 +97,7 @@ def is_paused(pid: int) -> bool:
 
 
 def _has_id(pid: int, server_id: str) -> bool:
-    """Whether the launcher started this process as the server of that id."""
+    """Whether this process was started as the server of that id; otherwise it gets no signal."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return (b"--id", server_id.encode()) in pairwise(words)
 

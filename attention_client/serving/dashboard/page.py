@@ -24,7 +24,7 @@ def build_page(
     chat: tuple[Handler, AcceptedRequests],
     operator: Operator | None,
 ) -> None:
-    """Build one viewer's page. While the viewer is connected, the page is updated once a second."""
+    """Build the page that a browser asks for; it is updated once a second while its viewer is connected."""
     Drawn(encode(h("a", "Skip to the chat", class_="skip", href="#chat")))
     Drawn(encode(h("h1", "Expert-as-a-Service ", h("small", "serving ", h("bdi", name)))))
     drawn: dict[str, Drawn] = {}
@@ -36,7 +36,7 @@ def build_page(
         return drawn[name]
 
     def show() -> None:
-        """Send the newest drawings to the viewer's browser."""
+        """Send the newest drawings to the viewer's browser, after each poll or choice of an MoE layer."""
         placement = broadcaster.snapshot.placement
         if placement is not None:
             layer.offer(placement.holds_LSE.shape[0])

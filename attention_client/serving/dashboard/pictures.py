@@ -20,7 +20,7 @@ _NAMED_SERVERS = 12
 
 
 def load(snapshot: ClusterSnapshot) -> list[Node]:
-    """Draw the load of layers by servers, with a table of the servers."""
+    """Draw each expert server's load by MoE layer in the balancer's window, with a table of the servers."""
     found = snapshot.load
     if found is None or not found.tokens_LS.any():
         return empty("No expert has computed anything in the balancer's window.")
@@ -68,7 +68,7 @@ def load(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def _relative(found: Load) -> np.ndarray:
-    """Load of each server relative to the mean of the layer; 1 for a layer without load."""
+    """Load of each server, (token, expert) pairs by speed, over the layer's mean; 1 for an idle layer."""
     time_LS = found.tokens_LS / found.speeds_S
     mean_L = time_LS.mean(axis=1, keepdims=True)
     return np.where(mean_L > 0, time_LS / np.where(mean_L > 0, mean_L, 1.0), 1.0)
@@ -141,7 +141,7 @@ def _ranges(experts: Iterable[int]) -> str:
 
 
 def curves(snapshot: ClusterSnapshot) -> list[Node]:
-    """Draw PAR with its bound, tokens/s, TTFT and ITL over time."""
+    """Draw PAR with its bound, tokens/s, TTFT and ITL over time, and the numbers of requests."""
     points, now, counters = snapshot.curve, snapshot.rates, snapshot.counters
     ages_s = [snapshot.at - p.at for p in points]
     mean = "mean of the last 10 s"

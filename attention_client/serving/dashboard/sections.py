@@ -1,4 +1,4 @@
-"""The sections of the dashboard's page. Pure: snapshot in, elements out."""
+"""The sections of the dashboard's page, drawn once for all viewers. Pure: snapshot in, elements out."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FAILED = encode(CANNOT_BE_DRAWN)
 
 
 def draw(snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Draw and encode the sections that all viewers share, by name."""
+    """Draw and encode the sections that all viewers share, by name, after each poll."""
     return {name: encode(*section(snapshot)) for name, section in _SECTIONS.items()}
 
 
 def draw_placement(snapshot: ClusterSnapshot, layer: int) -> str:
-    """Draw and encode the section "placement" for one MoE layer."""
+    """Draw and encode the section "placement" for the MoE layer that a viewer chose."""
     return encode(*placement(snapshot, layer))
 
 
@@ -59,7 +59,7 @@ def summary(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def members(snapshot: ClusterSnapshot) -> list[Node]:
-    """Draw the table of all members with state, incarnation, load and lease age."""
+    """Draw the table of the cluster's members with state, incarnation, requests in flight and lease age."""
     if not snapshot.members:
         return empty("No members are known yet.")
     rows = []

@@ -28,33 +28,33 @@ def table(
 
 
 def row(name: str, *cells: Node) -> Node:
-    """Make a row of a table in a section; its name identifies it."""
+    """Make a row of a section's table; its name is the first cell and identifies it between updates."""
     return h("tr", h("th", name, scope="row"), *cells, key=name)
 
 
 def cell(text: Child, *, number: bool = False, wide: bool = False) -> Node:
-    """Make a cell of a table in a section."""
+    """Make a cell of a section's table. Narrow screens hide a `wide` one."""
     kinds = ("number",) * number + ("wide",) * wide
     return h("td", text, class_=" ".join(kinds))
 
 
 def badge(state: str) -> Node:
-    """Make a cell with a member's state."""
+    """Make a table cell with a member's state, coloured by that state."""
     return cell(h("span", state, class_=f"state {state.lower()}"))
 
 
 def empty(sentence: str) -> list[Node]:
-    """Make a sentence in place of missing data."""
+    """Make a section's whole content, one sentence, in place of missing data."""
     return [h("p", sentence, class_="empty")]
 
 
 def or_none(value: float | None, form: str = "{:.2f}", factor: float = 1.0) -> str:
-    """Format a number times a factor; a dash for None."""
+    """Format a number times a factor; a dash for None, which is an unknown value."""
     return "—" if value is None else form.format(value * factor)
 
 
 def ago(seconds: float) -> str:
-    """Format the age of an event, given in seconds."""
+    """Format an age in seconds as "5 s ago" or "3 min ago", for the page's time line and charts."""
     if seconds < _LONG_AGO_S:
         return f"{seconds:.0f} s ago"
     return f"{seconds / 60:.0f} min ago"

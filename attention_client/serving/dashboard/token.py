@@ -51,7 +51,7 @@ class OperatorToken:
         return answer
 
     def is_operator(self, headers: Headers) -> bool:
-        """Whether a request carries the operator's token in its cookie."""
+        """Whether a request for the page has the operator's token in its cookie; else it gets no buttons."""
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         except CookieError:

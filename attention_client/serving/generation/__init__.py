@@ -1,1 +1,1 @@
-"""Token generation for the HTTP endpoint: continuous batching, sampling, admission."""
+"""Token generation in the attention client: continuous batching, sampling, admission."""

@@ -1,4 +1,4 @@
-"""transformers' continuous batching with the changes that serving needs.
+"""The attention client's usual engine: transformers' continuous batching, changed for serving.
 
 The changes to transformers 5.23:
 
@@ -49,7 +49,7 @@ _IDLE_S = 1.0
 
 
 class _Listener:
-    """The receiver of one request's deliveries, on the HTTP event loop."""
+    """The callback that gets one request's new tokens, and the HTTP event loop on which it runs."""
 
     def __init__(self, deliver: Callable[[Delivery], None]) -> None:
         self.deliver = deliver
@@ -58,7 +58,7 @@ class _Listener:
 
 
 class _Router(OutputRouter):  # type: ignore[misc]
-    """Passes outputs from the worker thread to the listeners' event loops."""
+    """Passes new tokens from the generation thread to the HTTP event loop, for requests that still listen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,10 @@ class _Router(OutputRouter):  # type: ignore[misc]
         return bool(self._asking)
 
     def note_servers(self, batch: Sequence[Any], seen: SeenServers) -> None:
-        """Record which servers computed the next deliveries' tokens. `batch` holds `FutureRequestState`s."""
+        """Keep the servers of this step's new tokens for the requests that asked; `deliver_batch` sends them.
+
+        `batch` holds transformers' `FutureRequestState`s in token order.
+        """
         end = 0
         # Without the lock, a request cancelled during the loop would leave its entry here.
         with self._guard:
@@ -90,7 +93,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
                     self._servers[part.state.request_id] = seen.of(end - 1)
 
     def forget(self, request_id: str) -> bool:
-        """Remove a request's listener; return whether there was one."""
+        """Remove a request's listener, so that it gets nothing more; return whether there was one."""
         with self._guard:
             return self._pop(request_id) is not None
 
@@ -125,7 +128,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
         self._fail([state.request_id], error)
 
     def fail_all(self, error: Exception) -> None:
-        """Deliver this error to every request that waits or runs."""
+        """Deliver this error to every request that waits or runs: the engine stops, or its thread died."""
         self._fail(list(self._listeners), error)
 
     def _fail(self, request_ids: list[str], error: Exception) -> None:
@@ -266,7 +269,7 @@ class _ReachedError(Exception):
 
 
 def fits_paged_cache(manager: Any) -> bool:
-    """Whether the model's attention uses the paged cache, tested with one token at start.
+    """Whether the model's attention uses the paged cache, tested at start; else `SequentialEngine` serves it.
 
     Runs one token through the first attention module, which needs no expert, and checks whether the cache
     has changed. Latent attention, whose keys and values differ in size, fails earlier.
@@ -299,7 +302,7 @@ def fits_paged_cache(manager: Any) -> bool:
 
 
 class BatchingEngine:
-    """Engine with continuous batching over a paged key-value cache (`Engine`).
+    """Engine that runs many requests in one batch, over a paged key-value cache (`Engine`).
 
     Raises:
         ConfigError: The cache does not fit into memory.
@@ -328,15 +331,18 @@ class BatchingEngine:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens of one request, prompt plus answer: the whole cache."""
+        """Most tokens of one request, prompt plus answer: the whole cache. Longer requests are refused."""
         return self._capacity
 
     def start(self) -> None:
-        """Start the generation thread, which runs the batch."""
+        """Start the generation thread, which runs the batch. Called when the HTTP application starts."""
         self.manager.start()
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
-        """Queue a request for the batch. Raises CBWorkerDeadError if the engine has stopped."""
+        """Queue a request until the strategy admits it to the batch; `deliver` then gets its tokens.
+
+        Raises CBWorkerDeadError if the engine has stopped.
+        """
         router = self.manager.output_router
         router.listen(work.id, deliver, work.servers)
         queued = self.manager.add_request(
@@ -352,12 +358,12 @@ class BatchingEngine:
             raise CBWorkerDeadError(f"The engine has stopped: {self.failure()}")
 
     def cancel(self, request_id: str) -> None:
-        """Remove the request from batch and cache before the next forward pass."""
+        """Remove a request from batch and cache before the next forward pass; no effect on a finished one."""
         if self.manager.output_router.forget(request_id):
             self.manager.cancel_request(request_id)
 
     def failure(self) -> str | None:
-        """Return why the generation thread has stopped; None: it runs."""
+        """Return why the generation thread has stopped; then /health and new requests fail. None: it runs."""
         status = self.manager.background_thread_status
         if status.fatal_error is not None:
             return f"{type(status.fatal_error).__name__}: {status.fatal_error}"
@@ -366,23 +372,23 @@ class BatchingEngine:
         return None
 
     def running(self) -> int:
-        """Number of requests in the running batch."""
+        """Number of requests in the running batch, for the metrics."""
         processor = self.manager.batch_processor
         return 0 if processor is None else len(processor.scheduler.active_requests)
 
     def waiting(self) -> int:
-        """Number of waiting requests."""
+        """Number of requests that wait for a place in the batch, for the metrics."""
         processor = self.manager.batch_processor
         pending = 0 if processor is None else len(processor.scheduler.waiting_requests)
         return pending + int(self.manager.input_queue.qsize())
 
     def in_batch(self) -> Iterable[str]:
-        """Return the ids of the requests in the running forward pass."""
+        """Return the ids of the requests in the running forward pass, for the traces of its layers."""
         requests = self.manager.batch_processor.inputs_and_outputs.requests_in_batch
         return [request.state.request_id for request in requests]
 
     def cache_usage(self) -> float:
-        """Fraction of the key-value cache in use by requests, 0 to 1.
+        """Fraction of the key-value cache in use by requests, 0 to 1, for the metrics.
 
         As in vLLM, blocks kept only for prefix sharing count as free.
         """
@@ -397,7 +403,10 @@ class BatchingEngine:
         return float(used / (cache.num_sectors * cache.bytes_per_sector))
 
     def stop(self, timeout_s: float) -> None:
-        """Fail all requests, end the generation thread and restore the model's attention implementation."""
+        """Fail all requests, end the generation thread and restore the model's attention implementation.
+
+        Called when the endpoint stops; a second call only fails requests.
+        """
         error = CBWorkerDeadError("The server is stopping.")
         self.manager.output_router.fail_all(error)
         # The end of the grace period and the end of the application may call this at the same time.

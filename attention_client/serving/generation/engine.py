@@ -1,4 +1,4 @@
-"""The interface of an engine, which generates the tokens of requests."""
+"""The interface of the attention client's engine, which runs the model and generates requests' tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODY: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Work:
-    """One request to the engine: prompt, limits and sampling settings.
+    """One request, as an HTTP handler passes it to the engine: prompt, limits and sampling settings.
 
     Attributes:
         id: Unique in the process.
@@ -26,7 +26,7 @@ class Work:
         end_tokens: Tokens that end the answer; empty: only max_tokens ends it.
         sampling: Sampling settings.
         min_tokens: The first tokens of the answer, in which stop strings do not match.
-        servers: Whether to report the servers that computed each token.
+        servers: Whether to report the servers that computed each token's routed experts.
     """
 
     id: str
@@ -62,10 +62,10 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens of one request, prompt plus answer; None: no limit."""
+        """Most tokens of one request, prompt plus answer; longer ones are refused. None: no limit."""
 
     def start(self) -> None:
-        """Start the engine's thread."""
+        """Start the engine's thread, when the HTTP application starts."""
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         """Queue a request. Call it on an event loop; `deliver` is called on the same loop.
@@ -74,25 +74,28 @@ class Engine(Protocol):
         """
 
     def cancel(self, request_id: str) -> None:
-        """End a request early; nothing more is delivered. No effect on a finished request."""
+        """End a request early: its client left, or a stop string matched. Nothing more is delivered.
+
+        No effect on a finished request.
+        """
 
     def failure(self) -> str | None:
-        """Return why the engine has stopped; None: it runs."""
+        """Return why the engine has stopped, which fails /health and new requests; None: it runs."""
 
     def running(self) -> int:
-        """Number of requests in the running batch."""
+        """Number of requests in the running batch, for the metrics."""
 
     def waiting(self) -> int:
-        """Number of waiting requests."""
+        """Number of requests that wait for a place in the batch, for the metrics."""
 
     def in_batch(self) -> Iterable[str]:
-        """Ids of the requests in the current forward pass. Call it from that pass."""
+        """Ids of the requests in the current forward pass, for its traces. Call it from that pass."""
 
     def cache_usage(self) -> float:
         """Fraction of the key-value cache in use by requests, 0 to 1; 0: the cache has no limit."""
 
     def stop(self, timeout_s: float) -> None:
-        """Fail all requests and end the engine's thread.
+        """Fail all requests and end the engine's thread, when the endpoint stops.
 
         Wait at most `timeout_s` for a running forward pass.
         """

@@ -1,4 +1,4 @@
-"""Choice of the engine at start: continuous batching, or one request at a time."""
+"""Choice of the attention client's engine at start: continuous batching, or one request at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build_engine(
         model: A transformers causal language model.
         limits: Sizes of cache and batch.
         admission: Chooses the requests that enter the batch. A `SequentialEngine` does not use it.
-        attribution: Counts the tokens that each server computes.
+        attribution: Records which servers compute a token's experts, for requests that ask.
 
     Raises:
         ConfigError: The cache does not fit into memory.

@@ -1,5 +1,7 @@
-"""Connects `attention_client.scheduler` to a running engine: expert loads of requests, costs of the
-placement, metrics and the recording. All calls come from the engine's thread.
+"""Chooses, in the attention client, which waiting requests enter the engine's running batch.
+
+Gives `attention_client.scheduler` the expert loads of requests and the costs of the placement, and writes
+its metrics and recording. While the engine runs, all calls come from its thread.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _PREDICTED_LAYERS = 1
 
 @dataclass(frozen=True)
 class Scheduling:
-    """Scheduling settings of the endpoint.
+    """What `LiveAdmission` needs from the client: scheduling settings and the current placement.
 
     Attributes:
         config: The strategy and its settings.
@@ -68,7 +70,7 @@ class _Prompt:
 
 
 class LiveAdmission:
-    """Chooses which waiting requests enter the engine's running batch.
+    """Chooses, before each forward pass, which waiting requests enter the engine's running batch.
 
     Raises:
         ConfigError: The strategy is unknown, its sizes do not fit, or the recording cannot be written.
@@ -104,12 +106,12 @@ class LiveAdmission:
         metrics.strategy.labels(strategy=config.strategy).set(1)
 
     def decline(self) -> None:
-        """Disable scheduling, for an engine that has no batch and runs requests by age."""
+        """Leave the order of requests to the sequential engine, which has no batch. Called once, at start."""
         self._show(Fcfs.name)
         self.close()
 
     def close(self) -> None:
-        """Close the recording of scheduling decisions, if there is one."""
+        """Close the recording of scheduling decisions, if there is one, when the engine stops."""
         if self._recorder is not None:
             self._recorder.close()
 
@@ -136,19 +138,23 @@ class LiveAdmission:
         self._admission.arrive(request, load_E)
 
     def put_back(self, request: str, load_E: Loads | None) -> None:
-        """Return an evicted request to the waiting ones, with the load that `leave` returned."""
+        """Put a request evicted from the cache ahead of all waiting ones, with its load from `leave`."""
         self._loads[request] = np.ones(_NO_LOADS) if load_E is None else load_E
         self._admission.put_back(request)
 
     def leave(self, request: str) -> Loads | None:
-        """Remove a completed, cancelled or evicted request. Return its load; None: unknown."""
+        """Forget a completed, cancelled or evicted request. Return its load for `put_back`; None: unknown."""
         self._admission.leave(request)
         self._predicted.discard(request)
         self._prompts.pop(request, None)
         return self._loads.pop(request, None)
 
     def candidates(self, running: Sequence[Any]) -> list[str]:
-        """Return the waiting requests that may join `running` (transformers' `RequestState`), in order."""
+        """Return the waiting requests that may join `running` (transformers' `RequestState`), in order.
+
+        The scheduler admits those that fit into the cache, and passes them to `admit`. If the strategy
+        fails, first come, first served replaces it.
+        """
         room = self.batch_size - len(running)
         if room <= 0 or not len(self._admission):
             return []
@@ -169,7 +175,7 @@ class LiveAdmission:
         return going
 
     def admit(self, requests: Iterable[str]) -> None:
-        """Mark these waiting requests as running."""
+        """Mark these requests as running: the scheduler has put them into the next forward pass."""
         self._admission.admit(requests)
 
     def _fall_back(self, error: Exception) -> None:
@@ -187,7 +193,7 @@ class LiveAdmission:
 
     @contextlib.contextmanager
     def watching(self, batch: Callable[[], Sequence[Any]]) -> Iterator[None]:
-        """Record the experts that requests use in the forward pass in the block.
+        """Record the experts of prompts in the block's forward pass, whose loads replace the predicted ones.
 
         Args:
             batch: Returns the requests of the pass in token order (transformers' `FutureRequestState`).
@@ -207,7 +213,7 @@ class LiveAdmission:
             self._step = sum(rows), tokens - sum(rows)
 
     def stepped(self, seconds: float) -> None:
-        """Record the time of an engine's step, from scheduling to its tokens."""
+        """Add the time of an engine's step, from scheduling to its tokens, to the recording, if any."""
         if self._recorder is not None:
             self._recorder.note(step=self._step, seconds=seconds)
             probe_s = self._probe.seconds()
@@ -241,7 +247,7 @@ class LiveAdmission:
         self._admission.saw(request, load_E)
 
     def _running(self, running: Sequence[Any]) -> Loads | None:
-        """Sum the loads of the running requests, each weighted by the remaining part of its answer."""
+        """Sum the running requests' loads, each weighted by the rest of its answer, for the strategy."""
         if not running:
             return None
         left = [1 - len(state.generated_tokens) / state.max_new_tokens for state in running]
@@ -281,7 +287,7 @@ class LiveAdmission:
             self._admission.price(self._price(shares_LSE))
 
     def _price(self, shares_LSE: Loads) -> ServerCost:
-        """Build the cost model. Only the ratio of weight cost to pair cost matters, not the unit."""
+        """Build the strategy's cost model. Only the ratio of weight to pair cost matters, not the unit."""
         return ServerCost(shares_LSE, fixed_s=0.0, load_s=_WEIGHT_PAIRS, pair_s=1.0, steps=1)
 
     def _open_recorder(self) -> Recorder | None:

@@ -1,4 +1,4 @@
-"""Probe of the machine's current speed: a fixed computation, timed.
+"""Probe of the machine's current speed, for recordings: the engine's thread times a fixed computation.
 
 The speed of a shared machine varies by a factor of two within seconds. The times of the engine's steps depend
 on the machine and on the batch; the time of a fixed computation depends on the machine alone.
@@ -19,14 +19,14 @@ _EVERY_S = 0.1
 
 
 class PaceProbe:
-    """Times a fixed computation, at most every 0.1 s."""
+    """Times a fixed computation, at most every 0.1 s, beside the step times of a recording."""
 
     def __init__(self) -> None:
         self._matrix = np.random.default_rng(0).standard_normal((_SIDE, _SIDE), dtype=np.float32)
         self._due_s = 0.0
 
     def seconds(self) -> float | None:
-        """Run the computation and return its time; None: too early for another run."""
+        """Run the computation and return its time, for the recording; None: too early for another run."""
         begin = time.perf_counter()
         if begin < self._due_s:
             return None

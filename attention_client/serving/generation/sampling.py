@@ -1,4 +1,4 @@
-"""Sampling of the next tokens with each request's own settings, within one batch.
+"""Choice of the next tokens, after the attention client's forward pass, by each request's own settings.
 
 transformers' continuous batching samples every request of a manager with one configuration. Here the
 manager is greedy, and a logits processor leaves each row only the token that the row's own settings choose.
@@ -31,7 +31,7 @@ __all__ = ["GREEDY", "BatchSampler", "Sampling", "SequenceSampler", "choose"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of one request.
+    """Sampling settings of one request, from its body or the model's defaults.
 
     Attributes:
         temperature: 0 is greedy.
@@ -71,7 +71,7 @@ def _draw(scores_V: torch.Tensor, sampling: Sampling, length: int) -> torch.Tens
 
 
 def choose(scores_BV: torch.Tensor, rows: Sequence[tuple[Sampling, int]]) -> torch.Tensor:
-    """Choose each row's next token: return scores in which only that token is not -inf.
+    """Choose each row's next token: return scores in which only it is not -inf, so transformers must take it.
 
     Args:
         scores_BV: float (B, V). Not changed.
@@ -128,7 +128,7 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
 
 
 class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
-    """Chooses the next token of the one sequence of ``model.generate`` (`choose`)."""
+    """Chooses the next token of the sequential engine's one request, in ``model.generate`` (`choose`)."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling

@@ -1,4 +1,4 @@
-"""The engine that runs one request at a time, for models without paged attention."""
+"""The attention client's engine for models without paged attention: it runs one request at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Job:
 
 
 class SequentialEngine:
-    """Engine that runs ``model.generate`` in transformers' own inference thread (`Engine`)."""
+    """Engine that runs ``model.generate`` for each request in turn, in transformers' thread (`Engine`)."""
 
     def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
         self._attribution = attribution
@@ -70,7 +70,7 @@ class SequentialEngine:
 
     @property
     def capacity(self) -> int | None:
-        """Most tokens of one request: None, no limit."""
+        """Most tokens of one request: None, since its cache has no limit."""
         return None
 
     def start(self) -> None:
@@ -78,32 +78,32 @@ class SequentialEngine:
         self._stopped = False
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
-        """Queue a request. Raises CBWorkerDeadError if the engine has stopped."""
+        """Queue a request behind all earlier ones. Raises CBWorkerDeadError if the engine has stopped."""
         if self._stopped:
             raise CBWorkerDeadError("The server is stopping.")
         job = self._jobs[work.id] = _Job(work, deliver)
         self._generate.submit(self._run, job)
 
     def cancel(self, request_id: str) -> None:
-        """End the request at its next token, or before it begins."""
+        """End the request at its next token, or before it begins; nothing more is delivered."""
         job = self._jobs.pop(request_id, None)
         if job is not None:
             job.cancelled.set()
 
     def failure(self) -> str | None:
-        """Return why the engine has stopped; None: it runs. A failed request does not stop it."""
+        """Return why the engine takes no more requests; None: it runs. A failed request does not stop it."""
         return "it was shut down" if self._stopped else None
 
     def running(self) -> int:
-        """Number of running requests: 0 or 1."""
+        """Number of running requests, 0 or 1, for the metrics."""
         return int(self._current is not None)
 
     def waiting(self) -> int:
-        """Number of waiting requests."""
+        """Number of requests that wait for the running one to end, for the metrics."""
         return max(0, len(self._jobs) - self.running())
 
     def in_batch(self) -> Iterable[str]:
-        """Return the id of the running request, if there is one."""
+        """Return the id of the running request, if there is one, for the traces of its layers."""
         return (self._current,) if self._current is not None else ()
 
     def cache_usage(self) -> float:
@@ -111,7 +111,7 @@ class SequentialEngine:
         return 0.0
 
     def stop(self, timeout_s: float) -> None:
-        """End the running request at its next token and fail the others."""
+        """Fail all requests and refuse new ones; the running one ends at its next token."""
         self._stopped = True
         for job in list(self._jobs.values()):
             error = CBWorkerDeadError("The server is stopping.")
@@ -119,7 +119,7 @@ class SequentialEngine:
             self.cancel(job.work.id)
 
     def _run(self, job: _Job) -> None:
-        """Generate one request's answer, in the inference thread."""
+        """Generate one request's answer in the inference thread; the job delivers each token."""
         if job.cancelled.is_set():
             return
         work = job.work

@@ -1,4 +1,4 @@
-"""transformers' scheduler of continuous batching, with the order of admission chosen by a strategy."""
+"""Scheduler of the attention client's engine: transformers' own, but a strategy orders the admission."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
         super().__init__(base.cache, base.safety_margin, base.max_requests_per_batch)
 
     def add_waiting_request(self, state: Any) -> None:
-        """Queue a new or evicted request, and pass it to the strategy (`Scheduler`)."""
+        """Queue a request for the strategy; an evicted one goes ahead of all others (`Scheduler`)."""
         super().add_waiting_request(state)
         if self._left[0] == state.request_id:
             self._admission.put_back(*self._left)
@@ -35,12 +35,12 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
             )
 
     def finish_request(self, request_id: str) -> None:
-        """Remove a finished or evicted request, and keep its load for a return (`Scheduler`)."""
+        """Remove a finished or evicted request from the batch; keep its load for a return (`Scheduler`)."""
         super().finish_request(request_id)
         self._left = request_id, self._admission.leave(request_id)
 
     def clear_cancelled_requests(self) -> list[Any]:
-        """Remove the cancelled requests here and in the strategy's queue (`Scheduler`)."""
+        """Remove the cancelled requests here and in the strategy's queue before a pass (`Scheduler`)."""
         cancelled: list[Any] = super().clear_cancelled_requests()
         for state in cancelled:
             self._admission.leave(state.request_id)

@@ -1,1 +1,1 @@
-"""The endpoint's Prometheus metrics."""
+"""Prometheus metrics of the attention client's HTTP endpoint and scheduler."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the HTTP endpoint.
+"""Prometheus metrics of the attention client's HTTP endpoint, which serves them at /metrics.
 
 A metric `eaas_x` that vLLM also has is exported again as `vllm:x` with vLLM's label `model_name`, for
 dashboards, gateways and autoscalers that expect it (docs/metrics.md).

@@ -17,7 +17,7 @@ _CORRELATION = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 class SchedulerMetrics:
-    """Metrics of one engine's scheduler."""
+    """Metrics of the scheduler of one attention client's engine; `LiveAdmission` updates them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
@@ -60,7 +60,7 @@ class SchedulerMetrics:
         )
 
     def chose(self, choice: Choice) -> None:
-        """Count a group of requests that the scheduler chose."""
+        """Count a group that the strategy chose, and the older requests that it passed over."""
         self.choices.labels(chosen="oldest" if choice.oldest else "others").inc()
         self.passed_over.inc(choice.passed_over)
         self.window.observe(choice.window)

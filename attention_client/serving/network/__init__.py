@@ -1,1 +1,1 @@
-"""The endpoint's sockets: accepts, limits and closes HTTP connections."""
+"""Sockets of the attention client's HTTP endpoint: accepts, limits and closes HTTP connections."""

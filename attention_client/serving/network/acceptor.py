@@ -50,7 +50,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Stop accepting connections and close the listening socket."""
+        """Close the listening socket when the server stops. Connections that are served stay open."""
         if self._pause is not None:
             self._pause.cancel()
         else:

@@ -24,7 +24,7 @@ class Evictable(Protocol):
 
 
 class Connections:
-    """The open HTTP connections, at most `most`. A further connection replaces another one.
+    """The open HTTP connections, at most `most`. A further one replaces another, or is refused.
 
     Idle connections are evicted first, then those with an incomplete request, the oldest first. A connection
     whose request is being answered is never evicted.
@@ -41,18 +41,18 @@ class Connections:
 
     @property
     def all_busy(self) -> bool:
-        """Whether the limit is reached and no connection can be evicted."""
+        """Whether the limit is reached and none can be evicted; new ones then wait a second in the kernel."""
         return len(self._open) >= self.most and self._candidate() is None
 
     def make_room(self) -> bool:
-        """Evict a connection if the limit is reached. False: all connections are busy."""
+        """Evict a connection if the limit is reached. False: all are busy, so the new one is refused."""
         if len(self._open) < self.most or self.evict_one():
             return True
         self._closed["refused"] += 1
         return False
 
     def evict_one(self) -> bool:
-        """Close the connection that is first to evict. False: there is none."""
+        """Close the connection that is first to evict, to free its descriptor. False: there is none."""
         found = self._candidate()
         if found is None:
             return False
@@ -71,29 +71,29 @@ class Connections:
         return None
 
     def add(self, connection: Evictable) -> None:
-        """Add a connection. It can be evicted after a call of `reads` or `idles`."""
+        """Count a new connection as open. It can be evicted after a call of `reads` or `idles`."""
         self._open.add(connection)
 
     def reads(self, connection: Evictable) -> None:
-        """Note that a connection waits for a request, or for more of one."""
+        """Let a connection be evicted after a short grace: it waits for a request, or for more of one."""
         self._idle.pop(connection, None)
         if connection in self._open:
             # Kept when more of the request arrives, so that a slow sender does not become younger.
             self._unfinished.setdefault(connection, time.monotonic())
 
     def answers(self, connection: Evictable) -> None:
-        """Note that a connection's request is complete and is being answered."""
+        """Protect a connection from eviction: its request is complete and is being answered."""
         self._idle.pop(connection, None)
         self._unfinished.pop(connection, None)
 
     def idles(self, connection: Evictable) -> None:
-        """Note that a connection's answer is complete."""
+        """Let a connection be evicted before those with an incomplete request: its answer is complete."""
         self._unfinished.pop(connection, None)
         if connection in self._open:
             self._idle[connection] = None
 
     def remove(self, connection: Evictable) -> None:
-        """Remove a connection that is closed or being closed from the open ones."""
+        """Stop counting a connection that is closed or being closed, which makes room for another one."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._unfinished.pop(connection, None)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: its deadlines and its eviction."""
+"""One HTTP/1.1 connection to the attention client's endpoint: its deadlines and its eviction."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         self._unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the timeout of a new connection's first request."""
+        """Start the timeout of a new connection's first request (called by asyncio)."""
         super().connection_made(transport)
         self._connections.reads(self)
         self._wait(self._limits.head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; the first ones after an answer begin a new request."""
+        """Parse received bytes (from asyncio); the first ones after an answer begin a new request."""
         self._silent = False
         self._next_request_begins()
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Start a request once its headers are complete, and note whether its body is."""
+        """Start a request once its headers are complete; once its body is, protect it from eviction."""
         super().handle_events()
         if self.cycle is None or self.cycle.response_complete:
             return
@@ -71,18 +71,18 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
             self._connections.answers(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove a closed connection from the open ones, and cancel its timeout."""
+        """Remove a closed connection from the open ones and cancel its timeout (called by asyncio)."""
         self._connections.remove(self)
         self._timer.cancel()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
-        """Note that the client reads its answer again."""
+        """Note that the client reads its answer again, so that the next timeout does not disconnect it."""
         self._unsent = 0
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Mark the connection as idle, and start the timeout of its next request."""
+        """Mark the connection as idle, which allows its eviction; start the timeout of its next request."""
         many = len(self.connections) > _MANY_CONNECTIONS
         self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
         self._idle = self._silent = True
@@ -92,7 +92,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         super().on_response_complete()
 
     def evict(self) -> None:
-        """Close the connection now. A client with an incomplete request gets status 408."""
+        """Close the connection now, to make room. A client with an incomplete request gets status 408."""
         begun = self.cycle is not None and not self.cycle.response_complete
         if not self._silent and not (begun and self.cycle.response_started):
             self.transport.write(_EVICTED)

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket that is already bound."""
+"""The attention client's HTTP server: uvicorn, in its own thread, on a socket that is already bound."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         self._wake = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then accept HTTP connections."""
+        """Start the application with its engine, then accept HTTP connections."""
         await super().startup(sockets=[])
         self._connections = Connections(min(self._limits.max_connections, room_for_connections()))
 
@@ -122,12 +122,12 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         self._acceptor = Acceptor(self._listener, connection, self._connections)
 
     async def on_tick(self, counter: int) -> bool:
-        """Update the Date header and log evicted connections, once a second."""
+        """Update the Date header and log evicted connections, once a second; return whether to stop."""
         self._connections.log()
         return bool(await super().on_tick(counter))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, close the dashboard, and let requests end in the grace period."""
+        """Stop accepting, close the dashboard, and let requests end in the grace period; then fail them."""
         self._acceptor.close()
         loop = asyncio.get_running_loop()
         close_pages = self.config.app.state.close_pages
@@ -145,7 +145,7 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
 
 
 class HttpServer:
-    """Serves the HTTP application in a background thread.
+    """Serves the HTTP application in a background thread of the attention client.
 
     Args:
         app: The application, from `build_app`.

@@ -1,4 +1,4 @@
-"""Reads request bodies: from JSON to settings and prompt tokens.
+"""Reads request bodies for the HTTP endpoint, before generation: JSON to settings and prompt tokens.
 
 - `reader`: parses a body, applies the chat template, tokenizes.
 - `pool`: runs the reader in a thread or in the worker process, so that other streams do not wait.

@@ -1,4 +1,4 @@
-"""The request bodies of the two generating endpoints, and their validation.
+"""The JSON bodies of the HTTP endpoint's two generating paths, and their validation.
 
 A field that changes the answer is supported, or refused with a reason. A field without an effect on the
 answer (bookkeeping of OpenAI's API) is accepted. An unknown field is refused: most are typing errors.
@@ -204,11 +204,11 @@ class GenerationRequest(_Model):
 
     @property
     def token_budget(self) -> int | None:
-        """Most tokens of the request's answer; None: not set."""
+        """Most tokens of the request's answer; None: not set, so the handler's default holds."""
         return self.max_tokens
 
     def settings(self) -> dict[str, Any]:
-        """Return a small body that parses to this request without its prompt."""
+        """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
         return self.placeholder | self.model_dump(include=_SETTINGS, exclude_unset=True)
 
 
@@ -294,7 +294,7 @@ class Message(BaseModel):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the form of chat templates."""
+        """Return the message in the form of chat templates: one text, and "system" for "developer"."""
         # "developer" is OpenAI's newer name; templates use the older one.
         role = "system" if self.role == "developer" else self.role
         text = ""
@@ -352,7 +352,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model may call, in the form of chat templates."""
+        """The tools that the model may call, in the form of chat templates; None: no tools."""
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump() for tool in self.tools]
@@ -367,7 +367,7 @@ _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
 def load_json(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a request's body. Raises ApiError (400)."""
+    """Parse the JSON object of a request's body, the first step of reading it. Raises ApiError (400)."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -379,7 +379,7 @@ def load_json(body: bytes) -> dict[str, Any]:
 
 
 def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
-    """Validate a request's JSON object. Raises ApiError (400) that names the field."""
+    """Validate a request's JSON object, before tokenization. Raises ApiError (400) that names the field."""
     try:
         # Tokenizers and sockets take UTF-8; JSON escapes can hold text that UTF-8 cannot encode.
         json.dumps(body, ensure_ascii=False).encode()

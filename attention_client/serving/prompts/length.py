@@ -1,4 +1,4 @@
-"""A lower bound on the tokens of a text, from its length, without tokenizing it.
+"""A lower bound on a text's tokens, from its length: the prompt worker refuses long prompts untokenized.
 
 A token stands for a limited number of bytes: those of the longest vocabulary entry. So a text of N bytes has
 at least N / longest tokens, if no step of the tokenizer drops text or maps any amount of text to one token.
@@ -56,14 +56,14 @@ class LengthBound:
     drops_blanks: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound on the number of tokens of a text."""
+        """Return a lower bound on the tokens of a text. If even this is too many, the prompt is refused."""
         if self.drops_blanks:
             text = "".join(text.split())
         return math.ceil(len(text.encode()) / self.bytes_per_token)
 
 
 class _NoBoundError(Exception):
-    """Raised for a tokenizer whose steps allow no bound."""
+    """Raised for a tokenizer whose steps allow no bound; its prompts are tokenized before the check."""
 
 
 def length_bound(tokenizer: Tokenizer, steps: dict[str, Any]) -> LengthBound | None:
@@ -129,7 +129,7 @@ def _drops_blanks(
     pre_tokenizers: list[dict[str, Any]],
     added_tokens: list[dict[str, Any]],
 ) -> bool:
-    """Whether the tokenizer may turn whitespace into no token."""
+    """Whether the tokenizer may turn whitespace into no token, so that the bound must leave it out."""
     steps = normalizers + pre_tokenizers
     strips = any(added["lstrip"] or added["rstrip"] for added in added_tokens)
     if not strips and not any(step["type"] in _BLANK_DROPPERS for step in steps):

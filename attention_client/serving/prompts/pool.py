@@ -1,4 +1,4 @@
-"""Chooses where a request body is read, so that reading delays no other request's stream."""
+"""Chooses where the HTTP endpoint reads a request body, so that reading delays no other request's stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class PromptPool:
         self._idle: asyncio.TimerHandle | None = None
 
     async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
-        """Read one request body (`PromptReader.read`). Raises ApiError (400, 503)."""
+        """Read one request body (`PromptReader.read`) where its size allows it to delay nobody.
+
+        Raises ApiError (400, 503).
+        """
         if len(body) <= _AT_ONCE_BYTES:
             return self._reader.read(cls, body)
         if self._worker.ready or len(body) > _IN_THREAD_BYTES:
@@ -61,7 +64,7 @@ class PromptPool:
             self._in_thread -= 1
 
     def close(self) -> None:
-        """End the reading threads and the worker process. Reads in progress fail."""
+        """End the reading threads and the worker process, when the endpoint stops. Waiting reads fail."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._worker_thread.shutdown(wait=False, cancel_futures=True)
         self._worker.close()
@@ -75,7 +78,7 @@ class PromptPool:
             self._starting = None
 
     async def _ask_worker(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call a method of the worker process after the calls that are already queued."""
+        """Call a method of the worker process after the queued calls; it ends when it is idle for long."""
         self._in_worker += 1
         if self._idle is not None:
             self._idle.cancel()

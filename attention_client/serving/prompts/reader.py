@@ -1,4 +1,4 @@
-"""Converts a request's body to its settings and the tokens of its prompt."""
+"""Converts a request's body to settings and prompt tokens, in the endpoint or in its prompt worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PromptReader:
         self._bound = bound
 
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
-        """Return the request and its prompt's tokens, which leave room for the answer.
+        """Return the validated request and its prompt's tokens, which leave room for the answer.
 
         Raises ApiError (400).
         """

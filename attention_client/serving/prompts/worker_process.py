@@ -53,7 +53,7 @@ class WorkerProcess:
         self.ready = False
 
     def start(self) -> None:
-        """Start the worker process unless it runs. Raises ApiError (503) if it does not start."""
+        """Start the worker process unless it runs; return when it is ready. Raises ApiError (503) if not."""
         if self.ready:
             return
         try:
@@ -120,7 +120,10 @@ class WorkerProcess:
             timer.cancel()
 
     def stop(self) -> None:
-        """End the worker process, if it runs. A `read` in another thread fails."""
+        """End the worker process, if it runs, after a failure or when it is idle. A later `read` restarts it.
+
+        A `read` in another thread fails.
+        """
         with self._lock:
             process = self._process
             self._process = self._channel = None
@@ -130,7 +133,7 @@ class WorkerProcess:
             process.wait(_END_S)
 
     def close(self) -> None:
-        """End the worker process; it cannot be started again."""
+        """End the worker process, when the endpoint stops; it cannot be started again."""
         with self._lock:
             self._is_closed = True
         self.stop()

@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions."""
+"""Handler of /v1/chat/completions in the attention client: pieces of an answer to chat messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChatHandler(Handler):
     default_tokens = 1024
 
     def parser(self, request: ChatRequest, prompt: list[int]) -> Any | None:
-        """Return transformers' response parser; None if the model's answers are plain text."""
+        """Return the parser of reasoning and tool calls (transformers'); None if answers are plain text."""
         service = self._service
         template = get_response_template(service.tokenizer, service.model)
         if template is None:
@@ -43,11 +43,11 @@ class ChatHandler(Handler):
         )
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the first event of a stream, which has the role."""
+        """Return the choice of a stream's first event, sent before any token: it has the role."""
         return [_choice({"role": "assistant", "content": ""})]
 
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """Convert a piece of the answer to the delta of a stream's event."""
+        """Convert a piece of the answer, or its Finish, to the choice of a stream's event."""
         if isinstance(piece, Finish):
             return _choice({}, piece.reason)
         if isinstance(piece, Call):
@@ -57,7 +57,7 @@ class ChatHandler(Handler):
         return _choice({field: piece})
 
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """Convert all pieces to the message of an answer that is not streamed."""
+        """Convert all pieces to the one message of an answer that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
         message: dict[str, Any] = {
             "role": "assistant",

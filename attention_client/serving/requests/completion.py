@@ -1,4 +1,4 @@
-"""Answers of /v1/completions."""
+"""Handler of /v1/completions in the attention client: pieces of an answer to plain text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextHandler(Handler):
     default_tokens = 16  # OpenAI's
 
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """Convert a piece of the answer to the choice of a stream's event."""
+        """Convert a piece of the answer, or its Finish, to the choice of a stream's event."""
         ended = isinstance(piece, Finish)
         return {
             "index": 0,

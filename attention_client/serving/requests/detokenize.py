@@ -1,4 +1,4 @@
-"""Incremental detokenizer of a streamed answer."""
+"""Incremental detokenizer: turns the engine's tokens into the text of an answer, on the HTTP event loop."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Detokenizer:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
 
     def push(self, token: int) -> str:
-        """Add a token of the answer; return the text that it completes."""
+        """Add a token of the answer; return the text that it completes, empty until later tokens fix it."""
         self._tokens.append(token)
         return self._advance(final=False)
 
     def flush(self) -> str:
-        """Return the text of an incomplete character at the end of the answer."""
+        """Return the text still held back, an incomplete character, after the last token of the answer."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:

@@ -1,4 +1,4 @@
-"""One request's generation on the event loop: tokens in, pieces of the answer out."""
+"""One request's generation on the HTTP event loop: the engine's tokens in, pieces of the answer out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Served:
-    """The servers that computed the next piece of text: (token, expert) pairs by server."""
+    """The expert servers that computed the next piece of text: (token, expert) pairs by server."""
 
     servers: Mapping[str, int]
 
@@ -52,7 +52,10 @@ class Finish:
 
 
 class Generation:
-    """One request's generation. Without transformers' ResponseParser the answer is plain text."""
+    """One request, from the engine's queue to the last piece of its answer.
+
+    Without transformers' ResponseParser the answer is plain text.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class Generation:
                 self._metrics.decode_time.observe(self._last - self._first)
 
     def _decode(self, delivery: Delivery) -> tuple[str, str | None]:
-        """Return the text of a delivery's tokens, and the finish reason if they end the answer."""
+        """Return a delivery's text up to a stop string, and the finish reason if it ends the answer."""
         text = ""
         for token in delivery.tokens:
             self._observe(delivery)

@@ -1,4 +1,4 @@
-"""The common part of the handlers of the two generating endpoints."""
+"""Common part of the attention client's two generating handlers: from an HTTP body to the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DONE = "data: [DONE]\n\n"
 
 
 class _EventStream(StreamingResponse):
-    """Response of server-sent events that closes its generator at the end."""
+    """Response of server-sent events that closes its generator at the end, which ends the generation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
@@ -35,7 +35,7 @@ class _EventStream(StreamingResponse):
 
 
 class Handler:
-    """Base class of a generating endpoint's handler."""
+    """Turns a request's body into the engine's work, and the generated pieces into OpenAI's answer."""
 
     request_class: ClassVar[type[GenerationRequest]]
     id_prefix: ClassVar[str]
@@ -47,7 +47,7 @@ class Handler:
         self._service = service
 
     async def handle_request(self, body: bytes) -> Response:
-        """Answer one request, given its body. Raises ApiError before the generation begins."""
+        """Answer one HTTP request, whole or as a stream. Raises ApiError before the generation begins."""
         request, generation = await self.generation(body)
         del body  # may be megabytes
         if request.stream:
@@ -58,7 +58,10 @@ class Handler:
         return JSONResponse(self._head(generation, self.answer_object) | answer)
 
     async def generation(self, body: bytes) -> tuple[GenerationRequest, Generation]:
-        """Read a request's body; return the request and its generation, not begun yet. Raises ApiError."""
+        """Parse a body from the API or the page's chat; return the request and its generation, not begun.
+
+        Raises ApiError.
+        """
         service = self._service
         service.check_engine()
         request, prompt = await service.prompts.read(self.request_class, body)
@@ -74,7 +77,7 @@ class Handler:
         return None
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the choices of a stream's events before the first token."""
+        """Return the choices of the events that a stream sends before the first token."""
         return []
 
     @abstractmethod

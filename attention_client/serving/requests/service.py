@@ -1,4 +1,4 @@
-"""The served model: the state that all request handlers share."""
+"""The attention client's served model: the state that all handlers of HTTP requests share."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Service:
         return int(time.time())
 
     def check_engine(self) -> None:
-        """Raise CBWorkerDeadError if the engine has stopped."""
+        """Raise CBWorkerDeadError (status 503) if the engine has stopped. Called before a body is parsed."""
         failure = self.engine.failure()
         if failure is not None:
             raise CBWorkerDeadError(f"The engine has stopped: {failure}. Restart the server.")
@@ -99,6 +99,9 @@ class Service:
         }
 
     def shutdown(self) -> None:
-        """Stop the engine and the prompt readers, when the endpoint stops."""
+        """Stop the engine, which fails all requests, and the prompt readers.
+
+        Called at the end of the grace period and again at the end of the application.
+        """
         self.engine.stop(_STOP_TIMEOUT_S)
         self.prompts.close()

@@ -1,4 +1,4 @@
-"""Finds stop strings in an answer's text, which arrives in pieces."""
+"""Finds stop strings in an answer's text, which arrives in pieces on the HTTP event loop."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class _Matcher:
 
     @property
     def size(self) -> int:
-        """Length of the stop string."""
+        """Length of the stop string, which a match cuts from the answer."""
         return len(self._stop)
 
     @property
     def begun(self) -> int:
-        """Length of the longest suffix of the text that is a proper prefix of the string."""
+        """Length of the text's longest suffix that is a proper prefix of the string: text to hold back."""
         return self._length if self._length < len(self._stop) else self._shorter[self._length]
 
     def push(self, character: str) -> bool:

@@ -1,4 +1,4 @@
-"""The policy `fractional` with state across windows, which allows longer forecasts."""
+"""`fractional` with state across windows, for longer forecasts; the simulator's, not the live balancer's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WINDOWS_KEPT = 3
 
 
 class FractionalBalancer:
-    """Maintains a `fractional` placement over windows: `step(hotness_WLE) -> Plan`.
+    """Maintains a `fractional` placement over windows, for the simulator: `step(hotness_WLE) -> Plan`.
 
     The knobs are those of `fractional`. A plan's PAR is that of the forecast loads under its shares; clients
     that split each batch have a lower one.
@@ -57,7 +57,7 @@ class FractionalBalancer:
         self._span: tuple[int, ...] = ()
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
-        """Plan the placement for the next window.
+        """Plan the placement for the next window; the plan is the current layout of the next step.
 
         Args:
             hotness_WLE: (W, L, E) loads by iteration, oldest first, at least 0.

@@ -1,4 +1,4 @@
-"""Forecasts the experts' loads in the next window, with the model that has been most accurate so far.
+"""The policy `fractional` forecasts experts' loads in the next window, by the most accurate model so far.
 
 Every model is a weighted sum of *blocks* (means over parts of a window): means of the last few blocks for
 loads that jump, of many for loads that stay, straight lines for loads that drift. The model is chosen layer

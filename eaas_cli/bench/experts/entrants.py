@@ -34,7 +34,7 @@ class Entrants:
 def find_entrants(
     plan: Plan, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
 ) -> Entrants:
-    """Create those kernels of a plan that work on this machine.
+    """Create those kernels of a plan that work on this machine; record the others as skipped.
 
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.

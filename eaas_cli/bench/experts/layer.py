@@ -84,7 +84,7 @@ def _load(source: Source, entrants: _Entrants, findings: Findings) -> None:
 
 
 def _needed_bytes(shape: Shape, compute: torch.dtype, entrants: _Entrants, plan: Plan) -> int:
-    """Estimate the bytes for the weights of all kernels and of transformers, and for their calls."""
+    """Estimate the bytes for all kernels' and transformers' weights and calls; too many skip the layer."""
     held = [stored_bytes(shape, dtype) for dtype, found in entrants.items() for _ in found.kernels]
     weights = shape.num_experts * (sum(held) + shape.expert_size * compute.itemsize)
     pairs = max(plan.tokens) * shape.top_k
@@ -108,7 +108,7 @@ def _bench_cell(
     limits: Limits,
     findings: Findings,
 ) -> None:
-    """Measure one batch size of a layer; add a row for each kernel.
+    """Check the answers and measure the time of one batch size of a layer; add a row for each kernel.
 
     Args:
         tokens: T.
@@ -173,7 +173,7 @@ def _bench_cell(
 
 
 def _copied_bytes(shape: Shape, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes of weights that `batched_mm` copies in a call, one expert for each token-expert pair."""
+    """Bytes of weights that transformers' `batched_mm` copies in a call: an expert per token-expert pair."""
     return tokens * shape.top_k * shape.expert_size * dtype.itemsize
 
 

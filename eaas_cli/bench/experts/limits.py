@@ -44,7 +44,7 @@ class ReadLimit:
         self.measure()
 
     def measure(self) -> float:
-        """Measure the read speed now, in bytes/s."""
+        """Measure the read speed now, in bytes/s; keep it in `samples`."""
         settle()
         self.samples.append(READ_BYTES / _seconds(self._read))
         return self.samples[-1]
@@ -72,7 +72,7 @@ class MultiplyLimit:
         self.measure(0.1)
 
     def measure(self, seconds: float) -> float:
-        """Measure the speed of products now, in FLOP/s, for at least `seconds`."""
+        """Measure the speed of products now, in FLOP/s, for at least `seconds`; keep it in `samples`."""
         done, took, started = 0, 0.0, time.perf_counter()
         while took < seconds:
             self._multiply()
@@ -91,7 +91,7 @@ class Limits:
         self._read, self._multiply = read, multiply
 
     def typical(self) -> Speed:
-        """Median of the read and multiply speeds measured so far."""
+        """Median of the speeds measured so far, to predict whether reads or products limit a batch size."""
         return Speed(median(self._read.samples), median(self._multiply.samples))
 
     def measure(self, multiply_s: float) -> Speed:
@@ -105,7 +105,10 @@ class Limits:
 
 
 def settle() -> None:
-    """Sleep until the threads of the last call sleep. torch's OpenMP threads spin for about 10 ms."""
+    """Sleep until the threads of the last call sleep, so that they do not slow the next one.
+
+    torch's OpenMP threads spin for about 10 ms.
+    """
     time.sleep(_SETTLE_S)
 
 
@@ -140,7 +143,7 @@ def _ways_to_multiply(
 def _fastest(
     ways: Mapping[str, Callable[[], object]], amounts: Mapping[str, int] | None = None
 ) -> str:
-    """Find the name of the way with the best median speed."""
+    """Time every way; return the name of the one with the best median speed, which the run then uses."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(_TRIES):
         for name, way in ways.items():

@@ -24,10 +24,11 @@ _LEAST_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed call of an implementation.
+    """One timed call of an implementation: of an expert kernel, or of transformers'.
 
     Attributes:
         speed: Speed of the machine, the mean of the measurements before and after the call.
+        active: Number of experts with tokens in its batch.
     """
 
     seconds: float
@@ -36,7 +37,7 @@ class Sample:
 
 
 def timed(compute: Compute, batch: Batch) -> tuple[float, torch.Tensor]:
-    """Run an implementation on a batch; return the seconds and the answer."""
+    """Run an implementation on a batch once; return the seconds and the answer."""
     started = time.perf_counter()
     answer_TH = compute(batch)
     return time.perf_counter() - started, answer_TH
@@ -77,5 +78,5 @@ def in_turn(
 
 
 def affordable_rounds(wanted: int, round_s: float, budget_s: float) -> int:
-    """Number of rounds of `round_s` that fit `budget_s`: at most `wanted`, at least three."""
+    """Number of rounds of `round_s` that fit `budget_s`; three if fewer fit, but at most `wanted`."""
     return min(wanted, max(_LEAST_ROUNDS, int(budget_s / round_s)))

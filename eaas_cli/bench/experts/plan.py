@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def expert_size(self) -> int:
-        """Number of weights of one expert."""
+        """Number of weights of one expert: gate, up and down."""
         return 3 * self.hidden * self.intermediate
 
 

@@ -1,4 +1,4 @@
-"""The report of `eaas bench experts`."""
+"""The report of `eaas bench experts`, printed from its document at the end."""
 
 from __future__ import annotations
 

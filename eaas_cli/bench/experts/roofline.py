@@ -16,7 +16,7 @@ _INT4_GROUP = 128
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed of the machine at one moment.
+    """Speed of the machine at one moment, from which `limit` computes the roofline.
 
     Attributes:
         read: Bytes/s from memory.
@@ -29,24 +29,24 @@ class Speed:
 
 @dataclass(frozen=True)
 class Limit:
-    """Lower bounds of the time, in seconds."""
+    """Lower bounds of the time of one layer call, in seconds: to read the weights, and to multiply."""
 
     memory_s: float
     compute_s: float
 
     @property
     def seconds(self) -> float:
-        """The larger of the two bounds, in seconds."""
+        """The larger of the two bounds, in seconds: no call of the layer can be faster."""
         return max(self.memory_s, self.compute_s)
 
     @property
     def bound(self) -> Literal["memory", "compute"]:
-        """The resource that sets the larger bound."""
+        """The resource that sets the larger bound, for column `bound` of the report."""
         return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
 def stored_bytes(shape: Shape, dtype: str) -> int:
-    """Stored bytes of one expert, with scales, without padding."""
+    """Stored bytes of one expert, with scales, without padding: what a call reads of each active expert."""
     outputs = 2 * shape.intermediate + shape.hidden
     scales = {
         "int8": outputs,

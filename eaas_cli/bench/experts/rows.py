@@ -35,7 +35,7 @@ class Findings:
     def skip(
         self, shape: Shape, dtype: str, what: str, reason: str, tokens: int | None = None
     ) -> None:
-        """Record a skipped combination.
+        """Record a skipped combination; the report lists it, and the run continues.
 
         Args:
             what: A kernel or an implementation of transformers.

@@ -1,4 +1,4 @@
-"""`eaas bench experts`: the run and its document."""
+"""`eaas bench experts`, in the process of the command: the run and its document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["bench_experts"]
 
 
 def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure kernels, the machine's limits and transformers' implementations, in turn.
+    """Measure kernels, the machine's limits and transformers' implementations in turn, in this process.
 
     Sets torch's number of threads.
 
@@ -81,7 +81,7 @@ def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) ->
 
 
 def _limit(way: str, samples: Sequence[float], unit: float) -> dict[str, Any]:
-    """Summarise all measurements of one machine limit during the run."""
+    """Summarise all measurements of one machine limit during the run, for the document."""
     return {
         "median": figure(median(samples) / unit),
         "least": figure(min(samples) / unit),

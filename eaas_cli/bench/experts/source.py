@@ -24,7 +24,7 @@ BASELINES = ("eager", "grouped_mm", "batched_mm")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The inputs of one layer call.
+    """The inputs of one layer call of the routed experts.
 
     Attributes:
         x_TH: Hidden states, in the products' dtype.
@@ -38,7 +38,7 @@ class Batch:
 
     @property
     def active(self) -> int:
-        """Experts with at least one token."""
+        """Number of experts with at least one token, whose weights a call must read."""
         return len(torch.unique(self.ids_TK))
 
 
@@ -84,12 +84,15 @@ class Source:
             setattr(self._module, name, torch.nn.Parameter(weights_ENK, requires_grad=False))
 
     def experts(self) -> Iterator[ExpertWeights]:
-        """Yield a view of each expert's weights."""
+        """Yield a view of each expert's weights, for the kernels to load."""
         for up, down in zip(self._module.gate_up_proj, self._module.down_proj, strict=True):
             yield ExpertWeights(up, down)
 
     def exact(self, batch: Batch) -> torch.Tensor:
-        """Compute the answer to a batch in float64, (T, H); one expert at a time to save memory."""
+        """Compute the answer to a batch in float64, (T, H), to check all implementations against.
+
+        One expert at a time, to save memory.
+        """
         oracle = ReferenceKernel([self.form], KernelSpec(torch.float64))
         exact_TH = torch.zeros(batch.x_TH.shape, dtype=torch.float64)
         for expert, weights in enumerate(self.experts()):
@@ -125,7 +128,7 @@ def _form(module: Any) -> ExpertForm:
 
 
 def _module(shape: Shape) -> Any:
-    """Build transformers' experts module on the meta device."""
+    """Build transformers' experts module on the meta device, without memory for its weights."""
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 

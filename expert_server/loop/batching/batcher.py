@@ -1,4 +1,4 @@
-"""Queues of admitted requests, one per layer.
+"""Queues of the requests that an expert server's loop has admitted, one per MoE layer.
 
     admit ----> queue of their layer ----> decide: Compute(layer) | Wait(connection, until) | None
                                               |
@@ -58,16 +58,16 @@ class Policy(Generic[C]):
     """Decides whether a batch waits for more requests. Events come in the order of time."""
 
     def admitted(self, connection: C, layer: int) -> None:
-        """Event: a connection's request for this layer was admitted."""
+        """Event: a client connection's request for this layer was put into its queue."""
 
     def answered(self, connection: C, now: float) -> None:
-        """Event: a connection's request was answered or dropped."""
+        """Event: a client connection's request was answered or dropped, so its next one may follow."""
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Event: the loop computed a batch of this many tokens in this many seconds."""
+        """Event: the loop computed a layer's requests, this many tokens in this many seconds."""
 
     def keep(self, connections: Collection[C]) -> None:
-        """Drop what is stored about all other connections, which are closed."""
+        """Drop what is stored about all other connections, which are closed: no batch waits for them."""
 
     def wait(self, queue: Queue[R], alone: bool, now: float) -> Wait[C] | None:
         """Return the connection that the next batch waits for; None: compute it now.
@@ -98,11 +98,11 @@ class Batcher(Generic[C, R]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request waits in any layer's queue."""
+        """Whether no request waits in any layer's queue; the loop may then sleep until a slot is written."""
         return not self._queues
 
     def admit(self, request: R, connection: C, layer: int, now: float) -> None:
-        """Put an admitted request into its layer's queue."""
+        """Put an admitted request into its layer's queue, to join its next batch, and tell the policy."""
         queue = self._queues.get(layer)
         if queue is None:
             queue = self._queues[layer] = Queue(layer, now)
@@ -119,9 +119,9 @@ class Batcher(Generic[C, R]):
         return Compute(queue.layer) if wait is None else wait
 
     def layers(self) -> list[int]:
-        """List the layers with requests, in the order of computation."""
+        """List the layers with requests, oldest first; for `ServeLoop.serve`, which never waits."""
         return list(self._queues)
 
     def take(self, layer: int) -> list[R]:
-        """Remove and return a layer's requests as a batch, oldest first."""
+        """Remove and return a layer's requests, oldest first, to compute now; later ones queue anew."""
         return self._queues.pop(layer).requests

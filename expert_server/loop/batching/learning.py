@@ -1,4 +1,4 @@
-"""What the policy `Window` learns: the cost of a batch, and which connections write in time."""
+"""What an expert server's policy `Window` learns: a batch's cost, and which connections write in time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BatchCost:
         self._t = self._s = self._tt = self._ts = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Record the tokens and the time of a batch."""
+        """Update the estimate by the tokens and the time of a computed batch; old batches lose weight."""
         self._seen += 1
         gain = max(_GAIN, 1 / self._seen)
         self._t += gain * (tokens - self._t)
@@ -34,7 +34,7 @@ class BatchCost:
 
     @property
     def fixed_s(self) -> float:
-        """Seconds that a batch takes regardless of its tokens."""
+        """Seconds that a batch takes regardless of its tokens: the saving if two batches become one."""
         variance = self._tt - self._t * self._t
         if variance <= (_MIN_SPREAD * self._t) ** 2:
             return self._s
@@ -64,25 +64,25 @@ class Companion:
         self._skip = 0
 
     def wrote(self, layer: int) -> None:
-        """Record that the connection wrote a request for this layer."""
+        """Record an admitted request for this layer: the connection is present, and no batch waits for it."""
         self.layer = layer
         self.silent_since = None
         self._open += 1
 
     def was_answered(self, now: float) -> None:
-        """Record that one of the connection's requests was answered."""
+        """Record an answer; after the last open one the connection is silent, and a batch may wait for it."""
         self._open -= 1
         if self._open == 0:
             self.silent_since = now
 
     def is_worth_a_try(self) -> bool:
-        """Whether the next batch should wait for this connection. Call once per chance."""
+        """Whether the next batch should wait for this connection. Once per batch: False uses up a skip."""
         if self._skip:
             self._skip -= 1
             return False
         return True
 
     def tried(self, *, came: bool) -> None:
-        """Record whether the connection wrote in time when a batch waited for it."""
+        """Record whether the connection wrote in time when a batch waited for it; if not, skip longer."""
         self._misses = 0 if came else min(self._misses + 1, _MAX_MISSES)
         self._skip = 2**self._misses if self._misses else 0

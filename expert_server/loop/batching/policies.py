@@ -1,4 +1,4 @@
-"""Policies for "does this batch wait for more requests?" (ADR 0008 explains the default).
+"""Policies of an expert server for "does this batch wait for more requests?" (ADR 0008: the default).
 
 A connection is *present* from the admission of its request to the answer, and *silent* after that. No batch
 waits for a present connection, so a lone client never waits.
@@ -18,7 +18,7 @@ __all__ = ["AllActive", "Immediate", "Window", "create_batcher"]
 def create_batcher(
     mode: Literal["immediate", "window", "all"], window_s: float, num_layers: int
 ) -> Batcher[Any, Any]:
-    """The batcher for the settings `expert_server.batching` and `batch_window_us`."""
+    """Make the loop's batcher at start, by the settings `expert_server.batching` and `batch_window_us`."""
     policy: Policy[Any]
     if mode == "immediate":
         policy = Immediate()
@@ -40,20 +40,20 @@ class _Presence(Policy[Any]):
         self._companions: dict[Any, Companion] = {}
 
     def admitted(self, connection: Hashable, layer: int) -> None:
-        """Mark the connection as present (`Policy.admitted`)."""
+        """Mark the connection as present: no batch waits for it (`Policy.admitted`)."""
         companion = self._companions.get(connection)
         if companion is None:
             companion = self._companions[connection] = Companion()
         companion.wrote(layer)
 
     def answered(self, connection: Hashable, now: float) -> None:
-        """Mark the connection as silent once it has no open request (`Policy.answered`)."""
+        """Mark a connection without open requests as silent: a batch may wait for it (`Policy.answered`)."""
         companion = self._companions.get(connection)
         if companion is not None:
             companion.was_answered(now)
 
     def keep(self, connections: Collection[Hashable]) -> None:
-        """Forget all other connections (`Policy.keep`)."""
+        """Forget all other connections, which are closed (`Policy.keep`)."""
         for gone in self._companions.keys() - set(connections):
             del self._companions[gone]
 
@@ -88,24 +88,24 @@ class Window(_Presence):
         self._awaited: dict[Any, Companion] = {}
 
     def admitted(self, connection: Hashable, layer: int) -> None:
-        """Mark the connection as present, and record whether it came in time (`Policy.admitted`)."""
+        """Mark the connection as present; if a batch waits for it, record if it joins (`Policy.admitted`)."""
         super().admitted(connection, layer)
         companion = self._awaited.pop(connection, None)
         if companion is not None and self._queue is not None:
             companion.tried(came=layer == self._queue.layer)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learn the cost of a batch (`Policy.computed`)."""
+        """Learn the fixed cost of a batch, which bounds later waits (`Policy.computed`)."""
         self._cost.observe(tokens, seconds)
 
     def keep(self, connections: Collection[Hashable]) -> None:
-        """Forget all other connections (`Policy.keep`)."""
+        """Forget all other connections, also as ones to wait for (`Policy.keep`)."""
         super().keep(connections)
         for gone in self._awaited.keys() - self._companions.keys():
             del self._awaited[gone]
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
-        """Wait for connections that are expected soon, if that pays off (`Policy.wait`)."""
+        """Return an expected connection to wait for, while that is likely to save time (`Policy.wait`)."""
         if len(self._companions) < 2:
             return None
         # Step 1, once per batch: find the connections expected for this layer.
@@ -152,7 +152,7 @@ class AllActive(_Presence):
         self._round_at = float("-inf")
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
-        """Wait for the next active connection that is silent (`Policy.wait`)."""
+        """Return the next active, silent connection to wait for; None: begin a round (`Policy.wait`)."""
         if queue.since > self._round_at:
             for connection, companion in self._companions.items():
                 if companion.silent_since is None:

@@ -47,7 +47,7 @@ class OverlapChoice:
         self._records: dict[tuple[int, bool], _Record] = {}
 
     def choose(self, tokens: int, sequences: int) -> bool:
-        """Return whether to overlap the next forward pass of this size."""
+        """Return whether to overlap the next forward pass of this size: the faster way, or a trial."""
         return self._record(tokens, sequences).choose()
 
     def observe(self, tokens: int, sequences: int, overlapped: bool, seconds: float) -> None:

@@ -24,7 +24,10 @@ _MISSING = object()
 
 
 def _looks_at_the_whole_batch(config: Any) -> bool:
-    """Whether a sequence's rotary embedding depends on other sequences (`dynamic_rope_update`)."""
+    """Whether the rotary embedding depends on the batch's longest sequence (`dynamic_rope_update`).
+
+    Asked once, at load; True turns overlap off.
+    """
     given = getattr(config, "rope_parameters", None) or {}
     nested = [part for part in given.values() if isinstance(part, dict)]
     kinds = [str(part.get("rope_type", "")) for part in (given, *nested)]

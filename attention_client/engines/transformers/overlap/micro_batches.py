@@ -53,7 +53,7 @@ def cut(arguments: Mapping[str, Any]) -> MicroBatches | None:
         arguments: Keyword arguments of a transformers decoder (`Qwen3MoeModel.forward`, for instance).
 
     Returns:
-        The micro-batches; None if the batch cannot be cut or the parts are too uneven.
+        The micro-batches; None (run it whole) if it cannot be cut or the parts are too uneven.
     """
     given = {key: value for key, value in arguments.items() if value is not None}
     if isinstance(given.get("cache"), PagedAttentionCache):

@@ -23,7 +23,7 @@ __all__ = ["can_be_split", "rows_caches"]
 
 
 def can_be_split(cache: Any) -> bool:
-    """Return whether a key-value cache can be split by rows: every layer grows by whole tensors."""
+    """Return whether a key-value cache can be split by rows; if not, its batch is not overlapped."""
     return (
         type(cache) is DynamicCache
         and not cache.offloading
@@ -61,7 +61,7 @@ class _Growth:
     def add(
         self, rows: slice, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new tokens of some rows. Returns all tokens of these rows, (rows, heads, S, D)."""
+        """Write the new tokens of some rows; the last ones commit. Returns all tokens of these rows."""
         if self._keys is None or self._values is None:
             self._keys, self._values = self._grown(keys), self._grown(values)
         past = self._past
@@ -94,7 +94,7 @@ class _Growth:
 
 
 class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One micro-batch's view of a cache layer."""
+    """One micro-batch's view of a cache layer: its attention reads and writes only its rows."""
 
     def __init__(self, growth: _Growth, rows: slice) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the new tokens of these rows. Returns all their tokens, as a transformers cache does."""
+        """Add the new tokens of these rows, for attention. Returns all their tokens, as transformers does."""
         self._seen += key_states.shape[-2]
         self.keys, self.values = self._growth.add(self._rows, key_states, value_states)
         return self.keys, self.values
@@ -124,5 +124,5 @@ class _RowsLayer(CacheLayerMixin):  # type: ignore[misc]
         return int(self._seen)
 
     def get_max_length(self) -> int:
-        """Return the longest sequence that the layer can hold."""
+        """Return the longest sequence that the whole batch's cache layer can hold, as transformers asks."""
         return int(self._growth.layer.get_max_length())
