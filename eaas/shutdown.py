@@ -60,7 +60,7 @@ class Shutdown(SignalLine):
         self._writer.send(b"\0")
 
     def wait(self) -> str:
-        """Wait until the process has to end; return the signal's name or the reason of the request."""
+        """Block the monitor's or balancer's main until its end; return the signal's name or given reason."""
         while True:
             number = self._reader.recv(1)[0]
             if number == 0:

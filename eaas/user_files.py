@@ -94,7 +94,7 @@ def remove(name: str) -> None:
 
 @contextlib.contextmanager
 def change() -> Iterator[None]:
-    """Lock the user's files inside a `with` block; the user's other processes wait for at most 2 s.
+    """Lock the user's files (server records) inside the block; after 2 s continue without the lock.
 
     Raises:
         ConfigError: No directory of `candidates` is usable.
