@@ -111,7 +111,7 @@ class _Walk:
         return dropped
 
     def _borrow(self) -> bool:
-        """On a server whose load waits for memory, unload a kept replica that others hold; each at most once."""
+        """On a server whose load waits for memory, unload a kept replica that others hold, once each."""
         for _, server, _ in self._loads:
             kept_LE = self._stage_LSE[:, server] & self._then_LSE[:, server]
             spare_LE = kept_LE & (self._stage_LSE.sum(axis=1) > 1)

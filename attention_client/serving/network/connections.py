@@ -99,7 +99,7 @@ class Connections:
         self._unfinished.pop(connection, None)
 
     def log(self) -> None:
-        """Log evicted and refused HTTP connections, at most one line a minute. Call it about once a second."""
+        """Log evicted and refused HTTP connections, at most one line a minute; called each second."""
         if not self._closed or time.monotonic() < self._next_log_s:
             return
         _LOG.warning(
