@@ -174,9 +174,7 @@ class Planner:
         return self.tick(now)
 
     def loaded(self, call: Prepare, now: float, digests_LE: Digests) -> list[Action]:
-        """Process a server's report that it has loaded its share and waits for digests to compare.
-
-        Once all servers have reported, the digests are decided, and Prepare is sent again with them.
+        """Process a server's report that it has loaded its share; once all have, send Prepare with digests.
 
         Args:
             call: The call.
@@ -193,10 +191,7 @@ class Planner:
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
-        """Process a call that failed or timed out. The caller repeats it while `is_wanted`.
-
-        A server that fails too often to load or to answer gets no experts for a while.
-        """
+        """Process a failed call, repeated while `is_wanted`. After too many, its server gets no experts."""
         if not self.is_wanted(call):
             return []
         if isinstance(call, Retire):
@@ -326,10 +321,7 @@ class Planner:
         return refusal
 
     def level(self) -> None:
-        """Allow repair to even the replicas out again, even if the placement was proposed.
-
-        Called when an operator sets the policy `spread`.
-        """
+        """Allow repair to even out a placement that was proposed; an operator has set the policy `spread`."""
         self._constraints.is_granted = False
 
     def member(self, server_id: str) -> Member | None:

@@ -40,7 +40,7 @@ __all__ = ["Grant", "SlotTable", "last_gone"]
 
 
 def last_gone(former: Member | None, now: Member) -> int:
-    """Return a client's last incarnation that is dead, has left or was replaced; its slots are to be freed.
+    """Return a client's last incarnation that is dead, has left or was replaced, so that its slots are freed.
 
     Args:
         former: The client in the previous view; None if it was not there.
