@@ -1,4 +1,4 @@
-"""The roofline of one layer call: the time to read the weights or to multiply, whichever is longer."""
+"""The roofline of one layer call: the longer of the times to read the weights and to multiply."""
 
 from __future__ import annotations
 

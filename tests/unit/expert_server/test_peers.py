@@ -130,7 +130,7 @@ def test_wrong_bytes_are_read_again_from_another_peer(
 
 
 def test_peers_with_different_files_are_an_error(tmp_path: Path, start: Callable[..., Any]) -> None:
-    """Each peer sends a part before it breaks off, so that there is always progress."""
+    """Each peer sends a part before it breaks off, so every attempt makes progress."""
     addresses = []
     for chunks in (1, 2):
         directory = tmp_path / str(chunks)
