@@ -1,0 +1,83 @@
+"""A vLLM worker process as a member of the cluster: an attention client."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from attention_client.cluster import Cluster
+from attention_client.engines.vllm.settings import EngineSettings
+from attention_client.telemetry.metrics import ClientMetrics
+from eaas.errors import ClusterError
+from eaas.log import get_logger
+from eaas.net.tls import Identity
+from eaas.types import ModelShape, Role
+
+__all__ = ["join"]
+
+_log = get_logger(__name__)
+# Interval of the progress lines while the servers load their experts.
+_PROGRESS_S = 5.0
+
+
+def join(settings: EngineSettings, shape: ModelShape, rank: int) -> Cluster:
+    """Join the cluster as an attention client, and wait until every expert has a live replica.
+
+    Args:
+        settings: Section `eaas`.
+        shape: The model of this process.
+        rank: Rank of this worker in vLLM's world; part of the member's id, so that each worker has one.
+
+    Raises:
+        ClusterError: The monitor does not answer, the servers serve another checkpoint, or an expert has no
+            replica after `cover_s`.
+        ConfigError: The transport is not installed, or the certificates cannot be used.
+    """
+    name = settings.id or f"vllm-{os.uname().nodename}-{os.getppid()}"
+    cluster = Cluster(
+        settings.monitor,
+        shape,
+        settings.client,
+        ClientMetrics(CollectorRegistry()),
+        client_id=f"{name}-{rank}" if rank else name,
+        address=settings.endpoint,
+        tls=Identity(Path(settings.tls_dir), Role.ATTENTION_CLIENT.value)
+        if settings.tls_dir
+        else None,
+    )
+    try:
+        _wait_until_covered(cluster, settings.cover_s)
+    except BaseException:
+        cluster.close()
+        raise
+    cluster.serving()
+    atexit.register(cluster.close)
+    _log.info("joined the cluster of %s as %s", settings.monitor, cluster.client_id)
+    return cluster
+
+
+def _wait_until_covered(cluster: Cluster, timeout_s: float) -> None:
+    """Wait as `Cluster.wait_until_covered`, and log what is missing every few seconds."""
+    started, ready = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not ready.wait(_PROGRESS_S):
+            waited_s = time.monotonic() - started
+            _log.info("waiting for expert servers for %.0f s: %s", waited_s, cluster.missing())
+
+    reporter = threading.Thread(target=report, name="progress", daemon=True)
+    reporter.start()
+    try:
+        cluster.wait_until_covered(timeout_s)
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}; start expert servers, or give the section a longer cover_s"
+        ) from None
+    finally:
+        ready.set()
+        reporter.join()

@@ -1,0 +1,186 @@
+"""The operators by which vLLM's MoE layers call the expert servers.
+
+They are opaque to torch.compile: it sees their shapes and calls them at run time. `start_experts` and
+`finish_experts` are one call in two halves; the model computes its shared experts between them.
+
+A worker process holds one model and one membership. The operators take only tensors and numbers, so they find
+both in this module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from attention_client.cluster import Cluster
+from attention_client.engines.vllm.staging import Staging
+from eaas.errors import ClusterError, ExpertsUnavailableError
+from eaas.log import get_logger
+
+__all__ = ["attach", "cluster"]
+
+_log = get_logger(__name__)
+
+
+class _Attached(NamedTuple):
+    cluster: Cluster
+    staging: Staging
+    patience_s: float
+
+
+class _Started(NamedTuple):
+    """A layer call between its halves; None if nothing was sent."""
+
+    stack: ExitStack
+    call: Any
+
+
+_attached: _Attached | None = None
+_started: dict[int, _Started] = {}
+_handles = itertools.count(1)
+# Micro-batches of vLLM that may be between the halves of a call.
+_MOST_STARTED = 8
+
+
+def attach(cluster: Cluster, patience_s: float) -> None:
+    """Set the membership that the operators of this process use.
+
+    Args:
+        cluster: The membership.
+        patience_s: Longest wait of a call while an expert has no live replica.
+    """
+    global _attached
+    _attached = _Attached(cluster, Staging(), patience_s)
+
+
+def cluster() -> Cluster:
+    """Return the membership of this process. Raises ClusterError before `attach`."""
+    return _get().cluster
+
+
+def _get() -> _Attached:
+    if _attached is None:
+        raise ClusterError("this vLLM process has not joined a cluster")
+    return _attached
+
+
+# -- tokens ------------------------------------------------------------------------------------------------
+
+
+def _wanted_T(tokens: int, rank: int, ranks: int) -> torch.Tensor | bool | None:
+    """Return which tokens this rank sends: bool (T,) on the CPU, None for all, False for none.
+
+    vLLM runs the model without attention metadata to measure memory, to capture graphs and where a
+    data-parallel rank has no request: nothing is sent then.
+    """
+    padding_T = None
+    if is_forward_context_available():
+        context = get_forward_context()
+        if not context.attn_metadata:
+            return False
+        padding_T = context.is_padding
+    if padding_T is None and ranks == 1:
+        return None
+    wanted_T = torch.arange(tokens) % ranks == rank
+    if padding_T is not None:
+        wanted_T &= ~padding_T[:tokens].cpu()
+    return wanted_T
+
+
+# -- operators ---------------------------------------------------------------------------------------------
+
+
+def _experts(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
+) -> torch.Tensor:
+    wanted_T = _wanted_T(x.shape[0], rank, ranks)
+    if wanted_T is False:
+        return torch.zeros_like(x)
+    attached = _get()
+    arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
+    try:
+        out = attached.cluster.layer_call(*arguments)
+    except ExpertsUnavailableError as error:
+        out = _wait(attached, arguments, error)
+    return attached.staging.to_device(out, x)
+
+
+def _start_experts(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
+) -> torch.Tensor:
+    handle = next(_handles)
+    wanted_T = _wanted_T(x.shape[0], rank, ranks)
+    if wanted_T is not False:
+        attached = _get()
+        arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
+        stack = ExitStack()
+        call = stack.enter_context(attached.cluster.start_layer_call(*arguments))
+        if len(_started) >= _MOST_STARTED:
+            # Forward passes that failed between the halves.
+            _started.pop(next(iter(_started))).stack.close()
+        _started[handle] = _Started(stack, (call, arguments))
+    return torch.tensor([handle])
+
+
+def _finish_experts(
+    handle: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor
+) -> torch.Tensor:
+    started = _started.pop(int(handle), None)
+    if started is None:
+        return torch.zeros_like(x)
+    attached = _get()
+    call, arguments = started.call
+    try:
+        with started.stack:
+            out = call.finish()
+    except ExpertsUnavailableError as error:
+        out = _wait(attached, arguments, error)
+    return attached.staging.to_device(out, x)
+
+
+def _wait(attached: _Attached, arguments: Any, error: ExpertsUnavailableError) -> torch.Tensor:
+    """Repeat a layer call that failed, until it succeeds or the patience is over.
+
+    An error in a forward pass ends vLLM's engine with every request in it, so it is worth waiting.
+    """
+    until = time.monotonic() + attached.patience_s
+    while time.monotonic() < until:
+        _log.warning("a batch waits for experts: %s", error)
+        try:
+            return attached.cluster.layer_call(*arguments)
+        except ExpertsUnavailableError as again:
+            error = again
+    raise error
+
+
+def _experts_fake(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
+) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _start_experts_fake(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
+) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+def _finish_experts_fake(
+    handle: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor
+) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_library = torch.library.Library("eaas", "FRAGMENT")
+for _name, _run, _fake in (
+    ("experts", _experts, _experts_fake),
+    ("start_experts", _start_experts, _start_experts_fake),
+    ("finish_experts", _finish_experts, _finish_experts_fake),
+):
+    direct_register_custom_op(_name, _run, fake_impl=_fake, target_lib=_library)
