@@ -52,7 +52,7 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _init_ep_weight_filter(self, model_config: Any) -> None:
         # vLLM's own filter of `.experts.N.` names: no expert is local.
-        self.local_expert_ids = set()
+        self.local_expert_ids: set[int] = set()
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of the checkpoint, except the experts'; skip shards that hold only those."""

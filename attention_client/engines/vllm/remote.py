@@ -73,18 +73,18 @@ def _get() -> _Attached:
 # -- tokens ------------------------------------------------------------------------------------------------
 
 
-def _wanted_T(tokens: int, rank: int, ranks: int) -> torch.Tensor | bool | None:
-    """Return which tokens this rank sends: bool (T,) on the CPU, None for all, False for none.
+def _sends() -> bool:
+    """Whether this forward pass computes tokens of requests.
 
     vLLM runs the model without attention metadata to measure memory, to capture graphs and where a
     data-parallel rank has no request: nothing is sent then.
     """
-    padding_T = None
-    if is_forward_context_available():
-        context = get_forward_context()
-        if not context.attn_metadata:
-            return False
-        padding_T = context.is_padding
+    return not is_forward_context_available() or bool(get_forward_context().attn_metadata)
+
+
+def _wanted_T(tokens: int, rank: int, ranks: int) -> torch.Tensor | None:
+    """Return which tokens this rank sends: bool (T,) on the CPU, without vLLM's padding; None for all."""
+    padding_T = get_forward_context().is_padding if is_forward_context_available() else None
     if padding_T is None and ranks == 1:
         return None
     wanted_T = torch.arange(tokens) % ranks == rank
@@ -99,10 +99,10 @@ def _wanted_T(tokens: int, rank: int, ranks: int) -> torch.Tensor | bool | None:
 def _experts(
     x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
 ) -> torch.Tensor:
-    wanted_T = _wanted_T(x.shape[0], rank, ranks)
-    if wanted_T is False:
+    if not _sends():
         return torch.zeros_like(x)
     attached = _get()
+    wanted_T = _wanted_T(x.shape[0], rank, ranks)
     arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
     try:
         out = attached.cluster.layer_call(*arguments)
@@ -115,9 +115,9 @@ def _start_experts(
     x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
 ) -> torch.Tensor:
     handle = next(_handles)
-    wanted_T = _wanted_T(x.shape[0], rank, ranks)
-    if wanted_T is not False:
+    if _sends():
         attached = _get()
+        wanted_T = _wanted_T(x.shape[0], rank, ranks)
         arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
         stack = ExitStack()
         call = stack.enter_context(attached.cluster.start_layer_call(*arguments))
@@ -177,7 +177,7 @@ def _finish_experts_fake(
     return torch.empty_like(x)
 
 
-_library = torch.library.Library("eaas", "FRAGMENT")
+_library = torch.library.Library("eaas", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _run, _fake in (
     ("experts", _experts, _experts_fake),
     ("start_experts", _start_experts, _start_experts_fake),
