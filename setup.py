@@ -30,7 +30,7 @@ setup(
         Extension(
             "eaas.wire._flags",
             sources=["eaas/wire/_flags.c"],
-            depends=["eaas/wire/spin.h"],
+            depends=["eaas/wire/lines.h", "eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
@@ -131,6 +131,7 @@ setup(
                 )
             ],
             depends=[
+                "expert_server/kernels/direct.h",
                 "expert_server/kernels/native/native.h",
                 "expert_server/kernels/native/gemm_portable.h",
             ],
@@ -141,6 +142,17 @@ setup(
             # Its functions call each other, whatever else in the process has their names.
             extra_link_args=["-Wl,-Bsymbolic"],
             libraries=["m", "pthread"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "expert_server.loop._direct",
+            sources=["expert_server/loop/_direct.c"],
+            depends=[
+                *(f"eaas/wire/{name}.h" for name in ("headers", "lines", "spin")),
+                "expert_server/kernels/direct.h",
+            ],
+            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

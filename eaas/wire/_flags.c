@@ -31,16 +31,12 @@
 #include <Python.h>
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "lines.h"
 #include "spin.h"
 
-#define LINE_BYTES 64
 #define MAX_VALUE 31                         /* A mask is a u32 with one bit per value. */
 #define SIGNAL_CHECK_NS UINT64_C(250000000)  /* Longest delay of a Ctrl-C. */
 #define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
@@ -48,20 +44,6 @@
 /* Limit of a longer spin that is likely to avoid a sleep: a wake-up costs both sides more than the spin. */
 #define SPIN_STRETCH 10
 #define USUAL_WEIGHT 8 /* Weight of one wait in the average: an eighth. */
-
-typedef struct {
-    uint32_t value;
-    uint32_t unused[15];
-} FlagLine;
-
-typedef struct {
-    uint32_t seq;
-    uint32_t sleepers;
-    uint32_t unused[14];
-} BellLine;
-
-_Static_assert(sizeof(FlagLine) == LINE_BYTES, "a flag has a cache line of its own");
-_Static_assert(sizeof(BellLine) == LINE_BYTES, "a bell has a cache line of its own");
 
 /* ---- waiting, without Python ------------------------------------------------------------------------- */
 
@@ -82,8 +64,7 @@ typedef enum {
     WAIT_INTERRUPTED, /* check for signals, then continue */
 } Outcome;
 
-/* The futexes are shared (not FUTEX_PRIVATE): the sleeper may be another process. */
-
+/* Not FUTEX_PRIVATE, as in lines.h. */
 static int
 futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns)
 {
@@ -95,19 +76,6 @@ futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns)
         return 0;
     }
     return errno;
-}
-
-static void
-futex_wake_all(uint32_t *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-static void
-bump_and_wake(BellLine *bell)
-{
-    __atomic_fetch_add(&bell->seq, 1, __ATOMIC_SEQ_CST);
-    futex_wake_all(&bell->seq);
 }
 
 static inline bool
@@ -382,9 +350,7 @@ flags_compare_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
         !parse_limited(args[2], MAX_VALUE, "a flag's value", &value)) {
         return NULL;
     }
-    bool swapped = __atomic_compare_exchange_n(&flag->value, &expected, value, false, __ATOMIC_ACQ_REL,
-                                               __ATOMIC_ACQUIRE);
-    return PyBool_FromLong(swapped);
+    return PyBool_FromLong(exchange_flag(flag, expected, value));
 }
 
 static PyObject *
@@ -394,10 +360,7 @@ flags_ring(Flags *self, PyObject *index)
     if (bell == NULL) {
         return NULL;
     }
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&bell->sleepers, __ATOMIC_RELAXED) != 0) {
-        bump_and_wake(bell);
-    }
+    ring_bell(bell);
     Py_RETURN_NONE;
 }
 

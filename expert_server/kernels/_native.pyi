@@ -32,5 +32,18 @@ def run(
     counts: int,
     /,
 ) -> int: ...
+def prepare(
+    kind: int,
+    pool: Pool | None,
+    experts: int,
+    num_experts: int,
+    hidden: int,
+    intermediate: int,
+    activation: tuple[int, bool, float, float],
+    scratch: tuple[int, int],
+    counts: int,
+    kept: object,
+    /,
+) -> object: ...
 def read(pool: Pool | None, address: int, nbytes: int, /) -> None: ...
 def pack(rows: int, stride: int, n: int, words: int, out: int, panel_words: int, /) -> None: ...

@@ -75,6 +75,9 @@ class ExpertKernel(abc.ABC):
     name: ClassVar[str]
     # The instruction set it uses, if known.
     isa: str = ""
+    # For each MoE layer what the loop's compiled code calls (direct.h); None while it can only be called from
+    # Python. No list: the kernel has no such layers.
+    direct: list[object | None] | None = None
 
     def __init__(self, forms: Sequence[ExpertForm], spec: KernelSpec) -> None:
         self.forms = tuple(forms)

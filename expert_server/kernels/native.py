@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from eaas.checkpoint.pieces import Pause
@@ -34,6 +35,8 @@ __all__ = ["NativeKernel", "available_isas"]
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
+# Rows of the largest batch for which a layer is prepared: the loop's own work per call counts up to there.
+_DIRECT_ROWS = 512
 _SPLIT = 4  # Rows of integers, 15 bits a value.
 # Mirrors `Expert` in native.h.
 _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
@@ -74,6 +77,15 @@ class NativeKernel(ExpertKernel):
         self._tables: dict[int, _Table] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._out = self._out_TH = torch.empty(0)
+        self._prepared: list[object | None] = [None] * len(self.forms)
+        self.direct = self._prepared
+        self._direct_scratch = torch.empty(0, dtype=torch.uint8)
+
+    def count_into(self, counts_LX: npt.NDArray[np.int64]) -> None:
+        """Count the tokens of each expert, also in the prepared layers (`ExpertKernel.count_into`)."""
+        super().count_into(counts_LX)
+        for layer in self._tables:
+            self._publish(layer)
 
     def unload(self, layer: int, expert: int) -> None:
         """Drop an expert replica, if it is held; later calls get a table of the layer without it."""
@@ -90,6 +102,8 @@ class NativeKernel(ExpertKernel):
         """Free the thread pool, the experts and the scratch memory, for good (`ExpertKernel.close`)."""
         super().close()
         self._layers, self._tables = {}, {}
+        self._prepared[:] = [None] * len(self.forms)
+        self._direct_scratch = torch.empty(0, dtype=torch.uint8)
         self._pool = None
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._out = self._out_TH = torch.empty(0)
@@ -112,7 +126,6 @@ class NativeKernel(ExpertKernel):
         x_TH = _contiguous(x_TH, torch.bfloat16, torch.float32)
         ids_TK = _contiguous(ids_TK, torch.int32, torch.int64)
         scores_TK = _contiguous(scores_TK, torch.float32)
-        activation = self._activations[self.forms[layer]]
         size = (*table.size, tokens, top_k, len(table.experts))
         self._reserve(_native.scratch_bytes(self._kind, self.spec.threads, *size), tokens, hidden)
         missing = _native.run(
@@ -121,7 +134,7 @@ class NativeKernel(ExpertKernel):
             table.address,
             len(table.experts),
             *table.size,
-            (activation.kind, activation.has_gate, activation.alpha, activation.limit),
+            self._activation(layer),
             (x_TH.data_ptr(), _FORMATS[x_TH.dtype]),
             (ids_TK.data_ptr(), ids_TK.dtype is torch.int64),
             scores_TK.data_ptr(),
@@ -129,7 +142,7 @@ class NativeKernel(ExpertKernel):
             top_k,
             self._out_TH.data_ptr(),
             self._scratch.data_ptr(),
-            0 if self._counts_LX is None else self._counts_LX[layer].ctypes.data,
+            self._counts(layer),
         )
         if missing != -1:
             raise self._not_held(layer, missing)
@@ -147,9 +160,36 @@ class NativeKernel(ExpertKernel):
         for expert, packed in held.items():
             experts[expert] = packed.addresses
         sizes = {packed.size for packed in held.values()}  # one at most
-        self._tables[layer] = _Table(
-            experts, tuple(packed.memory for packed in held.values()), *sizes
+        table = _Table(experts, tuple(packed.memory for packed in held.values()), *sizes)
+        self._tables[layer] = table
+        self._prepared[layer] = self._prepare(layer, table) if held else None
+
+    def _prepare(self, layer: int, table: _Table) -> object:
+        """Make what the loop's compiled code calls for this layer; it keeps the table, as a call does."""
+        needed = _native.scratch_bytes(
+            self._kind, self.spec.threads, *table.size, _DIRECT_ROWS, 1, len(table.experts)
         )
+        if self._direct_scratch.nbytes < needed:
+            self._direct_scratch = huge_memory(needed)
+        scratch = self._direct_scratch
+        return _native.prepare(
+            self._kind,
+            self._pool,
+            table.address,
+            len(table.experts),
+            *table.size,
+            self._activation(layer),
+            (scratch.data_ptr(), scratch.nbytes),
+            self._counts(layer),
+            (table, scratch, self._counts_LX),
+        )
+
+    def _activation(self, layer: int) -> tuple[int, bool, float, float]:
+        activation = self._activations[self.forms[layer]]
+        return activation.kind, activation.has_gate, activation.alpha, activation.limit
+
+    def _counts(self, layer: int) -> int:
+        return 0 if self._counts_LX is None else int(self._counts_LX[layer].ctypes.data)
 
     def _reserve(self, scratch_bytes: int, tokens: int, hidden: int) -> None:
         """Grow scratch and result memory of all calls, by more than needed, so that later ones rarely do."""

@@ -6,6 +6,9 @@ The loop handles slots only, not the clients or transports behind them. It answe
                                               |
                                               +------> wait for a larger batch ---> scan again
 
+A request that would be a batch of its own takes the direct path (`expert_server.loop.direct`): compiled code
+answers it at once, with the same effect.
+
 A slot is claimed from admission until its answer (`SlotTable` explains why no race is possible). If its
 grant is revoked in that time, the request is dropped, before or after it is computed.
 """
@@ -26,6 +29,7 @@ from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
 from expert_server.kernels import ExpertKernel
 from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
+from expert_server.loop.direct import create_direct
 from expert_server.loop.latency import AddedLatency
 from expert_server.loop.liveness import Liveness
 from expert_server.loop.replies import Replies, Request
@@ -62,11 +66,9 @@ class ServeLoop:
 
     Attributes:
         epoch: Epoch of the placement, sent with STALE_PLACEMENT.
-        computed: Requests answered with a result.
         refused: Requests answered with an error.
         expired: Requests whose time budget ended before they were computed.
         busy_s: Seconds spent on admitting and computing.
-        batches: Kernel calls that gave a result.
         liveness: The loop's notes of its activity, for the watchdog.
     """
 
@@ -101,6 +103,9 @@ class ServeLoop:
         self._views = TensorViews(arena, shape.hidden_size)
         self._scratch = Scratch()
         self._replies = Replies(arena, self._views)
+        # The direct path neither traces nor delays, and reads the clock itself.
+        is_plain = traces is None and not added_latency_s and clock is time.monotonic
+        self._direct = create_direct(arena, kernel, self._limits) if is_plain else None
         # A plain flag: a signal handler may set it, and a lock there could deadlock.
         self._stopped = False
         # Claimed slots. Their flags stay WRITTEN until they are answered.
@@ -108,13 +113,23 @@ class ServeLoop:
         # Cleared by a thread in `wait_idle`. The loop's check of it costs next to nothing.
         self._idle = threading.Event()
         self._idle.set()
+        self._computed = 0
+        self._batches = 0
         self.epoch = 0
-        self.computed = 0
         self.refused = 0
         self.expired = 0
         self.busy_s = 0.0
-        self.batches = 0
         self.liveness = Liveness(clock())
+
+    @property
+    def computed(self) -> int:
+        """Requests answered with a result, for the heartbeats' progress; the direct path counts its own."""
+        return self._computed + (self._direct.answered if self._direct else 0)
+
+    @property
+    def batches(self) -> int:
+        """Kernel calls that gave a result: the load report tells the balancer."""
+        return self._batches + (self._direct.answered if self._direct else 0)
 
     @property
     def requests(self) -> int:
@@ -158,6 +173,8 @@ class ServeLoop:
                     self.step(seen)
         # The arena's memory is freed with the last view of it.
         self._views.clear()
+        if self._direct is not None:
+            self._direct.release()
 
     def step(self, seen: int) -> None:
         """One turn of `run`: scan the slots, admit new requests, then compute one batch or wait.
@@ -168,7 +185,8 @@ class ServeLoop:
         """
         arena, batcher = self._arena, self._batcher
         turns_at = self._clock()
-        if batcher.is_empty and self._on_the_way.next_at() is None:
+        is_free = not self._admitted
+        if is_free:
             self.liveness.turns(turns_at + _IDLE_US * 1e-6)
             if not self._idle.is_set() and not self.is_busy:
                 self._idle.set()
@@ -184,6 +202,8 @@ class ServeLoop:
             self._table_changes = self._table.changes
             batcher.keep(self._table.grants())
         if ready:
+            if is_free and len(ready) == 1 and self._answer_directly(ready, works_from):
+                return
             self._admit(ready)
         now = self._clock()
         for request in self._on_the_way.arrived(now):
@@ -211,6 +231,36 @@ class ServeLoop:
             self._batcher.admit(request, request.grant, request.header.layer, now)
         for layer in self._batcher.layers():
             self._answer(layer)
+
+    # -- the direct path ------------------------------------------------------------------------------
+
+    def _answer_directly(self, ready: list[int], now: float) -> bool:
+        """Answer the only request there is in compiled code (`expert_server.loop.direct`).
+
+        False if it is not plain, or might wait for others: nothing has changed, and it is to be admitted.
+
+        Args:
+            ready: Its slot.
+            now: When it was first seen.
+        """
+        direct, batcher = self._direct, self._batcher
+        if direct is None:
+            return False
+        self._admitted.update(ready)
+        (grant,) = self._table.claim(ready)
+        ended = None
+        if grant is not None and (accepted := direct.accept(ready[0], grant.generation)):
+            layer, tokens = accepted
+            if batcher.computes_alone(grant, layer):
+                self.liveness.begins(tokens, now)
+                ended = direct.answer(grant.reply_bell, now)
+        self._release(ready)
+        if ended is None:
+            return False
+        self.liveness.ended(tokens, ended - now)
+        batcher.computed_alone(grant, layer, tokens, now, ended)
+        self.busy_s += ended - now
+        return True
 
     # -- admit ----------------------------------------------------------------------------------------
 
@@ -324,13 +374,13 @@ class ServeLoop:
             for request in group:
                 self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
             return
-        self.batches += 1
+        self._batches += 1
         rows_TH = out_TH.numpy()
         now = self._clock()
         start = 0
         for request in group:
             end = start + request.header.batch_size
-            self.computed += 1
+            self._computed += 1
             self._replies.result(request, rows_TH[start:end], now)
             start = end
 

@@ -5,6 +5,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdlib.h>
+
+#include "../direct.h"
 #include "native.h"
 
 #define POOL "expert_server.kernels._native.Pool"
@@ -81,6 +84,70 @@ static PyObject *run(PyObject *self, PyObject *arguments) {
     return PyLong_FromLongLong(missing);
 }
 
+/* A layer for the loop's compiled code. */
+typedef struct {
+    DirectLayer base;
+    Moe moe; /* All but the batch. */
+    size_t scratch_bytes;
+} PreparedLayer;
+
+static bool run_prepared(const DirectLayer *base, const void *x, bool is_bfloat16, const int32_t *ids,
+                         const float *scores, int tokens, int top_k, float *out) {
+    const PreparedLayer *layer = (const PreparedLayer *)base;
+    Moe moe = layer->moe;
+    if (moe_scratch_bytes(moe.kind, pool_threads(moe.pool), moe.hidden, moe.intermediate, tokens, top_k,
+                          moe.num_experts) > layer->scratch_bytes)
+        return false;
+    moe.x = x;
+    moe.x_format = is_bfloat16 ? BFLOAT16 : FLOAT32;
+    moe.ids = ids;
+    moe.scores = scores;
+    moe.tokens = tokens;
+    moe.top_k = top_k;
+    moe.out = out;
+    return moe_run(&moe) == -1;
+}
+
+static void free_prepared(PyObject *capsule) {
+    free(PyCapsule_GetPointer(capsule, DIRECT_LAYER));
+    Py_DECREF((PyObject *)PyCapsule_GetContext(capsule));
+}
+
+static PyObject *prepare(PyObject *self, PyObject *arguments) {
+    (void)self;
+    int kind, activation, has_gate;
+    unsigned long long experts, scratch, counts;
+    Py_ssize_t scratch_bytes;
+    PyObject *pool, *kept;
+    Moe moe = {0};
+    if (!PyArg_ParseTuple(arguments, "iOKiii(iiff)(Kn)KO", &kind, &pool, &experts, &moe.num_experts, &moe.hidden,
+                          &moe.intermediate, &activation, &has_gate, &moe.activation.alpha, &moe.activation.limit,
+                          &scratch, &scratch_bytes, &counts, &kept))
+        return NULL;
+    moe.kind = &gemm_kinds[kind];
+    moe.pool = PyCapsule_GetPointer(pool, POOL);
+    if (moe.pool == NULL) return NULL;
+    moe.experts = (const Expert *)experts;
+    moe.activation.kind = (ActivationKind)activation;
+    moe.activation.has_gate = has_gate != 0;
+    moe.scratch = (char *)scratch;
+    moe.counts = (int64_t *)counts;
+    PreparedLayer *layer = malloc(sizeof *layer);
+    if (layer == NULL) return PyErr_NoMemory();
+    *layer = (PreparedLayer){{(uint32_t)moe.hidden, run_prepared}, moe, (size_t)scratch_bytes};
+    PyObject *capsule = PyCapsule_New(layer, DIRECT_LAYER, NULL);
+    /* The destructor last: it needs the context. */
+    PyObject *all = Py_BuildValue("(OO)", pool, kept);
+    if (capsule == NULL || all == NULL || PyCapsule_SetContext(capsule, all) < 0 ||
+        PyCapsule_SetDestructor(capsule, free_prepared) < 0) {
+        free(layer);
+        Py_XDECREF(all);
+        Py_XDECREF(capsule);
+        return NULL;
+    }
+    return capsule;
+}
+
 typedef uint64_t Vector __attribute__((vector_size(64)));
 
 typedef struct {
@@ -144,6 +211,10 @@ static PyMethodDef methods[] = {
      "run(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), (x, format), (ids, are int64),\n"
      "    scores, T, K, out, scratch, counts or 0)\n"
      "-> -1, or the id of an expert that is not held"},
+    {"prepare", prepare, METH_VARARGS,
+     "prepare(kind, pool, experts, E, H, I, (activation, has_gate, alpha, limit), (scratch, bytes), counts or 0,\n"
+     "        owners of the memory)\n"
+     "-> a layer for the loop's compiled code (direct.h)"},
     {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
     {"pack", pack, METH_VARARGS,
      "pack(rows, stride, n, words, out, panel_words): rows of words into panels; sizes in words of 4 bytes"},

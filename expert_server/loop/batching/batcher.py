@@ -69,6 +69,13 @@ class Policy(Generic[C]):
     def keep(self, connections: Collection[C]) -> None:
         """Drop what is stored about all other connections, which are closed: no batch waits for them."""
 
+    def computes_alone(self, connection: C, layer: int) -> bool:
+        """Whether `wait` would return None for this request, if no other waits and it were admitted now.
+
+        False if that is not certain. Changes nothing.
+        """
+        return True
+
     def wait(self, queue: Queue[R], alone: bool, now: float) -> Wait[C] | None:
         """Return the connection that the next batch waits for; None: compute it now.
 
@@ -95,6 +102,7 @@ class Batcher(Generic[C, R]):
         self.answered = policy.answered
         self.computed = policy.computed
         self.keep = policy.keep
+        self.computes_alone = policy.computes_alone
 
     @property
     def is_empty(self) -> bool:
@@ -108,6 +116,12 @@ class Batcher(Generic[C, R]):
             queue = self._queues[layer] = Queue(layer, now)
         queue.requests.append(request)
         self._policy.admitted(connection, layer)
+
+    def computed_alone(self, connection: C, layer: int, tokens: int, began: float, now: float) -> None:
+        """Tell the policy of a request that was never queued: it `computes_alone`, and has its answer now."""
+        self._policy.admitted(connection, layer)
+        self._policy.computed(tokens, now - began)
+        self._policy.answered(connection, now)
 
     def decide(self, now: float) -> Compute | Wait[C] | None:
         """Return what the loop does next: compute a layer or wait; None if no request waits."""

@@ -104,6 +104,15 @@ class Window(_Presence):
         for gone in self._awaited.keys() - self._companions.keys():
             del self._awaited[gone]
 
+    def computes_alone(self, connection: Hashable, layer: int) -> bool:
+        """Whether no other connection is expected for this layer (`Policy.computes_alone`)."""
+        before = (layer - 1) % self._num_layers
+        for other, companion in self._companions.items():
+            if companion.layer == before and companion.silent_since is not None:
+                if other is not connection:
+                    return False
+        return not self._awaited
+
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
         """Return an expected connection to wait for, while that is likely to save time (`Policy.wait`)."""
         if len(self._companions) < 2:
@@ -150,6 +159,10 @@ class AllActive(_Presence):
         super().__init__()
         self._window_s = window_s
         self._round_at = float("-inf")
+
+    def computes_alone(self, connection: Hashable, layer: int) -> bool:
+        """Never certain: every active client counts (`Policy.computes_alone`)."""
+        return False
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
         """Return the next active, silent connection to wait for; None: begin a round (`Policy.wait`)."""

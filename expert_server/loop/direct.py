@@ -1,0 +1,29 @@
+"""The direct path of an expert server's loop: a request that is alone is answered in compiled code.
+
+For a token, the loop's Python takes several times as long as a small layer. So a request that would be a batch of
+its own is validated, computed in its slot and answered by `_direct.c`. All others take the ordinary path.
+"""
+
+from __future__ import annotations
+
+from eaas.wire import Arena
+from eaas.wire.slot import SlotLimits
+from expert_server.kernels import ExpertKernel
+from expert_server.loop._direct import Direct
+
+__all__ = ["create_direct"]
+
+
+def create_direct(arena: Arena, kernel: object, limits: SlotLimits) -> Direct | None:
+    """Make the direct path to a kernel's prepared layers; None if it has none, or is not one of ours."""
+    layers = kernel.direct if isinstance(kernel, ExpertKernel) else None
+    if layers is None:
+        return None
+    return Direct(
+        arena.buffer,
+        arena.slots,
+        (arena.flags_offset, arena.bells_offset, arena.request_offset(0)),
+        (arena.request_stride, arena.result_stride),
+        limits,
+        layers,
+    )
