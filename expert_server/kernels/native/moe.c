@@ -40,6 +40,7 @@ typedef struct {
     size_t x_stride, hidden_stride;
     /* This part of the batch. */
     int first_token, tokens, rows, active_count;
+    bool is_small;     /* The calling thread does all tasks. */
     int32_t *ids;      /* (T, K) of the whole batch, checked */
     int *active;       /* (E) experts with rows, ascending */
     int *first_row;    /* (E + 1) by place in `active` */
@@ -213,24 +214,41 @@ static void down(void *context, int task, int thread) {
 /* Panels of a task: wide if there are many rows, but so that every thread gets several tasks. */
 static int task_panels(const Layer *layer, int panels, int tasks_beside, int unit) {
     const bool many = layer->rows > MANY_ROWS * layer->active_count;
-    const int wanted = TASKS_PER_THREAD * pool_threads(layer->moe->pool);
+    const int wanted = TASKS_PER_THREAD * (layer->is_small ? 1 : pool_threads(layer->moe->pool));
     int width = many ? WIDE_PANELS : NARROW_PANELS;
     while (width > unit && (panels + width - 1) / width * tasks_beside < wanted) width /= 2;
     return width;
 }
 
+/* Whether waking the other threads takes longer than their part of the work. */
+static bool is_small(const Layer *layer) {
+    const Format weights = layer->moe->kind->weights;
+    const size_t expert_bytes = (size_t)layer->panels_up * panel_bytes_of(weights, layer->k_up) +
+                                (size_t)layer->panels_down * panel_bytes_of(weights, layer->k_down);
+    return (size_t)layer->rows * expert_bytes < pool_alone_bytes(layer->moe->pool);
+}
+
+static void run_tasks(Layer *layer, Task *task, int tasks) {
+    if (!layer->is_small) {
+        pool_run(layer->moe->pool, task, layer, tasks);
+        return;
+    }
+    for (int i = 0; i < tasks; i++) task(layer, i, 0);
+}
+
 static void run_part(Layer *layer) {
     const Moe *moe = layer->moe;
     group(layer);
+    layer->is_small = is_small(layer);
     const int gather_rows = gather_task_rows(moe->kind);
-    pool_run(moe->pool, gather, layer, (layer->rows + gather_rows - 1) / gather_rows);
+    run_tasks(layer, gather, (layer->rows + gather_rows - 1) / gather_rows);
     layer->up_panels = task_panels(layer, layer->panels_up, layer->active_count, 2);
     layer->up_tasks_per_expert = (layer->panels_up + layer->up_panels - 1) / layer->up_panels;
-    pool_run(moe->pool, up, layer, layer->up_tasks_per_expert * layer->active_count);
+    run_tasks(layer, up, layer->up_tasks_per_expert * layer->active_count);
     if (moe->kind->x == SPLIT)
-        pool_run(moe->pool, split, layer, (layer->rows + SPLIT_TASK_ROWS - 1) / SPLIT_TASK_ROWS);
+        run_tasks(layer, split, (layer->rows + SPLIT_TASK_ROWS - 1) / SPLIT_TASK_ROWS);
     layer->down_panels = task_panels(layer, layer->panels_down, 1, 1);
-    pool_run(moe->pool, down, layer, (layer->panels_down + layer->down_panels - 1) / layer->down_panels);
+    run_tasks(layer, down, (layer->panels_down + layer->down_panels - 1) / layer->down_panels);
 }
 
 int64_t moe_run(const Moe *moe) {

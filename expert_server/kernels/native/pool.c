@@ -40,6 +40,7 @@ struct Pool {
     Task *task;
     void *context;
     int tasks, threads;
+    size_t alone_bytes;
     Worker *workers; /* threads - 1 */
 };
 
@@ -83,10 +84,10 @@ static void *work(void *argument) {
     }
 }
 
-Pool *pool_create(int threads) {
+Pool *pool_create(int threads, size_t alone_bytes) {
     Pool *pool = aligned_alloc(LINE_BYTES, sizeof *pool);
     if (pool == NULL) return NULL;
-    *pool = (Pool){.threads = 1};
+    *pool = (Pool){.threads = 1, .alone_bytes = alone_bytes};
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     if (pool->workers == NULL) {
         free(pool);
@@ -120,6 +121,8 @@ void pool_destroy(Pool *pool) {
 }
 
 int pool_threads(const Pool *pool) { return pool->threads; }
+
+size_t pool_alone_bytes(const Pool *pool) { return pool->alone_bytes; }
 
 void pool_run(Pool *pool, Task *task, void *context, int tasks) {
     pool->task = task;

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from expert_server.kernels import KernelSpec, Quantization, _native, panels
+from expert_server.kernels import KernelSpec, Quantization, _native, native, panels
 from expert_server.kernels.activation import Activation, ActivationKind
 from expert_server.kernels.native import NativeKernel
 from expert_server.kernels.panels import pack_expert
@@ -76,6 +76,35 @@ def test_close_ends_the_threads() -> None:
     deadline = time.monotonic() + 10
     while started & tids():
         assert time.monotonic() < deadline, "threads are left"
+
+
+@pytest.mark.parametrize(
+    "spec", [KernelSpec(torch.bfloat16, threads=3), KernelSpec(torch.float32, Quantization.INT8, 3)]
+)
+def test_the_caller_alone_computes_the_same(
+    spec: KernelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking the threads would take longer than a small batch."""
+    rng = torch.Generator().manual_seed(0)
+    weights = ExpertWeights(
+        torch.randn(96, 64, generator=rng).to(spec.dtype),
+        torch.randn(64, 96, generator=rng).to(spec.dtype),
+    )
+    batch = (
+        torch.randn(5, 64, generator=rng),
+        torch.tensor([[0, -1]] * 5),
+        torch.rand(5, 2, generator=rng),
+        0,
+    )
+    outs = []
+    for alone_bytes in (0, 1 << 40):
+        monkeypatch.setattr(native, "_ALONE_BYTES", alone_bytes)
+        kernel = NativeKernel(FORMS, spec)
+        kernel.load(0, 0, weights)
+        outs.append(kernel(*batch).clone())
+        kernel.close()
+    assert outs[0].any()
+    assert torch.equal(*outs)
 
 
 _CHANGING_IDS = """
