@@ -185,8 +185,8 @@ class ServeLoop:
         """
         arena, batcher = self._arena, self._batcher
         turns_at = self._clock()
-        is_free = not self._admitted
-        if is_free:
+        is_alone = not self._admitted
+        if is_alone:
             self.liveness.turns(turns_at + _IDLE_US * 1e-6)
             if not self._idle.is_set() and not self.is_busy:
                 self._idle.set()
@@ -202,7 +202,8 @@ class ServeLoop:
             self._table_changes = self._table.changes
             batcher.keep(self._table.grants())
         if ready:
-            if is_free and len(ready) == 1 and self._answer_directly(ready, works_from):
+            is_alone = is_alone and len(ready) == 1 and self._direct is not None
+            if is_alone and self._answer_directly(ready[0], works_from):
                 return
             self._admit(ready)
         now = self._clock()
@@ -234,27 +235,27 @@ class ServeLoop:
 
     # -- the direct path ------------------------------------------------------------------------------
 
-    def _answer_directly(self, ready: list[int], now: float) -> bool:
+    def _answer_directly(self, slot: int, now: float) -> bool:
         """Answer the only request there is in compiled code (`expert_server.loop.direct`).
 
         False if it is not plain, or might wait for others: nothing has changed, and it is to be admitted.
 
         Args:
-            ready: Its slot.
+            slot: Its slot.
             now: When it was first seen.
         """
         direct, batcher = self._direct, self._batcher
-        if direct is None:
-            return False
-        self._admitted.update(ready)
-        (grant,) = self._table.claim(ready)
+        assert direct is not None
+        self._admitted.add(slot)
+        grant = self._table.claim_one(slot)
         ended = None
-        if grant is not None and (accepted := direct.accept(ready[0], grant.generation)):
+        if grant is not None and (accepted := direct.accept(slot, grant.generation)):
             layer, tokens = accepted
             if batcher.computes_alone(grant, layer):
                 self.liveness.begins(tokens, now)
                 ended = direct.answer(grant.reply_bell, now)
-        self._release(ready)
+        self._admitted.discard(slot)
+        self._table.release_one(slot)
         if ended is None:
             return False
         self.liveness.ended(tokens, ended - now)

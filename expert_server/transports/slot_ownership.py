@@ -198,6 +198,17 @@ class SlotTable:
             for slot in slots:
                 self._busy[slot] = False
 
+    def claim_one(self, slot: int) -> Grant | None:
+        """Claim a single slot, as `claim` does, for the loop's direct path; returns its owner."""
+        with self._lock:
+            self._busy[slot] = True
+            return self._owner[slot]
+
+    def release_one(self, slot: int) -> None:
+        """Release a single slot, as `release` does, after the loop's direct path."""
+        with self._lock:
+            self._busy[slot] = False
+
     @contextlib.contextmanager
     def copying(self, grant: Grant) -> Iterator[bool]:
         """Keep a connection's slots from being granted while a stream copies into or out of them.
