@@ -35,10 +35,10 @@ __all__ = ["NativeKernel", "available_isas"]
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
-# Rows of the largest batch for which a layer is prepared: the loop's own work per call counts up to there.
+# Rows of the largest batch that a prepared layer computes. Beyond it the loop's own work hardly counts.
 _DIRECT_ROWS = 512
-# Less work than this, in bytes of weights for each row, is done by the calling thread alone. Woken threads share
-# it in half of 60 us, but waking them takes 200 us where a virtual core was halted (2 cores of an AMD EPYC).
+# The calling thread does less work than this alone (bytes of weights, counted for each row). A second thread
+# would save half of 60 us, but its wake-up takes 200 us on a halted virtual core (2 cores of an AMD EPYC).
 _ALONE_BYTES = 2 << 20
 _SPLIT = 4  # Rows of integers, 15 bits a value.
 # Mirrors `Expert` in native.h.
@@ -167,13 +167,19 @@ class NativeKernel(ExpertKernel):
         self._tables[layer] = table
         self._prepared[layer] = self._prepare(layer, table) if held else None
 
-    def _prepare(self, layer: int, table: _Table) -> object:
-        """Make what the loop's compiled code calls for this layer; it keeps the table, as a call does."""
+    def _prepare(self, layer: int, table: _Table) -> object | None:
+        """Make what the loop's compiled code calls for this layer; it keeps the table, as a call does.
+
+        None if there is no memory: calls from Python then report it.
+        """
         needed = _native.scratch_bytes(
             self._kind, self.spec.threads, *table.size, _DIRECT_ROWS, 1, len(table.experts)
         )
         if self._direct_scratch.nbytes < needed:
-            self._direct_scratch = huge_memory(needed)
+            try:
+                self._direct_scratch = huge_memory(needed)
+            except OSError:
+                return None
         scratch = self._direct_scratch
         return _native.prepare(
             self._kind,

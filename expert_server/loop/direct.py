@@ -1,7 +1,8 @@
 """The direct path of an expert server's loop: a request that is alone is answered in compiled code.
 
-For a token, the loop's Python takes several times as long as a small layer. So a request that would be a batch of
-its own is validated, computed in its slot and answered by `_direct.c`. All others take the ordinary path.
+For one token, the loop's Python takes several times as long as a small layer. So compiled code (`_direct.c`)
+validates a request that would be a batch of its own, computes it in its slot, and answers it. All other
+requests take the ordinary path.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class ServeLoop:
                 ended = direct.answer(grant.reply_bell, now)
         self._admitted.discard(slot)
         self._table.release_one(slot)
-        if ended is None:
+        if grant is None or ended is None:
             return False
         self.liveness.ended(tokens, ended - now)
         batcher.computed_alone(grant, layer, tokens, now, ended)

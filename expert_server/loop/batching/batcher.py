@@ -104,11 +104,6 @@ class Batcher(Generic[C, R]):
         self.keep = policy.keep
         self.computes_alone = policy.computes_alone
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no request waits in any layer's queue; the loop may then sleep until a slot is written."""
-        return not self._queues
-
     def admit(self, request: R, connection: C, layer: int, now: float) -> None:
         """Put an admitted request into its layer's queue, to join its next batch, and tell the policy."""
         queue = self._queues.get(layer)
@@ -117,7 +112,9 @@ class Batcher(Generic[C, R]):
         queue.requests.append(request)
         self._policy.admitted(connection, layer)
 
-    def computed_alone(self, connection: C, layer: int, tokens: int, began: float, now: float) -> None:
+    def computed_alone(
+        self, connection: C, layer: int, tokens: int, began: float, now: float
+    ) -> None:
         """Tell the policy of a request that was never queued: it `computes_alone`, and has its answer now."""
         self._policy.admitted(connection, layer)
         self._policy.computed(tokens, now - began)

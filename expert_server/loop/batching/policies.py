@@ -107,11 +107,10 @@ class Window(_Presence):
     def computes_alone(self, connection: Hashable, layer: int) -> bool:
         """Whether no other connection is expected for this layer (`Policy.computes_alone`)."""
         before = (layer - 1) % self._num_layers
-        for other, companion in self._companions.items():
-            if companion.layer == before and companion.silent_since is not None:
-                if other is not connection:
-                    return False
-        return not self._awaited
+        return not self._awaited and not any(
+            companion.layer == before and companion.silent_since is not None and other != connection
+            for other, companion in self._companions.items()
+        )
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
         """Return an expected connection to wait for, while that is likely to save time (`Policy.wait`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -22,8 +23,11 @@ from eaas.wire.slot import (
     validate_result,
     verify,
 )
+from expert_server.kernels import ExpertKernel, KernelSpec
+from expert_server.kernels.native import NativeKernel
 from expert_server.loop.loop import ServeLoop
 from expert_server.transports.slot_ownership import Grant, SlotTable
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS = 8, 2, 4, 4, 6
 LAYERS = tuple(f"layer.{i}" for i in range(4))
@@ -55,17 +59,22 @@ class Bench:
     hidden, top_k, experts, tokens, slots = HIDDEN, TOP_K, EXPERTS, TOKENS, SLOTS
 
     def __init__(
-        self, batching: str = "immediate", window_s: float = 0.0, latency_s: float = 0.0
+        self,
+        batching: str = "immediate",
+        window_s: float = 0.0,
+        latency_s: float = 0.0,
+        kernel: ExpertKernel | None = None,
     ) -> None:
         total = payload_layout(TOKENS, HIDDEN, TOP_K, WireDtype.FLOAT32).total
         self.arena = Arena.create_local(SLOTS, total, result_length(TOKENS, HIDDEN), 1)
         self.table = SlotTable(self.arena)
-        self.kernel = Kernel()
+        self.kernel = kernel or Kernel()
         self.now = 100.0
+        # The direct path, which a real kernel has, needs the real clock.
+        clock = time.monotonic if kernel else lambda: self.now
         self.loop = ServeLoop(
-            self.arena, self.table, self.kernel, SHAPE, 0, batching, window_s, latency_s,
-            lambda: self.now,
-        )  # fmt: skip
+            self.arena, self.table, self.kernel, SHAPE, 0, batching, window_s, latency_s, clock
+        )
         self.loop.epoch = 42
 
     def grant(self, client: str, slots: int = 2, incarnation: int = 1) -> Grant:
@@ -191,6 +200,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def native_kernel() -> Iterator[NativeKernel]:
+    """A compiled kernel with `Kernel`'s results for x >= 0, which the loop can call directly."""
+    form = ExpertForm(False, False, torch.relu)
+    kernel = NativeKernel([form] * len(LAYERS), KernelSpec(torch.float32))
+    one = torch.eye(HIDDEN)
+    for layer in range(len(LAYERS)):
+        for expert in range(EXPERTS):
+            kernel.load(layer, expert, ExpertWeights(one * (expert + 1), one))
+    yield kernel
+    kernel.close()
 
 
 @pytest.fixture

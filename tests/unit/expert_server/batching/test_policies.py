@@ -95,9 +95,65 @@ def test_each_request_is_computed_once_the_oldest_layer_first_and_waits_are_boun
     while waiting:
         look()
         now += WINDOW_S
-    assert b.is_empty
     assert b.layers() == []
     assert b.decide(now) is None
+
+
+def state(batcher: Batcher) -> object:
+    """All that a policy knows, but its last batch."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Companion):
+            return [getattr(value, name) for name in Companion.__slots__]
+        return (
+            {name: plain(one) for name, one in value.items()} if isinstance(value, dict) else value
+        )
+
+    known = {name: plain(one) for name, one in vars(batcher._policy).items() if name != "_queue"}
+    if "_cost" in known:
+        known["_cost"] = vars(known["_cost"])
+    return known
+
+
+@given(
+    st.sampled_from(MODES),
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.integers(0, LAYERS - 1), st.sampled_from([0.0, 0.125, 0.25]),
+            st.booleans(), st.sampled_from(["", "", "", "gone"]),
+        ),
+        max_size=60,
+    ),
+)  # fmt: skip
+def test_a_request_that_computes_alone_is_as_if_queued(mode: str, steps) -> None:
+    """It waits for nobody, and the policy knows the same afterwards."""
+    ours, wanted = batcher(mode), batcher(mode)
+    now = 0.0
+    connections: set[str] = set()
+    for connection, layer, seconds, joins, gone in steps:
+        now += seconds
+        connections.add(connection)
+        if gone:
+            connections = {connection}
+            for b in (ours, wanted):
+                b.keep(connections)
+        is_alone = ours.computes_alone(connection, layer)
+        for b in (ours, wanted):
+            if b is ours and is_alone:
+                b.computed_alone(connection, layer, 1, now, now + 0.125)
+                continue
+            b.admit((connection,), connection, layer, now)
+            end = now
+            decision = b.decide(end)
+            assert not is_alone or decision == Compute(layer)
+            while isinstance(decision, Wait):
+                if joins:
+                    b.admit((decision.connection,), decision.connection, layer, end)
+                end = end if joins else decision.until
+                decision = b.decide(end)
+            answer(b, end, 0.125)
+        assert state(ours) == state(wanted)
+        now += 2.0
 
 
 @given(
@@ -110,7 +166,7 @@ def test_a_lone_client_never_waits(mode: str, steps) -> None:
     for layer, seconds, more in steps:
         b.admit(("a",), "a", layer, now)
         if not more:
-            while not b.is_empty:
+            while b.layers():
                 answer(b, now, 0.1)
                 now += 0.1
         now += seconds
