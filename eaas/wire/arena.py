@@ -186,6 +186,12 @@ class Arena:
             raise ValueError("the arena is closed")
         return self._mapping
 
+    @property
+    def offsets(self) -> tuple[int, int, int, int]:
+        """Offsets of the flags, the doorbells, the generations and the slots, for compiled code."""
+        slots = self.slots
+        return _flags_offset(slots), _bells_offset(slots), _HEADER.size, self._slots_offset
+
     def request_offset(self, i: int) -> int:
         """Offset of slot i's request header in the arena; the payload follows."""
         self._check_slot(i)

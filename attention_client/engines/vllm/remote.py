@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from attention_client.cluster import Cluster
 from attention_client.engines.vllm.staging import Staging
+from attention_client.layer_call.calls import RemoteCall
 from eaas.errors import ClusterError, ExpertsUnavailableError
 from eaas.log import get_logger
 
@@ -35,10 +35,10 @@ class _Attached(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """A layer call between its halves; None if nothing was sent."""
+    """A layer call between its halves."""
 
-    stack: ExitStack
-    call: Any
+    call: RemoteCall
+    arguments: Any
 
 
 _attached: _Attached | None = None
@@ -119,12 +119,10 @@ def _start_experts(
         attached = _get()
         wanted_T = _wanted_T(x.shape[0], rank, ranks)
         arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
-        stack = ExitStack()
-        call = stack.enter_context(attached.cluster.start_layer_call(*arguments))
         if len(_started) >= _MOST_STARTED:
-            # Forward passes that failed between the halves.
-            _started.pop(next(iter(_started))).stack.close()
-        _started[handle] = _Started(stack, (call, arguments))
+            # Of a forward pass that failed between the halves.
+            _started.pop(next(iter(_started))).call.cancel()
+        _started[handle] = _Started(attached.cluster.start_layer_call(*arguments), arguments)
     return torch.tensor([handle])
 
 
@@ -135,12 +133,10 @@ def _finish_experts(
     if started is None:
         return torch.zeros_like(x)
     attached = _get()
-    call, arguments = started.call
     try:
-        with started.stack:
-            out = call.finish()
+        out = started.call.finish()
     except ExpertsUnavailableError as error:
-        out = _wait(attached, arguments, error)
+        out = _wait(attached, started.arguments, error)
     return attached.staging.to_device(out, x)
 
 
@@ -184,3 +180,29 @@ for _name, _run, _fake in (
     ("finish_experts", _finish_experts, _finish_experts_fake),
 ):
     direct_register_custom_op(_name, _run, fake_impl=_fake, target_lib=_library)
+
+
+if __import__("os").environ.get("XPROBE"):
+    _T: list = []
+    _last = [0.0]
+    _orig = Cluster.layer_call
+    import statistics as _st
+
+    def _probe(self, layer, x, ids, scores, wanted):
+        a = time.perf_counter()
+        c0 = time.thread_time()
+        out = _orig(self, layer, x, ids, scores, wanted)
+        b = time.perf_counter()
+        _T.append((a - _last[0], b - a, time.thread_time() - c0, layer))
+        _last[0] = b
+        if len(_T) == 800:
+            gap = _st.median(t[0] for t in _T if t[3] != 0)
+            step = _st.median(t[0] for t in _T if t[3] == 0)
+            print(
+                f"PROBE T={x.shape[0]} gap {gap * 1e6:.0f} first-gap {step * 1e6:.0f} call {_st.median(t[1] for t in _T) * 1e6:.0f} p90 {sorted(t[1] for t in _T)[720] * 1e6:.0f} cpu {_st.median(t[2] for t in _T) * 1e6:.0f}",
+                flush=True,
+            )
+            _T.clear()
+        return out
+
+    Cluster.layer_call = _probe
