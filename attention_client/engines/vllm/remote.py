@@ -180,29 +180,3 @@ for _name, _run, _fake in (
     ("finish_experts", _finish_experts, _finish_experts_fake),
 ):
     direct_register_custom_op(_name, _run, fake_impl=_fake, target_lib=_library)
-
-
-if __import__("os").environ.get("XPROBE"):
-    _T: list = []
-    _last = [0.0]
-    _orig = Cluster.layer_call
-    import statistics as _st
-
-    def _probe(self, layer, x, ids, scores, wanted):
-        a = time.perf_counter()
-        c0 = time.thread_time()
-        out = _orig(self, layer, x, ids, scores, wanted)
-        b = time.perf_counter()
-        _T.append((a - _last[0], b - a, time.thread_time() - c0, layer))
-        _last[0] = b
-        if len(_T) == 800:
-            gap = _st.median(t[0] for t in _T if t[3] != 0)
-            step = _st.median(t[0] for t in _T if t[3] == 0)
-            print(
-                f"PROBE T={x.shape[0]} gap {gap * 1e6:.0f} first-gap {step * 1e6:.0f} call {_st.median(t[1] for t in _T) * 1e6:.0f} p90 {sorted(t[1] for t in _T)[720] * 1e6:.0f} cpu {_st.median(t[2] for t in _T) * 1e6:.0f}",
-                flush=True,
-            )
-            _T.clear()
-        return out
-
-    Cluster.layer_call = _probe
