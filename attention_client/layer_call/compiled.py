@@ -156,7 +156,7 @@ class CompiledCalls:
             self._read_all()
             usable_S = view.usable_S()
             shares_LSE = view.placement.shares_LSE * usable_S[None, :, None]
-            layers, servers, experts = shares_LSE.shape
+            layers, _, experts = shares_LSE.shape
             route = None
             if usable_S.any():
                 route = Route(
@@ -227,7 +227,7 @@ def _are_plain(
     scores_TK: torch.Tensor,
     wanted_T: torch.Tensor | None,
 ) -> bool:
-    """Whether compiled code may read the tensors by their addresses; if not, `LayerCall` refuses or copies."""
+    """Whether compiled code may read the tensors by address; if not, `LayerCall` copies or refuses them."""
     tokens = x_TH.shape[0]
     if wanted_T is not None and not (
         wanted_T.dtype is torch.bool and wanted_T.shape == (tokens,) and wanted_T.is_contiguous()
