@@ -22,7 +22,7 @@ LOG_DIR ?=
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard eaas/wire/*.[ch]) $(wildcard attention_client/dispatch/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py eaas/wire/_flags.c $(wildcard eaas/wire/*.h) $(wildcard attention_client/dispatch/*.[ch] attention_client/exchange/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
   $(wildcard eaas/minmax/*.[ch]) $(wildcard balancer/policies/fractional/*.[ch]) \
   benchmarks/dispatch/_floor.c $(wildcard expert_server/kernels/*.h expert_server/kernels/native/* expert_server/loop/*.c) $(wildcard balancer/policies/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

@@ -30,7 +30,7 @@ setup(
         Extension(
             "eaas.wire._flags",
             sources=["eaas/wire/_flags.c"],
-            depends=["eaas/wire/lines.h", "eaas/wire/spin.h"],
+            depends=["eaas/wire/bell.h", "eaas/wire/spin.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
@@ -51,6 +51,24 @@ setup(
             depends=[
                 "eaas/minmax/arrays.h",
                 "attention_client/dispatch/route.h",
+            ],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
+            "attention_client.exchange._exchange",
+            sources=[
+                "attention_client/exchange/exchange.c",
+                "attention_client/exchange/lane.c",
+                "attention_client/dispatch/route.c",
+            ],
+            depends=[
+                "eaas/minmax/arrays.h",
+                "eaas/wire/bell.h",
+                "eaas/wire/spin.h",
+                "attention_client/dispatch/route.h",
+                "attention_client/exchange/exchange.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
@@ -149,7 +167,7 @@ setup(
             "expert_server.loop._direct",
             sources=["expert_server/loop/_direct.c"],
             depends=[
-                *(f"eaas/wire/{name}.h" for name in ("headers", "lines", "spin")),
+                *(f"eaas/wire/{name}.h" for name in ("bell", "headers", "spin")),
                 "expert_server/kernels/direct.h",
             ],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],

@@ -7,31 +7,29 @@ the monitor's view.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from attention_client.connections.deadlines import HedgeBudget
-from attention_client.connections.messages import LayerInput
 from attention_client.connections.server_connections import ServerConnections
 from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.layer_call.call import ClusterView, Dispatcher
+from attention_client.layer_call.calls import LayerCalls, RemoteCall
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.placement_adoption import PlacementSwitch
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import RequestTraces
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
 from eaas.control_plane.placement_watch import PlacementWatch
-from eaas.errors import ClusterError, ExpertsUnavailableError
+from eaas.errors import ClusterError
 from eaas.log import get_logger
 from eaas.membership.failure_reports import OutcomeReporter
 from eaas.membership.session import MemberSession, MembershipView, Report
@@ -90,10 +88,7 @@ class Cluster:
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
         self._closed = False
-        self._counting = threading.Lock()
-        self._in_flight = 0
-        self._finished = 0
-        self._dispatcher = Dispatcher(
+        dispatcher = Dispatcher(
             replicas=self,
             policy=dispatch_policy(config.dispatch),
             timeout_s=config.layer_timeout_s,
@@ -103,6 +98,7 @@ class Cluster:
             attribution=self.attribution,
             traces=traces,
         )
+        self._calls = LayerCalls(dispatcher, config.checksum)
         self._servers = ServerConnections(
             self.client_id, shape, config, metrics, self._changed, self._refresh, tls
         )
@@ -140,7 +136,7 @@ class Cluster:
     ) -> torch.Tensor:
         """Compute the routed experts of one MoE layer on the expert servers, and wait for the result.
 
-        Called by the model's forward pass, in place of its experts (`_remote_forward`).
+        Called by the model's forward pass, in place of its experts.
 
         Args:
             layer: MoE layer.
@@ -150,59 +146,29 @@ class Cluster:
             wanted_T: bool; tokens to compute, others give 0. None: all.
 
         Returns:
-            float32 (T, H).
+            (T, H) in the dtype of the hidden states; the servers' parts are added in float32.
 
         Raises:
             ExpertsUnavailableError: No live replica answered before the deadline.
             WrongRequestError: A server refused the request.
         """
-        with self._counted(layer, x_TH, ids_TK, scores_TK, wanted_T) as call:
-            return call.run()
+        return self._calls.start(
+            layer, x_TH, ids_TK, scores_TK, wanted_T, overlapped=False
+        ).finish()
 
-    @contextlib.contextmanager
-    def start_layer_call(self, *args: Any) -> Iterator[LayerCall]:
-        """Start a layer call without waiting: with overlap, the other micro-batch computes meanwhile.
-
-        Args and errors are those of `layer_call`; `finish` of the call returns the result. Leaving the
-        context cancels an unfinished call.
-        """
-        with self._counted(*args) as call:
-            try:
-                call.start()
-                yield call
-            finally:
-                call.cancel()
-
-    @contextlib.contextmanager
-    def _counted(
+    def start_layer_call(
         self,
         layer: int,
         x_TH: torch.Tensor,
         ids_TK: torch.Tensor,
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
-    ) -> Iterator[LayerCall]:
-        """Make a layer call and count it, for the metrics and for the progress reported to the monitor."""
-        ids = ids_TK.to(torch.int64).contiguous().numpy()
-        wanted_TK = np.ones(ids.shape, dtype=np.bool_)
-        if wanted_T is not None:
-            wanted_TK &= wanted_T.numpy()[:, None]
-        inputs = LayerInput.of(layer, x_TH.contiguous(), scores_TK.to(torch.float32).numpy())
-        started = time.monotonic()
-        with self._counting:
-            self._in_flight += 1
-        try:
-            yield LayerCall(self._dispatcher, inputs, ids, wanted_TK)
-        except ExpertsUnavailableError:
-            self.metrics.unavailable.inc()
-            raise
-        finally:
-            with self._counting:
-                self._in_flight -= 1
-                self._finished += 1
-            self.metrics.layer_calls.inc()
-            self.metrics.pairs.inc(int(np.count_nonzero(wanted_TK)))
-            self.metrics.layer_call_seconds.observe(time.monotonic() - started)
+    ) -> RemoteCall:
+        """Start a layer call without waiting: the model computes something else before its `finish`.
+
+        Args and errors are those of `layer_call`. `cancel` a call that may not have finished.
+        """
+        return self._calls.start(layer, x_TH, ids_TK, scores_TK, wanted_T)
 
     def view(self) -> ClusterView:
         """Return the newest placement and its connections, by which layer calls send.
@@ -287,8 +253,8 @@ class Cluster:
         placement = self._switch.current
         return Report(
             state=self._state,
-            progress=self._finished,
-            in_flight=self._in_flight,
+            progress=self._calls.finished,
+            in_flight=self._calls.in_flight,
             experts=0,
             epoch=placement.epoch if placement else 0,
             reach=self._servers.reach(),

@@ -17,6 +17,7 @@ import numpy as np
 from attention_client.connections.deadlines import ServiceTimes
 from attention_client.connections.messages import Answer, LayerInput, Ticket
 from attention_client.dispatch.parts import Part
+from attention_client.exchange import Lane
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.request_outcomes import Outcome
 from eaas.errors import (
@@ -29,6 +30,7 @@ from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
     DAMAGED,
+    DOORBELL,
     Status,
     WireDtype,
     max_tokens,
@@ -62,6 +64,8 @@ class Link(Protocol):
     slots: int
     reply_bell: int
     generation: int
+    # Whether the server itself polls the arena and hears its doorbell.
+    direct: bool
 
     def kick(self, slot: int) -> None:
         """Tell the server that this slot holds a new request (by doorbell, frame or write)."""
@@ -71,6 +75,23 @@ class Link(Protocol):
 
         Called once; the connection closes the arena.
         """
+
+
+def _lane(link: Link, hidden_size: int) -> Lane:
+    arena = link.arena
+    return Lane(
+        arena.buffer,
+        *arena.offsets,
+        arena.request_stride,
+        arena.result_stride,
+        link.first_slot,
+        link.slots,
+        link.reply_bell,
+        DOORBELL,
+        link.generation,
+        hidden_size,
+        link.direct,
+    )
 
 
 class _Abandoned(NamedTuple):
@@ -135,13 +156,13 @@ class Connection:
         self._metrics = metrics
         # Held briefly, and never while taking another lock.
         self._lock = threading.Lock()
-        self._free = list(range(link.first_slot, link.first_slot + link.slots))
+        # The free slots, for requests made here and by compiled layer calls.
+        self.lane = _lane(link, hidden_size)
         # True until the server answers, then False while the answer is read.
         self._tickets: dict[Ticket, bool] = {}
         self._abandoned: dict[int, _Abandoned] = {}
         self._writers = 0
         self._quarantined: set[int] = set()
-        self._work = 0.0
         self._closing = False
         self._unlinked = False
 
@@ -150,12 +171,12 @@ class Connection:
     @property
     def in_flight(self) -> int:
         """Number of slots that are not free, abandoned and quarantined ones included."""
-        return self._link.slots - len(self._free)
+        return self._link.slots - self.lane.free
 
     @property
     def work_in_flight(self) -> float:
         """Unanswered work (`dispatch.parts.Part`), abandoned requests too; dispatch counts it as backlog."""
-        return self._work
+        return self.lane.work
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
         """Return how many tokens fit into one slot; dispatch cuts larger parts."""
@@ -181,6 +202,7 @@ class Connection:
             if self.lost_reason is not None:
                 return
             self.lost_reason = reason
+            self.lane.stop()
         self.wake()
         self._on_lost(self)
 
@@ -202,7 +224,7 @@ class Connection:
             self._closing = True
         # Wait for writes in progress, because the server may grant the slots to others at once.
         deadline = time.monotonic() + _WRITING_S
-        while self._writers and time.monotonic() < deadline:
+        while (self._writers or self.lane.writers) and time.monotonic() < deadline:
             time.sleep(_SETTLE_S)
         self._link.close()
         with self._lock:
@@ -401,6 +423,19 @@ class Connection:
             self._abandoned[ticket.slot] = _Abandoned(ticket, overdue, unanswered)
             self._let_go()
 
+    def adopt(self, slot: int, request_id: int, rows: int, work: float) -> Ticket:
+        """Take over a request that a compiled layer call sent; the ticket is as those of `submit`."""
+        ticket = Ticket(slot, request_id, rows, work)
+        with self._lock:
+            self._tickets[ticket] = True
+            self.lane.add_work(work)
+        return ticket
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether a request was abandoned and not answered since; compiled layer calls then stay away."""
+        return bool(self._abandoned)
+
     # -- slots ----------------------------------------------------------------------------------------
 
     def _take_slot(self, request_id: int, rows: int, work: float) -> Ticket:
@@ -409,12 +444,14 @@ class Connection:
         with self._lock:
             if self.lost_reason is not None:
                 raise ConnectionLostError(f"{self.server_id}: {self.lost_reason}")
-            if not self._free:
+            slot = self.lane.take()
+            if slot < 0:
                 own = self._reclaim_late()
-            if self._free:
-                ticket = Ticket(self._free.pop(), request_id, rows, work)
+                slot = self.lane.take()
+            if slot >= 0:
+                ticket = Ticket(slot, request_id, rows, work)
                 self._tickets[ticket] = True
-                self._work += work
+                self.lane.add_work(work)
                 self._writers += 1
                 return ticket
         if not own:
@@ -443,20 +480,21 @@ class Connection:
         with self._lock:
             if self._tickets.get(ticket):
                 self._tickets[ticket] = False
-                self._work -= ticket.work
+                self.lane.add_work(-ticket.work)
 
     def _end(self, ticket: Ticket, *, free: bool) -> None:
         with self._lock:
             if self._tickets.pop(ticket, False):
-                self._work -= ticket.work
+                self.lane.add_work(-ticket.work)
             if free:
-                self._free.append(ticket.slot)
+                self.lane.give(ticket.slot)
             self._let_go()
 
     def _let_go(self) -> None:
         """Close the arena if it is unlinked and no ticket is open; the lock is held."""
         if self._unlinked and not self._tickets:
             self._views.clear()
+            self.lane.release()
             self._link.arena.close()
 
     def _reclaim_late(self) -> bool:
@@ -474,8 +512,8 @@ class Connection:
             if arena.client_free(slot):
                 del self._abandoned[slot]
                 if abandoned.unanswered:
-                    self._work -= abandoned.ticket.work
-                self._free.append(slot)
+                    self.lane.add_work(-abandoned.ticket.work)
+                self.lane.give(slot)
                 self._metrics.late_answers.inc()
                 # Do not count a late error as an answer, because the timeout was counted already.
                 if answer.status == Status.OK and answer.request_id == abandoned.ticket.request_id:

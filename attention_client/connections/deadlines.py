@@ -5,7 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["HedgeBudget", "ServiceTimes"]
+
+# Size classes that compiled layer calls know (exchange.h).
+_SIZE_CLASSES = 32
 
 
 class ServiceTimes:
@@ -72,6 +78,16 @@ class ServiceTimes:
         expected, tail = self._expected_s(rows), self._tail
         return None if expected is None or tail is None else expected * tail
 
+    def table(self) -> tuple[npt.NDArray[np.float64], float]:
+        """Return the usual seconds by size class (0: unknown) and the tail as a multiple (0: unknown).
+
+        For compiled layer calls, which leave requests of an unknown size to `LayerCall`.
+        """
+        expected = np.zeros(_SIZE_CLASSES)
+        for size, seconds in self._seconds.items():
+            expected[size] = seconds
+        return expected, self._tail or 0.0
+
     def _expected_s(self, rows: int) -> float | None:
         seconds = self._seconds
         if not seconds:
@@ -101,10 +117,10 @@ class HedgeBudget:
         self._tokens = 0.0
         self._lock = threading.Lock()
 
-    def earn(self) -> None:
-        """Add the tokens that one request earns; called for each request sent, hedges excepted."""
+    def earn(self, requests: int = 1) -> None:
+        """Add the tokens that requests earn; called for those sent, hedges excepted."""
         with self._lock:
-            self._tokens = min(self._tokens + self._share, self._BURST)
+            self._tokens = min(self._tokens + requests * self._share, self._BURST)
 
     def spend(self, requests: int) -> bool:
         """Take the tokens for a hedge's requests. Returns False, taking none, if too few: no hedge."""

@@ -53,14 +53,22 @@ class DispatchPolicy:
     Args:
         levels: Whether to do step 3.
         splits: Whether step 2 splits.
+
+    Attributes:
+        levels: Whether it does step 3.
     """
 
     def __init__(self, *, levels: bool, splits: bool = False) -> None:
-        self._levels = levels
+        self.levels = levels
         self._splits = splits
         # Count per layer, because layers call in turns, and every second or fourth number of an even sequence
         # is not evenly spread.
         self._calls: dict[int, itertools.count[int]] = {}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled layer calls (`attention_client.exchange`) know this policy."""
+        return not self._splits
 
     def plan(
         self,
@@ -98,7 +106,7 @@ class DispatchPolicy:
         # A token is in at most min(K, S) parts.
         most = tokens * min(servers, top_k)
         rows_P, ids_PK = np.empty(most, np.int64), np.empty((most, top_k), np.int32)
-        rate_S, backlog_S = (load.rate_S, load.backlog_S) if self._levels else (None, None)
+        rate_S, backlog_S = (load.rate_S, load.backlog_S) if self.levels else (None, None)
         split_SE = None
         if self._splits:
             # A wanted expert outside E is refused below.

@@ -84,16 +84,10 @@ def learn(attempt: Attempt, shared: Dispatcher, *, exactly: bool) -> None:
         exactly: Whether the answer came just now; otherwise the measured time is only an upper bound.
     """
     now = shared.clock()
-    servers = shared.replicas.view().placement.servers
-    ejections, speeds = shared.ejections, shared.speeds
     connection, rows = attempt.connection, attempt.part.rows_R.size
     took_s = now - attempt.sent_at
     if exactly:
         connection.service.observe(rows, took_s)
     else:
         connection.service.observe_bound(rows, took_s)
-    name = connection.server_id
-    if speeds.is_outlier(name, servers) and ejections.slow(name, servers, now):
-        # Judge the server by new measurements once the ejection ends.
-        speeds.forget(name)
-        shared.metrics.ejections.labels("slow").inc()
+    shared.eject_if_slow(connection.server_id, now)

@@ -73,6 +73,21 @@ class LayerCall:
         self._waited_on: Attempt | None = None
         self._times_exact = True
 
+    def take_over(self, attempts: Sequence[Attempt], deadline: float) -> None:
+        """Go on with requests that compiled code has sent for all wanted pairs; `finish` then ends the call.
+
+        Args:
+            attempts: The requests in flight.
+            deadline: End of the call, monotonic seconds.
+        """
+        self._running = True
+        self._times_exact = False
+        self._sender.deadline = deadline
+        self._attempts = list(attempts)
+        for _ in attempts:
+            self._shared.hedges.earn()
+        self._shared.metrics.server_requests.inc(len(attempts))
+
     def run(self) -> torch.Tensor:
         """Compute the routed experts without overlap: send, wait, sum. Returns and raises as `finish`."""
         self._begin()

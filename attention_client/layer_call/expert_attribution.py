@@ -61,6 +61,11 @@ class ExpertAttribution:
         finally:
             self._seen = None
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether layer calls must be recorded."""
+        return self._seen is not None
+
     def saw(self, results: Sequence[Result]) -> None:
         """Record the results of a layer call, which calls this at its end, if recording is on."""
         if self._seen is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,6 +151,8 @@ class Ejections:
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
+        # End of the ejection that ends last.
+        self._latest = -math.inf
         self._lock = threading.Lock()
 
     def failed(self, server: str, servers: Sequence[str], now: float) -> bool:
@@ -172,6 +174,15 @@ class Ejections:
             self._records.setdefault(server, _Record())
             return self._eject(server, servers, now)
 
+    def any_out(self, clock: Callable[[], float]) -> bool:
+        """Whether any server may be ejected now; reads the clock only if one was not long ago."""
+        if self._latest == -math.inf:
+            return False
+        if clock() < self._latest:
+            return True
+        self._latest = -math.inf
+        return False
+
     def out(self, server: str, now: float) -> bool:
         """Whether a server is ejected now: layer calls ask it only for pairs that the others cannot take."""
         record = self._records.get(server)
@@ -185,6 +196,7 @@ class Ejections:
             return False
         times = 0 if now - record.until > self._LONGEST_S else record.ejections
         record.until = now + min(self._FIRST_S * 2.0**times, self._LONGEST_S)
+        self._latest = max(self._latest, record.until)
         record.ejections = times + 1
         record.failures = 0
         return True

@@ -91,3 +91,11 @@ class Dispatcher:
     attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
     clock: Callable[[], float] = time.monotonic
     traces: RequestTraces | None = None
+
+    def eject_if_slow(self, server: str, now: float) -> None:
+        """Eject a server for a while if its measured times are far above those of the others."""
+        servers = self.replicas.view().placement.servers
+        if self.speeds.is_outlier(server, servers) and self.ejections.slow(server, servers, now):
+            # Judge the server by new measurements once the ejection ends.
+            self.speeds.forget(server)
+            self.metrics.ejections.labels("slow").inc()

@@ -64,21 +64,21 @@ class OutcomeTally:
         self._totals: dict[str, _Totals] = {}
         self._failed = threading.Event()
 
-    def count(self, asked: Asked, outcome: Outcome) -> None:
-        """Count an ended request; a failure wakes the reporter. Ignores former processes of the server."""
+    def count(self, asked: Asked, outcome: Outcome, requests: int = 1) -> None:
+        """Count ended requests; a failure wakes the reporter. Ignores former processes of the server."""
         with self._lock:
             totals = self._totals.get(asked.server_id)
             if totals is None or totals.incarnation < asked.incarnation:
                 totals = self._totals[asked.server_id] = _Totals(asked.incarnation)
             elif totals.incarnation > asked.incarnation:
                 return
-            totals.ended[outcome] += 1
+            totals.ended[outcome] += requests
             if outcome is _ANSWERED:
                 totals.failures_since_answer = 0
                 return
             if outcome is _REFUSED:
                 return
-            totals.failures_since_answer += 1
+            totals.failures_since_answer += requests
         self._failed.set()
 
     def forget(self, server_id: str) -> None:

@@ -3,25 +3,7 @@
  * Python does not order stores to shared memory, and a Python polling loop starves the other threads of its
  * process. So flags and bells are compiled; their meaning is not known here.
  *
- *     flag line (64 bytes)   | value u32 | unused                 |   one per slot
- *     bell line (64 bytes)   | seq u32   | sleepers u32 | unused  |   one per group of waiters
- *
- * A waiter sleeps on a bell (an eventcount: a futex on seq), so that one sleep covers many flags.
- *
- * Why no wake-up is lost:
- *
- *     waiter                                   ringer
- *     W1  sleepers += 1                        R1  flag = value   (before ring() is called)
- *     W2  full fence                           R2  full fence
- *     W3  s = seq                              R3  if sleepers == 0: return
- *     W4  check the flags again                R4  seq += 1
- *     W5  FUTEX_WAIT(seq, s)                   R5  FUTEX_WAKE(seq, all)
- *
- * The two fences make it impossible that R3 misses W1 and W4 misses R1. If R3 sees the sleeper, then either
- * W3 reads the seq of R4, and with it R1 (release/acquire), so that W4 sees the flag; or W3 reads the older
- * seq, and W5 returns at once (the kernel compares) or is woken by R5.
- *
- * A process killed in its sleep leaves sleepers too high. That costs one system call per ring, but no error.
+ * bell.h has the flags, the bells and the waits; here they are put into a Python class.
  */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -30,135 +12,12 @@
 #define _GNU_SOURCE
 #include <Python.h>
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lines.h"
-#include "spin.h"
+#include "bell.h"
 
-#define MAX_VALUE 31                         /* A mask is a u32 with one bit per value. */
-#define SIGNAL_CHECK_NS UINT64_C(250000000)  /* Longest delay of a Ctrl-C. */
 #define MAX_TIMEOUT_US INT64_C(1000000000000000) /* 31 years; its nanoseconds fit in 64 bits. */
-#define CHECKS_PER_CLOCK_READ 16              /* A clock read costs more than a check of a flag. */
-/* Limit of a longer spin that is likely to avoid a sleep: a wake-up costs both sides more than the spin. */
-#define SPIN_STRETCH 10
-#define USUAL_WEIGHT 8 /* Weight of one wait in the average: an eighth. */
-
-/* ---- waiting, without Python ------------------------------------------------------------------------- */
-
-typedef struct {
-    const FlagLine *flags; /* the first flag to check */
-    Py_ssize_t count;
-    uint32_t mask;
-    BellLine *bell;
-    int64_t seen_seq; /* negative: ignore the bell's seq */
-    uint64_t spin_until_ns;
-    uint64_t deadline_ns;
-} Wait;
-
-typedef enum {
-    WAIT_READY,       /* a flag has a value of the mask */
-    WAIT_RUNG,        /* seq differs from seen_seq */
-    WAIT_EXPIRED,     /* the deadline has passed */
-    WAIT_INTERRUPTED, /* check for signals, then continue */
-} Outcome;
-
-/* Not FUTEX_PRIVATE, as in lines.h. */
-static int
-futex_wait(uint32_t *word, uint32_t expected, uint64_t timeout_ns)
-{
-    struct timespec timeout = {
-        .tv_sec = (time_t)(timeout_ns / UINT64_C(1000000000)),
-        .tv_nsec = (long)(timeout_ns % UINT64_C(1000000000)),
-    };
-    if (syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, NULL, 0) == 0) {
-        return 0;
-    }
-    return errno;
-}
-
-static inline bool
-flag_matches(const FlagLine *flag, uint32_t mask)
-{
-    uint32_t value = __atomic_load_n(&flag->value, __ATOMIC_ACQUIRE);
-    /* A peer can write any u32 there; a shift by more than 31 is undefined. */
-    return value <= MAX_VALUE && ((mask >> value) & 1u) != 0;
-}
-
-static bool
-any_ready(const Wait *wait)
-{
-    for (Py_ssize_t i = 0; i < wait->count; i++) {
-        if (flag_matches(&wait->flags[i], wait->mask)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool
-bell_rung(const Wait *wait)
-{
-    if (wait->seen_seq < 0) {
-        return false;
-    }
-    return __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE) != (uint32_t)wait->seen_seq;
-}
-
-/* Sleep until a ring, at most timeout_ns. Returns 0 or the errno of FUTEX_WAIT. */
-static int
-sleep_on_bell(const Wait *wait, uint64_t timeout_ns)
-{
-    int error = 0;
-    __atomic_fetch_add(&wait->bell->sleepers, 1, __ATOMIC_SEQ_CST);
-    /* Not implied on AArch64: there a load may still pass the store half of the addition. */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    uint32_t seq = __atomic_load_n(&wait->bell->seq, __ATOMIC_ACQUIRE);
-    if (!any_ready(wait) && !bell_rung(wait)) {
-        error = futex_wait(&wait->bell->seq, seq, timeout_ns);
-    }
-    __atomic_fetch_sub(&wait->bell->sleepers, 1, __ATOMIC_SEQ_CST);
-    return error;
-}
-
-/* Spin, then sleep, at most SIGNAL_CHECK_NS. Runs without the GIL. */
-static Outcome
-wait_slice(const Wait *wait)
-{
-    uint64_t now = now_ns();
-    uint64_t slice_end = now + SIGNAL_CHECK_NS;
-    if (slice_end > wait->deadline_ns) {
-        slice_end = wait->deadline_ns;
-    }
-    while (now < slice_end && now < wait->spin_until_ns) {
-        for (int i = 0; i < CHECKS_PER_CLOCK_READ; i++) {
-            if (any_ready(wait)) {
-                return WAIT_READY;
-            }
-            if (bell_rung(wait)) {
-                return WAIT_RUNG;
-            }
-            cpu_relax();
-        }
-        now = now_ns();
-    }
-    /* A ring for another flag ends one iteration, and the next one sleeps again. */
-    while (now < slice_end) {
-        int error = sleep_on_bell(wait, slice_end - now);
-        if (any_ready(wait)) {
-            return WAIT_READY;
-        }
-        if (bell_rung(wait)) {
-            return WAIT_RUNG;
-        }
-        if (error == EINTR) {
-            return WAIT_INTERRUPTED;
-        }
-        now = now_ns();
-    }
-    return now >= wait->deadline_ns ? WAIT_EXPIRED : WAIT_INTERRUPTED;
-}
 
 /* ---- the Python class ----------------------------------------------------------------------------------- */
 
@@ -170,7 +29,7 @@ typedef struct {
     Py_ssize_t count;
     Py_ssize_t bell_count;
     Py_ssize_t waiting; /* threads inside wait(); they run without the GIL and use the buffer */
-    uint64_t usual_ns;  /* average duration of waits with a bounded spin, bounded itself */
+    SpinHistory spins; /* of waits with a bounded spin */
     bool released;
 } Flags;
 
@@ -350,7 +209,9 @@ flags_compare_exchange(Flags *self, PyObject *const *args, Py_ssize_t nargs)
         !parse_limited(args[2], MAX_VALUE, "a flag's value", &value)) {
         return NULL;
     }
-    return PyBool_FromLong(exchange_flag(flag, expected, value));
+    bool swapped = __atomic_compare_exchange_n(&flag->value, &expected, value, false, __ATOMIC_ACQ_REL,
+                                               __ATOMIC_ACQUIRE);
+    return PyBool_FromLong(swapped);
 }
 
 static PyObject *
@@ -436,24 +297,6 @@ wait_without_gil(Flags *self, const Wait *wait, Outcome *outcome)
     return is_open(self); /* A signal's handler may have released it, too. */
 }
 
-/* Spin twice the usual duration of a wait, if that is within the stretch; else a longer spin only burns the
- * core. */
-static uint64_t
-stretched_spin(const Flags *self, uint64_t spin_ns)
-{
-    uint64_t wanted = 2 * self->usual_ns;
-    return wanted > spin_ns && wanted <= SPIN_STRETCH * spin_ns ? wanted : spin_ns;
-}
-
-static void
-learn_wait(Flags *self, uint64_t waited_ns, uint64_t spin_ns)
-{
-    /* Bounded, so that the average soon falls after a long pause. */
-    uint64_t most_ns = SPIN_STRETCH * spin_ns;
-    uint64_t sample = waited_ns < most_ns ? waited_ns : most_ns;
-    self->usual_ns = self->usual_ns - self->usual_ns / USUAL_WEIGHT + sample / USUAL_WEIGHT;
-}
-
 static PyObject *
 flags_wait(Flags *self, PyObject *args)
 {
@@ -483,7 +326,7 @@ flags_wait(Flags *self, PyObject *args)
     }
     uint64_t start = now_ns();
     uint64_t asked_ns = (uint64_t)spin_us * 1000;
-    uint64_t spin_ns = adapt ? stretched_spin(self, asked_ns) : asked_ns;
+    uint64_t spin_ns = adapt ? spin_for(&self->spins, asked_ns) : asked_ns;
     Wait wait = {
         .flags = &self->flags[first],
         .count = count,
@@ -508,7 +351,7 @@ flags_wait(Flags *self, PyObject *args)
             return NULL;
         }
         if (adapt && outcome != WAIT_INTERRUPTED) {
-            learn_wait(self, now_ns() - start, asked_ns);
+            learn_spin(&self->spins, now_ns() - start, spin_ns, asked_ns);
         }
     }
 }

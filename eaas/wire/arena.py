@@ -92,8 +92,6 @@ class Arena:
         result_stride: Bytes of a slot's result: header, result, padding.
         incarnation: The server's incarnation. After `attach`, compare it with the server's answer: process
             ids are reused.
-        flags_offset: Offset of the flag of slot 0, for compiled code.
-        bells_offset: Offset of doorbell 0, for compiled code.
         flags: Flags of the slots (flag i belongs to slot i) and doorbells.
     """
 
@@ -108,9 +106,7 @@ class Arena:
         self.incarnation: int = incarnation
         self.request_stride = _request_stride(payload_capacity)
         self.result_stride = _result_stride(result_capacity)
-        self.flags_offset = _flags_offset(slots)
-        self.bells_offset = _bells_offset(slots)
-        self.flags = Flags(mapping, self.flags_offset, slots, self.bells_offset, slots + 1)
+        self.flags = Flags(mapping, _flags_offset(slots), slots, _bells_offset(slots), slots + 1)
         self._mapping: mmap.mmap | None = mapping
         self._slots_offset = _slots_offset(slots)
 
@@ -189,6 +185,12 @@ class Arena:
         if self._mapping is None:
             raise ValueError("the arena is closed")
         return self._mapping
+
+    @property
+    def offsets(self) -> tuple[int, int, int, int]:
+        """Offsets of the flags, the doorbells, the generations and the slots, for compiled code."""
+        slots = self.slots
+        return _flags_offset(slots), _bells_offset(slots), _HEADER.size, self._slots_offset
 
     def request_offset(self, i: int) -> int:
         """Offset of slot i's request header in the arena; the payload follows."""

@@ -21,8 +21,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../eaas/wire/bell.h"
 #include "../../eaas/wire/headers.h"
-#include "../../eaas/wire/lines.h"
 #include "../../eaas/wire/spin.h"
 #include "../kernels/direct.h"
 
@@ -155,7 +155,9 @@ answer_slot(Direct *self, const Request *request, const DirectLayer *layer, Bell
     memcpy(result, &answer, sizeof answer);
     /* Before the flag: a client with the answer finds it counted. */
     __atomic_fetch_add(&self->answered, 1, __ATOMIC_RELAXED);
-    if (exchange_flag(&self->flags[request->slot], SLOT_WRITTEN, SLOT_DONE)) {
+    uint32_t written = SLOT_WRITTEN;
+    if (__atomic_compare_exchange_n(&self->flags[request->slot].value, &written, SLOT_DONE, false,
+                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         ring_bell(bell);
     }
     return true;

@@ -20,10 +20,11 @@ def create_direct(arena: Arena, kernel: object, limits: SlotLimits) -> Direct | 
     layers = kernel.direct if isinstance(kernel, ExpertKernel) else None
     if layers is None:
         return None
+    flags, bells, _, slots = arena.offsets
     return Direct(
         arena.buffer,
         arena.slots,
-        (arena.flags_offset, arena.bells_offset, arena.request_offset(0)),
+        (flags, bells, slots),
         (arena.request_stride, arena.result_stride),
         limits,
         layers,

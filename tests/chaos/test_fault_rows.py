@@ -192,7 +192,7 @@ def test_row_4_a_server_ten_times_slower(chaos: ChaosWorld) -> None:
     assert client.hedges() <= 0.05 * requests(client), seen
     # The slow server gets less than half of its former share; no other server is ejected.
     assert asked[0] / len(slow) < 0.5 * usual[0] / len(base), seen
-    ejections = client.cluster._dispatcher.ejections
+    ejections = client.cluster._calls.shared.ejections
     assert not any(ejections.out(server, time.monotonic()) for server in SERVERS[1:]), seen
 
 

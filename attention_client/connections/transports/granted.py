@@ -40,6 +40,7 @@ class MirrorLink:
     """Base of links whose arena is the client's own memory, with slots numbered from 0."""
 
     first_slot = 0
+    direct = False
     reply_bell = reply_bell(0)
 
     def __init__(

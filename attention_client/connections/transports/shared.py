@@ -20,6 +20,8 @@ __all__ = ["SharedLink"]
 class SharedLink:
     """The client's end of a shared-memory connection: the server's arena, mapped into this process."""
 
+    direct = True
+
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:

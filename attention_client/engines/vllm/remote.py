@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from attention_client.cluster import Cluster
 from attention_client.engines.vllm.staging import Staging
+from attention_client.layer_call.calls import RemoteCall
 from eaas.errors import ClusterError, ExpertsUnavailableError
 from eaas.log import get_logger
 
@@ -35,10 +35,10 @@ class _Attached(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """A layer call between its halves; None if nothing was sent."""
+    """A layer call between its halves."""
 
-    stack: ExitStack
-    call: Any
+    call: RemoteCall
+    arguments: Any
 
 
 _attached: _Attached | None = None
@@ -119,12 +119,10 @@ def _start_experts(
         attached = _get()
         wanted_T = _wanted_T(x.shape[0], rank, ranks)
         arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
-        stack = ExitStack()
-        call = stack.enter_context(attached.cluster.start_layer_call(*arguments))
         if len(_started) >= _MOST_STARTED:
-            # Forward passes that failed between the halves.
-            _started.pop(next(iter(_started))).stack.close()
-        _started[handle] = _Started(stack, (call, arguments))
+            # Of a forward pass that failed between the halves.
+            _started.pop(next(iter(_started))).call.cancel()
+        _started[handle] = _Started(attached.cluster.start_layer_call(*arguments), arguments)
     return torch.tensor([handle])
 
 
@@ -135,12 +133,10 @@ def _finish_experts(
     if started is None:
         return torch.zeros_like(x)
     attached = _get()
-    call, arguments = started.call
     try:
-        with started.stack:
-            out = call.finish()
+        out = started.call.finish()
     except ExpertsUnavailableError as error:
-        out = _wait(attached, arguments, error)
+        out = _wait(attached, started.arguments, error)
     return attached.staging.to_device(out, x)
 
 

@@ -34,6 +34,7 @@ class FakeLink:
     def __init__(self, arena: Arena, grant: Grant) -> None:
         self.arena, self.first_slot, self.slots = arena, grant.first_slot, grant.slots
         self.generation, self.reply_bell = grant.generation, reply_bell(grant.first_slot)
+        self.direct = True
 
     def kick(self, slot: int) -> None:
         self.arena.flags.ring(0)

@@ -365,7 +365,8 @@ def test_the_arena_is_freed_after_the_loop(benches, native_kernel) -> None:
 def test_slots_outside_the_buffer(benches) -> None:
     bench = benches()
     arena, limits = bench.arena, bench.loop._limits
-    offsets = (arena.flags_offset, arena.bells_offset, arena.request_offset(0))
+    flags, bells, _, first_slot = arena.offsets
+    offsets = (flags, bells, first_slot)
     strides = (arena.request_stride, arena.result_stride)
     good = (arena.buffer, arena.slots, offsets, strides, limits, [])
     direct.Direct(*good)

@@ -1,0 +1,140 @@
+from collections.abc import Sequence
+from mmap import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+_Float32 = npt.NDArray[np.float32]
+_Float64 = npt.NDArray[np.float64]
+
+class Lane:
+    """The client's slots on one server: which are free, and their memory. Thread-safe."""
+
+    def __new__(
+        cls,
+        buffer: mmap,
+        flags_offset: int,
+        bells_offset: int,
+        generations_offset: int,
+        slots_offset: int,
+        request_stride: int,
+        result_stride: int,
+        first_slot: int,
+        slots: int,
+        reply_bell: int,
+        doorbell: int,
+        generation: int,
+        hidden: int,
+        direct: bool,
+    ) -> Lane:
+        """Map the slots. `direct`: the server polls this memory and hears its doorbell; else no exchange
+        uses the lane.
+
+        Raises:
+            ValueError: The slots do not lie in the buffer.
+        """
+    free: int
+    """Number of free slots."""
+    work: float
+    """Work in flight (`dispatch.parts.Part.work`)."""
+    writers: int
+    """Exchanges that write a request now."""
+
+    def take(self) -> int:
+        """Take a free slot; -1 if there is none."""
+
+    def give(self, slot: int, /) -> None:
+        """Give a slot back."""
+
+    def add_work(self, work: float, /) -> None:
+        """Change the work in flight."""
+
+    def set_times(self, expected: _Float64, tail: float, /) -> None:
+        """Set the usual seconds of a request by bit length of its tokens (32; 0: unknown), and the multiple
+        after which it is hedged (0: never)."""
+
+    def stop(self) -> None:
+        """Refuse new exchanges, and end the waits of running ones at the next ring of the reply bell."""
+
+    def release(self) -> None:
+        """Stop, and drop the memory once no exchange uses it."""
+
+class Exchange:
+    """The requests of one layer call, in flight."""
+
+    def finish(self, out: int, dtype: int, /) -> int:
+        """Wait for the answers, write their sum to `out` (T x H, float32 or bfloat16), free the slots.
+
+        Returns:
+            The tokens with a NaN or infinite value. -1: an answer is late, lost or not a result; call
+            `requests`. -2: a slot was lost during the sum; all is over, and `out` is worthless.
+        """
+
+    def requests(
+        self,
+    ) -> list[tuple[int, int, int, bytes, bytes, float, float, float, float]]:
+        """Hand over what is in flight; the exchange is over.
+
+        Returns:
+            (server, slot, request id, tokens as int64, experts as int32, work, sent at, hedge at, expires at)
+            of each request; times are monotonic seconds.
+        """
+
+class Route:
+    """The servers of one placement: chooses and sends, as `DispatchPolicy` does."""
+
+    def __new__(
+        cls,
+        lanes: Sequence[Lane | None],
+        shares: _Float32,
+        layers: int,
+        experts: int,
+        chunk_pairs: int,
+        levels: bool,
+        least_s: float,
+    ) -> Route:
+        """Use these shares (L, S, E). `least_s`: least seconds to wait for a server.
+
+        Raises:
+            ValueError: A size is out of range.
+        """
+    running: int
+    """Exchanges that are not over."""
+    waiting: int
+    """Exchanges since the last `take`."""
+
+    def start(
+        self,
+        layer: int,
+        x: int,
+        dtype: int,
+        ids: int,
+        ids_are_int64: bool,
+        scores: int,
+        wanted: int,
+        tokens: int,
+        top_k: int,
+        hidden: int,
+        epoch: int,
+        left_s: float,
+        /,
+    ) -> Exchange | None:
+        """Send a layer call's requests: addresses of contiguous arrays (T, H), (T, K), (T, K), bool (T) or 0.
+
+        Returns:
+            None if the call is not of the common case (no free slot, an expert without a server, a server
+            whose times are unknown, ...); nothing was sent then.
+        """
+
+    def set_rates(self, rates: _Float64, /) -> None:
+        """Set the seconds per unit of work of each server."""
+
+    def take(
+        self,
+    ) -> tuple[int, int, list[int], list[tuple[int, int, float, float, float]], list[float]]:
+        """Read and reset what happened since the last call.
+
+        Returns:
+            Exchanges, (token, expert) pairs, answers of each server, samples (server, tokens, work, seconds
+            seen by the client, seconds in the server), and seconds of the first exchanges.
+        """

@@ -1,0 +1,922 @@
+/* The common case of a layer call in one piece: choose servers, write requests, wait, sum the answers.
+ *
+ * In a layer call of a few tokens, the steps in Python take several times as long as the experts. So the case without
+ * a fault is compiled. Anything else ends it: `Exchange.requests` hands what is in flight to `call.LayerCall`, which
+ * knows about refusals, timeouts, hedges and failover.
+ *
+ *     Lane      the client's slots on one server: which are free, and the memory that holds them (lane.c)
+ *     Route     the servers of one placement, with their shares: chooses and sends (`start`)
+ *     Exchange  the requests of one layer call, until their answers are summed (`finish`)
+ *
+ * Lanes, routes and exchanges change only under the GIL; waits and sums run without it.
+ */
+#include "exchange.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_PARTS 64
+/* Times that a route keeps until `Route.take` reads them; later ones are dropped. */
+#define MOST_SAMPLES 64
+/* See sending.py and deadlines.py. */
+#define LEAST_HEDGE_S 0.002
+#define MARGIN 6.0
+#define SHORT_S 0.2
+#define LONG_MARGIN 2.0
+/* Draws of the dispatch policy (policy.py). */
+#define CALL_STEP 0.7548776662466927
+#define CHUNK_STEP 0.5698402909980532
+#define LAYER_STEP 0.6180339887498949
+/* The compiled requests' ids, which Python's never reach. */
+#define OWN_IDS (UINT64_C(1) << 63)
+#define SPIN_NS UINT64_C(20000)
+/* Larger requests are written without the GIL. */
+#define BRIEF_BYTES (64 << 10)
+
+typedef enum { WIRE_FLOAT32 = 0, WIRE_BFLOAT16 = 1 } WireDtype;
+
+typedef struct {
+    uint32_t magic;
+    uint16_t version;
+    uint8_t dtype, flags;
+    uint32_t generation, checksum;
+    uint64_t request_id, epoch, payload_length, budget_us;
+    uint32_t layer, batch_size, hidden_size, top_k;
+    uint8_t zeros[64];
+} RequestHeader;
+
+typedef struct {
+    uint32_t magic;
+    uint16_t version, status;
+    uint32_t generation, checksum;
+    uint64_t request_id;
+    uint32_t rows, hidden_size;
+    uint64_t length, detail, service_us;
+    uint8_t zeros[8];
+} ResultHeader;
+
+_Static_assert(sizeof(RequestHeader) == REQUEST_HEADER_BYTES, "the request header of eaas/wire/slot.py");
+_Static_assert(sizeof(ResultHeader) == RESULT_HEADER_BYTES, "the result header of eaas/wire/slot.py");
+
+typedef struct {
+    int32_t server, rows;
+    double work, took_s, service_s;
+} Sample;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *lanes; /* tuple of Lane or None, by server */
+    Array shares;
+    Py_ssize_t layers, servers, experts, chunk_pairs;
+    double least_s; /* least time of a request */
+    bool levels;
+    uint32_t *calls; /* of each layer */
+    double *rate_S, *backlog_S;
+    uint64_t *answered_S; /* since the last `take` */
+    uint64_t exchanges, pairs; /* since the last `take` */
+    Py_ssize_t running;
+    double took_s[MOST_SAMPLES]; /* of the first exchanges since the last `take` */
+    Sample samples[MOST_SAMPLES];
+    int sample_count;
+} Route;
+
+typedef struct {
+    Lane *lane; /* a reference */
+    int32_t server, slot, rows, first;
+    bool done, exact;
+    uint64_t request_id;
+    double work, sent_at, hedge_at, expires_at, arrived_at;
+} Request;
+
+typedef struct {
+    PyObject_HEAD
+    Route *route; /* a reference */
+    int64_t *rows_R; /* the tokens of all requests, and their experts behind them */
+    int32_t *ids_RK;
+    Py_ssize_t tokens, top_k, hidden;
+    uint64_t pairs;
+    double started_at;
+    int count;
+    bool over; /* finished, or handed over */
+    Request requests[MOST_PARTS];
+} Exchange;
+
+static PyTypeObject *lane_type, *route_type, *exchange_type;
+static uint64_t next_id = OWN_IDS;
+
+static double
+seconds(void)
+{
+    return (double)now_ns() * 1e-9;
+}
+
+static size_t
+align64(size_t length)
+{
+    return (length + 63) & ~(size_t)63;
+}
+
+/* ---- Route ------------------------------------------------------------------------------------------------ */
+
+static void
+route_dealloc(Route *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF(self->lanes);
+    close_arrays(&self->shares, 1);
+    free(self->calls);
+    free(self->rate_S);
+    free(self->backlog_S);
+    free(self->answered_S);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"lanes", "shares", "layers", "experts", "chunk_pairs", "levels", "least_s", NULL};
+    PyObject *lanes, *shares;
+    Py_ssize_t layers, experts, chunk_pairs;
+    double least_s;
+    int levels;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnnnpd:Route", names, &lanes, &shares, &layers, &experts,
+                                     &chunk_pairs, &levels, &least_s)) {
+        return NULL;
+    }
+    Route *self = (Route *)PyType_GenericAlloc(type, 0);
+    if (self == NULL || (self->lanes = PySequence_Tuple(lanes)) == NULL) {
+        Py_XDECREF((PyObject *)self);
+        return NULL;
+    }
+    Py_ssize_t servers = PyTuple_Size(self->lanes);
+    bool right = servers >= 1 && servers <= MOST_SERVERS && layers >= 1 && experts >= 1 && experts <= INT32_MAX &&
+                 chunk_pairs >= 1 && chunk_pairs <= INT32_MAX && layers <= PY_SSIZE_T_MAX / 64 / servers / experts;
+    for (Py_ssize_t s = 0; right && s < servers; s++) {
+        PyObject *lane = PyTuple_GetItem(self->lanes, s);
+        right = lane == Py_None || PyObject_TypeCheck(lane, lane_type);
+    }
+    if (!right) {
+        PyErr_SetString(PyExc_ValueError, "lanes, layers, experts or chunk_pairs out of range");
+    }
+    else if (open_array(&self->shares, shares, "shares", layers * servers * experts, 4, false)) {
+        self->layers = layers;
+        self->servers = servers;
+        self->experts = experts;
+        self->chunk_pairs = chunk_pairs;
+        self->levels = levels != 0;
+        self->least_s = least_s;
+        self->calls = calloc((size_t)layers, sizeof *self->calls);
+        self->rate_S = calloc((size_t)servers, sizeof *self->rate_S);
+        self->backlog_S = calloc((size_t)servers, sizeof *self->backlog_S);
+        self->answered_S = calloc((size_t)servers, sizeof *self->answered_S);
+        if (self->calls && self->rate_S && self->backlog_S && self->answered_S) {
+            for (Py_ssize_t s = 0; s < servers; s++) {
+                self->rate_S[s] = 1.0;
+            }
+            return (PyObject *)self;
+        }
+        PyErr_NoMemory();
+    }
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyObject *
+route_set_rates(Route *self, PyObject *rates)
+{
+    Array array = {0};
+    bool right = open_array(&array, rates, "rates", self->servers, 8, false);
+    if (right) {
+        memcpy(self->rate_S, array.view.buf, (size_t)self->servers * sizeof(double));
+    }
+    close_arrays(&array, 1);
+    return right ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *
+route_take(Route *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *answered = PyList_New(0), *samples = PyList_New(0), *took = PyList_New(0), *taken = NULL;
+    bool right = answered != NULL && samples != NULL && took != NULL;
+    for (Py_ssize_t s = 0; right && s < self->servers; s++) {
+        PyObject *item = PyLong_FromUnsignedLongLong(self->answered_S[s]);
+        right = item != NULL && PyList_Append(answered, item) == 0;
+        Py_XDECREF(item);
+    }
+    for (uint64_t i = 0; right && i < self->exchanges && i < MOST_SAMPLES; i++) {
+        PyObject *item = PyFloat_FromDouble(self->took_s[i]);
+        right = item != NULL && PyList_Append(took, item) == 0;
+        Py_XDECREF(item);
+    }
+    for (int i = 0; right && i < self->sample_count; i++) {
+        const Sample *sample = &self->samples[i];
+        PyObject *item = Py_BuildValue("iiddd", (int)sample->server, (int)sample->rows, sample->work, sample->took_s,
+                                       sample->service_s);
+        right = item != NULL && PyList_Append(samples, item) == 0;
+        Py_XDECREF(item);
+    }
+    if (right) {
+        taken = Py_BuildValue("KKOOO", (unsigned long long)self->exchanges, (unsigned long long)self->pairs, answered,
+                              samples, took);
+    }
+    if (taken != NULL) {
+        memset(self->answered_S, 0, (size_t)self->servers * sizeof *self->answered_S);
+        self->exchanges = self->pairs = 0;
+        self->sample_count = 0;
+    }
+    Py_XDECREF(answered);
+    Py_XDECREF(samples);
+    Py_XDECREF(took);
+    return taken;
+}
+
+static PyObject *
+route_running(Route *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(self->running);
+}
+
+static PyObject *
+route_waiting(Route *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(self->exchanges);
+}
+
+/* ---- start: choose, and write the requests ---------------------------------------------------------------- */
+
+typedef struct {
+    const char *x;
+    const float *scores;
+    const int64_t *ids_P;
+    WireDtype dtype;
+    Py_ssize_t layer, tokens, top_k, hidden;
+    uint64_t epoch;
+} Inputs;
+
+static size_t
+value_bytes(WireDtype dtype)
+{
+    return dtype == WIRE_FLOAT32 ? 4 : 2;
+}
+
+static size_t
+payload_bytes(size_t rows, size_t hidden, size_t top_k, WireDtype dtype)
+{
+    return align64(rows * hidden * value_bytes(dtype)) + align64(rows * top_k * 4) + rows * top_k * 4;
+}
+
+/* Tokens that fit into a slot with their result (`header.max_tokens`). */
+static Py_ssize_t
+most_rows(const Lane *lane, Py_ssize_t top_k, WireDtype dtype)
+{
+    size_t payload = (size_t)lane->request_stride - REQUEST_HEADER_BYTES;
+    size_t result = (size_t)lane->result_stride - RESULT_HEADER_BYTES, hidden = (size_t)lane->hidden;
+    size_t rows = payload / (hidden * value_bytes(dtype) + (size_t)top_k * 8);
+    rows = rows < result / (hidden * 4) ? rows : result / (hidden * 4);
+    while (rows > 0 && payload_bytes(rows, hidden, (size_t)top_k, dtype) > payload) {
+        rows--;
+    }
+    return (Py_ssize_t)rows;
+}
+
+/* Set when to hedge and to give up a request. False if the server's times are unknown: Python learns them. */
+static bool
+set_deadlines(Request *request, double least_s, double left_s)
+{
+    const Lane *lane = request->lane;
+    int size = 0;
+    for (uint32_t rows = (uint32_t)request->rows; rows > 0; rows >>= 1) {
+        size++;
+    }
+    double expected_s = lane->expected_s[size];
+    if (!(expected_s > 0)) {
+        return false;
+    }
+    double longest_s = LONG_MARGIN * expected_s > SHORT_S ? LONG_MARGIN * expected_s : SHORT_S;
+    double patience_s = MARGIN * expected_s < longest_s ? MARGIN * expected_s : longest_s;
+    patience_s = patience_s > least_s ? patience_s : least_s;
+    double budget_s = patience_s < left_s ? patience_s : left_s;
+    double tail_s = expected_s * lane->tail;
+    request->sent_at = seconds();
+    request->expires_at = request->sent_at + budget_s;
+    request->hedge_at = lane->tail > 0 ? request->sent_at + (tail_s > LEAST_HEDGE_S ? tail_s : LEAST_HEDGE_S)
+                                       : request->expires_at;
+    return true;
+}
+
+static char *
+request_of(const Lane *lane, int32_t slot)
+{
+    return lane->slots_at + (Py_ssize_t)slot * (lane->request_stride + lane->result_stride);
+}
+
+/* Fill a slot with its request; runs without the GIL. */
+static void
+write_request(const Exchange *exchange, const Request *request, const Inputs *inputs)
+{
+    const Lane *lane = request->lane;
+    size_t hidden = (size_t)inputs->hidden, top_k = (size_t)inputs->top_k, rows = (size_t)request->rows;
+    size_t row_bytes = hidden * value_bytes(inputs->dtype);
+    char *at = request_of(lane, request->slot), *x_out = at + REQUEST_HEADER_BYTES;
+    char *ids_out = x_out + align64(rows * row_bytes), *scores_out = ids_out + align64(rows * top_k * 4);
+    const int64_t *rows_R = exchange->rows_R + request->first;
+    for (size_t r = 0; r < rows; r++) {
+        memcpy(x_out + r * row_bytes, inputs->x + (size_t)rows_R[r] * row_bytes, row_bytes);
+        memcpy(scores_out + r * top_k * 4, inputs->scores + (size_t)rows_R[r] * top_k, top_k * 4);
+    }
+    memcpy(ids_out, exchange->ids_RK + (size_t)request->first * top_k, rows * top_k * 4);
+    RequestHeader header = {
+        .magic = MAGIC,
+        .version = VERSION,
+        .dtype = (uint8_t)inputs->dtype,
+        .generation = lane->generation,
+        .request_id = request->request_id,
+        .epoch = inputs->epoch,
+        .payload_length = payload_bytes(rows, hidden, top_k, inputs->dtype),
+        .budget_us = (uint64_t)((request->expires_at - request->sent_at) * 1e6),
+        .layer = (uint32_t)inputs->layer,
+        .batch_size = (uint32_t)rows,
+        .hidden_size = (uint32_t)hidden,
+        .top_k = (uint32_t)top_k,
+    };
+    memcpy(at, &header, sizeof header);
+}
+
+static uint32_t
+generation_of(const Lane *lane, int32_t slot)
+{
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(&lane->generations[slot], __ATOMIC_RELAXED);
+}
+
+static bool
+move_flag(const Lane *lane, int32_t slot, uint32_t from, uint32_t to)
+{
+    return __atomic_compare_exchange_n(&lane->flags[slot].value, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+/* Write all requests and hand them to their servers. A slot that the server took back stays as it is: `finish` finds
+ * it OFFLINE. */
+static void
+send_requests(Exchange *exchange, const Inputs *inputs)
+{
+    for (int i = 0; i < exchange->count; i++) {
+        Request *request = &exchange->requests[i];
+        Lane *lane = request->lane;
+        if (generation_of(lane, request->slot) != lane->generation) {
+            continue;
+        }
+        write_request(exchange, request, inputs);
+        if (move_flag(lane, request->slot, SLOT_FREE, SLOT_WRITTEN)) {
+            ring_bell(&lane->bells[lane->doorbell]);
+        }
+    }
+}
+
+static void
+forget_request(Request *request, bool give)
+{
+    Lane *lane = request->lane;
+    lane->work -= request->work;
+    lane->users--;
+    if (give) {
+        lane_push(lane, request->slot);
+    }
+    lane_drop(lane);
+    Py_DECREF(lane);
+    request->lane = NULL;
+}
+
+/* Make the requests of the chosen servers: slots, ids, deadlines. False: not possible now, nothing is held. */
+static bool
+take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const int64_t *count_S, const double *work_S,
+           double left_s)
+{
+    int32_t first = 0;
+    for (Py_ssize_t s = 0; s < route->servers; s++) {
+        int64_t left = count_S[s];
+        if (left == 0) {
+            continue;
+        }
+        Lane *lane = (Lane *)PyTuple_GetItem(route->lanes, s);
+        Py_ssize_t most = (PyObject *)lane == Py_None || !lane->direct || lane->stopped || lane->hidden != inputs->hidden
+                              ? 0
+                              : most_rows(lane, inputs->top_k, inputs->dtype);
+        while (left > 0) {
+            int32_t slot = most > 0 && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
+            if (slot < 0) {
+                goto undo;
+            }
+            int32_t rows = (int32_t)(left < most ? left : most);
+            Request *request = &exchange->requests[exchange->count++];
+            *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
+                                 .rows = rows, .first = first, .request_id = next_id++,
+                                 .work = work_S[s] * rows / (double)count_S[s]};
+            lane->users++;
+            lane->work += request->work;
+            if (!set_deadlines(request, route->least_s, left_s)) {
+                goto undo;
+            }
+            first += rows;
+            left -= rows;
+        }
+    }
+    return true;
+undo:
+    while (exchange->count > 0) {
+        forget_request(&exchange->requests[--exchange->count], true);
+    }
+    return false;
+}
+
+static double
+next_draw(Route *route, Py_ssize_t layer)
+{
+    double draw = (double)route->calls[layer]++ * CALL_STEP + (double)layer * LAYER_STEP;
+    return draw - (double)(int64_t)draw;
+}
+
+/* Copy ids to int64 and mark the wanted pairs; returns their number, or -1 for an expert out of range. */
+static int64_t
+copy_ids(const void *ids, bool wide, const uint8_t *wanted_T, const Inputs *inputs, Py_ssize_t experts, int64_t *ids_P,
+         uint8_t *wanted_P)
+{
+    int64_t wanted = 0;
+    for (Py_ssize_t t = 0, p = 0; t < inputs->tokens; t++) {
+        bool asked = wanted_T == NULL || wanted_T[t] != 0;
+        for (Py_ssize_t k = 0; k < inputs->top_k; k++, p++) {
+            ids_P[p] = wide ? ((const int64_t *)ids)[p] : ((const int32_t *)ids)[p];
+            wanted_P[p] = asked;
+            if (asked && (ids_P[p] < 0 || ids_P[p] >= experts)) {
+                return -1;
+            }
+            wanted += asked;
+        }
+    }
+    return wanted;
+}
+
+static void
+end_exchange(Exchange *exchange)
+{
+    if (!exchange->over) {
+        exchange->over = true;
+        exchange->route->running--;
+    }
+}
+
+static void
+exchange_dealloc(Exchange *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    /* Normally none is left: `finish` and `requests` end them. A slot in flight is lost, not reused. */
+    for (int i = 0; i < self->count; i++) {
+        if (self->requests[i].lane != NULL) {
+            forget_request(&self->requests[i], false);
+        }
+    }
+    if (self->route != NULL) {
+        end_exchange(self);
+        Py_DECREF((PyObject *)self->route);
+    }
+    free(self->rows_R);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+route_start(Route *self, PyObject *args)
+{
+    unsigned long long x, ids, scores, wanted, epoch;
+    int dtype, wide;
+    double left_s;
+    Inputs inputs = {0};
+    if (!PyArg_ParseTuple(args, "nKiKpKKnnnKd:start", &inputs.layer, &x, &dtype, &ids, &wide, &scores, &wanted,
+                          &inputs.tokens, &inputs.top_k, &inputs.hidden, &epoch, &left_s)) {
+        return NULL;
+    }
+    if (inputs.layer < 0 || inputs.layer >= self->layers || inputs.tokens < 1 || inputs.top_k < 1 ||
+        inputs.hidden < 1 || inputs.tokens > INT32_MAX / 64 / inputs.top_k ||
+        (dtype != WIRE_FLOAT32 && dtype != WIRE_BFLOAT16)) {
+        Py_RETURN_NONE;
+    }
+    inputs.x = (const char *)x;
+    inputs.scores = (const float *)scores;
+    inputs.dtype = (WireDtype)dtype;
+    inputs.epoch = epoch;
+    size_t pairs = (size_t)(inputs.tokens * inputs.top_k), servers = (size_t)self->servers;
+    size_t most = (size_t)inputs.tokens * (servers < (size_t)inputs.top_k ? servers : (size_t)inputs.top_k);
+    Exchange *exchange = (Exchange *)PyType_GenericAlloc(exchange_type, 0);
+    if (exchange == NULL) {
+        return NULL;
+    }
+    exchange->route = (Route *)Py_NewRef((PyObject *)self);
+    self->running++;
+    exchange->started_at = seconds();
+    exchange->tokens = inputs.tokens;
+    exchange->top_k = inputs.top_k;
+    exchange->hidden = inputs.hidden;
+    /* The rows and experts of all requests stay with the exchange; the rest is scratch. */
+    exchange->rows_R = malloc(most * sizeof(int64_t) + most * (size_t)inputs.top_k * sizeof(int32_t));
+    int64_t *scratch = malloc(pairs * (sizeof(int64_t) + 1) + servers * (sizeof(int64_t) + sizeof(double)));
+    if (exchange->rows_R == NULL || scratch == NULL) {
+        free(scratch);
+        Py_DECREF(exchange);
+        return PyErr_NoMemory();
+    }
+    exchange->ids_RK = (int32_t *)(exchange->rows_R + most);
+    int64_t *count_S = scratch + pairs;
+    double *work_S = (double *)(count_S + servers);
+    uint8_t *wanted_P = (uint8_t *)(work_S + servers);
+    for (size_t s = 0; s < servers; s++) {
+        PyObject *lane = PyTuple_GetItem(self->lanes, (Py_ssize_t)s);
+        self->backlog_S[s] = lane == Py_None ? 0.0 : self->rate_S[s] * ((Lane *)lane)->work;
+    }
+    int64_t sent = copy_ids((const void *)ids, wide != 0, (const uint8_t *)wanted, &inputs, self->experts, scratch, wanted_P);
+    Routing routing = {
+        .tokens = inputs.tokens,
+        .top_k = inputs.top_k,
+        .servers = self->servers,
+        .experts = self->experts,
+        .chunk_pairs = self->chunk_pairs,
+        .draw = next_draw(self, inputs.layer),
+        .step = CHUNK_STEP,
+        .ids_P = scratch,
+        .wanted_P = wanted_P,
+        .shares_SE = (const float *)self->shares.view.buf + inputs.layer * self->servers * self->experts,
+        .rate_S = self->levels ? self->rate_S : NULL,
+        .backlog_S = self->levels ? self->backlog_S : NULL,
+    };
+    Routed routed = {count_S, work_S, exchange->rows_R, exchange->ids_RK};
+    bool ready = sent >= 0 && route(&routing, &routed) == 0 &&
+                 take_slots(exchange, self, &inputs, count_S, work_S, left_s);
+    free(scratch);
+    if (!ready) {
+        Py_DECREF(exchange);
+        Py_RETURN_NONE;
+    }
+    exchange->pairs = (uint64_t)sent;
+    size_t bytes = (size_t)inputs.tokens * (size_t)inputs.hidden * value_bytes(inputs.dtype);
+    if (bytes <= BRIEF_BYTES) {
+        send_requests(exchange, &inputs);
+        return (PyObject *)exchange;
+    }
+    for (int i = 0; i < exchange->count; i++) {
+        exchange->requests[i].lane->writers++;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    send_requests(exchange, &inputs);
+    Py_END_ALLOW_THREADS
+    for (int i = 0; i < exchange->count; i++) {
+        exchange->requests[i].lane->writers--;
+    }
+    return (PyObject *)exchange;
+}
+
+static PyMethodDef route_methods[] = {
+    {"start", (PyCFunction)route_start, METH_VARARGS, "see _exchange.pyi"},
+    {"set_rates", (PyCFunction)route_set_rates, METH_O, "set_rates(rates): seconds per unit of work of each server"},
+    {"take", (PyCFunction)route_take, METH_NOARGS, "take() -> (exchanges, pairs, answers of each server, samples)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef route_getset[] = {
+    {"running", (getter)route_running, NULL, "exchanges that are not over", NULL},
+    {"waiting", (getter)route_waiting, NULL, "exchanges since the last take", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot route_slots[] = {
+    {Py_tp_new, route_new},       {Py_tp_dealloc, route_dealloc}, {Py_tp_methods, route_methods},
+    {Py_tp_getset, route_getset}, {Py_tp_doc, "see _exchange.pyi"}, {0, NULL},
+};
+
+static PyType_Spec route_spec = {
+    .name = "attention_client.exchange._exchange.Route",
+    .basicsize = sizeof(Route),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = route_slots,
+};
+
+/* ---- finish: wait, check, sum ----------------------------------------------------------------------------- */
+
+typedef enum { ALL_DONE, TROUBLE, SIGNAL } Progress;
+
+static bool
+any_stopped(const Exchange *exchange)
+{
+    for (int i = 0; i < exchange->count; i++) {
+        if (__atomic_load_n(&exchange->requests[i].lane->stopped, __ATOMIC_RELAXED)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Wait for one request; runs without the GIL. */
+static Progress
+wait_for(Exchange *exchange, Request *request, double until, uint64_t spin_ns)
+{
+    Lane *lane = request->lane;
+    Wait wait = {
+        .flags = &lane->flags[request->slot],
+        .count = 1,
+        .mask = 1u << SLOT_DONE | 1u << SLOT_OFFLINE,
+        .bell = &lane->bells[lane->reply_bell],
+        .spin_until_ns = now_ns() + spin_ns,
+        .deadline_ns = until > 0 ? (uint64_t)(until * 1e9) : 0,
+    };
+    for (;;) {
+        wait.seen_seq = __atomic_load_n(&wait.bell->seq, __ATOMIC_ACQUIRE);
+        uint32_t state = __atomic_load_n(&wait.flags->value, __ATOMIC_ACQUIRE);
+        if (state == SLOT_DONE) {
+            return ALL_DONE;
+        }
+        /* FREE: the server had taken the slot back before it was written. */
+        if (state != SLOT_WRITTEN || any_stopped(exchange)) {
+            return TROUBLE;
+        }
+        Outcome outcome = wait_slice(&wait);
+        if (outcome == WAIT_EXPIRED) {
+            return TROUBLE;
+        }
+        if (outcome == WAIT_INTERRUPTED) {
+            return SIGNAL;
+        }
+    }
+}
+
+/* Wait for all requests, in their order; `at` is the first that is not done. */
+static Progress
+wait_for_all(Exchange *exchange, int *at)
+{
+    for (; *at < exchange->count; (*at)++) {
+        Request *request = &exchange->requests[*at];
+        Lane *lane = request->lane;
+        double until = request->hedge_at;
+        for (int i = *at; i < exchange->count; i++) {
+            const Request *other = &exchange->requests[i];
+            until = other->hedge_at < until ? other->hedge_at : until;
+            until = other->expires_at < until ? other->expires_at : until;
+        }
+        uint32_t state = __atomic_load_n(&lane->flags[request->slot].value, __ATOMIC_ACQUIRE);
+        request->exact = state == SLOT_WRITTEN || *at == 0;
+        uint64_t started = now_ns(), spin_ns = state == SLOT_WRITTEN ? spin_for(&lane->spins, SPIN_NS) : 0;
+        Progress progress = wait_for(exchange, request, until, spin_ns);
+        if (progress != ALL_DONE) {
+            return progress;
+        }
+        if (state == SLOT_WRITTEN) {
+            learn_spin(&lane->spins, now_ns() - started, spin_ns, SPIN_NS);
+        }
+        request->arrived_at = seconds();
+    }
+    return ALL_DONE;
+}
+
+static const char *
+result_of(const Lane *lane, int32_t slot)
+{
+    return request_of(lane, slot) + lane->request_stride;
+}
+
+/* Whether the slot holds the result of this very request (`slot.validate_result`). */
+static bool
+is_answer(const Exchange *exchange, const Request *request, uint64_t *service_us)
+{
+    const Lane *lane = request->lane;
+    ResultHeader header;
+    memcpy(&header, result_of(lane, request->slot), sizeof header);
+    *service_us = header.service_us;
+    uint64_t length = (uint64_t)request->rows * (uint64_t)exchange->hidden * 4;
+    return header.magic == MAGIC && header.version == VERSION && header.generation == lane->generation &&
+           header.request_id == request->request_id && header.status == 0 &&
+           header.rows == (uint32_t)request->rows && header.hidden_size == (uint32_t)exchange->hidden &&
+           header.length == length && length <= (uint64_t)lane->result_stride - RESULT_HEADER_BYTES &&
+           generation_of(lane, request->slot) == lane->generation;
+}
+
+static uint32_t
+bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* To the nearest, with ties to even, as torch does. */
+static uint16_t
+to_bfloat16(float value)
+{
+    uint32_t bits = bits_of(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return 0x7fc0;
+    }
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static bool
+is_finite_row(const float *row, Py_ssize_t hidden)
+{
+    uint32_t wrong = 0;
+    for (Py_ssize_t h = 0; h < hidden; h++) {
+        wrong |= (bits_of(row[h]) & 0x7f800000u) == 0x7f800000u;
+    }
+    return wrong == 0;
+}
+
+/* Sum the answers token by token, in the order of the requests (by server and first token), as combine.c does.
+ * Runs without the GIL. Returns the rows with a NaN or infinite value. */
+static int64_t
+sum_answers(const Exchange *exchange, char *out, WireDtype dtype, float *row)
+{
+    Py_ssize_t hidden = exchange->hidden;
+    size_t row_bytes = (size_t)hidden * value_bytes(dtype);
+    int32_t next[MOST_PARTS] = {0};
+    int64_t nonfinite = 0;
+    for (Py_ssize_t t = 0; t < exchange->tokens; t++) {
+        float *sum = dtype == WIRE_FLOAT32 ? (float *)(out + (size_t)t * row_bytes) : row;
+        bool covered = false;
+        for (int i = 0; i < exchange->count; i++) {
+            const Request *request = &exchange->requests[i];
+            if (next[i] == request->rows || exchange->rows_R[request->first + next[i]] != t) {
+                continue;
+            }
+            const float *part = (const float *)(result_of(request->lane, request->slot) + RESULT_HEADER_BYTES) +
+                                (Py_ssize_t)next[i]++ * hidden;
+            for (Py_ssize_t h = 0; h < hidden; h++) {
+                sum[h] = (covered ? sum[h] : 0.0f) + part[h];
+            }
+            covered = true;
+        }
+        if (!covered) {
+            memset(out + (size_t)t * row_bytes, 0, row_bytes);
+            continue;
+        }
+        nonfinite += !is_finite_row(sum, hidden);
+        for (Py_ssize_t h = 0; dtype == WIRE_BFLOAT16 && h < hidden; h++) {
+            ((uint16_t *)(out + (size_t)t * row_bytes))[h] = to_bfloat16(sum[h]);
+        }
+    }
+    return nonfinite;
+}
+
+static void
+add_sample(Route *route, const Request *request, uint64_t service_us)
+{
+    route->answered_S[request->server]++;
+    if (request->exact && route->sample_count < MOST_SAMPLES) {
+        route->samples[route->sample_count++] =
+            (Sample){request->server, request->rows, request->work, request->arrived_at - request->sent_at,
+                     (double)service_us * 1e-6};
+    }
+}
+
+/* Free the slots. False if one was granted to another client meanwhile: then the sum is worthless. */
+static bool
+free_slots(Exchange *exchange)
+{
+    bool own = true;
+    for (int i = 0; i < exchange->count; i++) {
+        Request *request = &exchange->requests[i];
+        Lane *lane = request->lane;
+        bool mine = generation_of(lane, request->slot) == lane->generation &&
+                    move_flag(lane, request->slot, SLOT_DONE, SLOT_FREE);
+        forget_request(request, mine);
+        own = own && mine;
+    }
+    exchange->count = 0;
+    return own;
+}
+
+static PyObject *
+exchange_finish(Exchange *self, PyObject *args)
+{
+    unsigned long long out;
+    int dtype;
+    if (!PyArg_ParseTuple(args, "Ki:finish", &out, &dtype)) {
+        return NULL;
+    }
+    if (self->over || (dtype != WIRE_FLOAT32 && dtype != WIRE_BFLOAT16)) {
+        PyErr_SetString(PyExc_ValueError, "the exchange is over, or the dtype is unknown");
+        return NULL;
+    }
+    float *row = malloc((size_t)self->hidden * sizeof(float));
+    if (row == NULL) {
+        return PyErr_NoMemory();
+    }
+    Progress progress;
+    int at = 0;
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        progress = wait_for_all(self, &at);
+        Py_END_ALLOW_THREADS
+        if (progress == SIGNAL && PyErr_CheckSignals() < 0) {
+            free(row);
+            return NULL;
+        }
+    } while (progress == SIGNAL);
+    uint64_t service_us[MOST_PARTS];
+    for (int i = 0; progress == ALL_DONE && i < self->count; i++) {
+        if (!is_answer(self, &self->requests[i], &service_us[i])) {
+            progress = TROUBLE;
+        }
+    }
+    if (progress == TROUBLE) {
+        free(row);
+        return PyLong_FromLong(-1);
+    }
+    int64_t nonfinite;
+    Py_BEGIN_ALLOW_THREADS
+    nonfinite = sum_answers(self, (char *)out, (WireDtype)dtype, row);
+    Py_END_ALLOW_THREADS
+    free(row);
+    for (int i = 0; i < self->count; i++) {
+        add_sample(self->route, &self->requests[i], service_us[i]);
+    }
+    end_exchange(self);
+    if (!free_slots(self)) {
+        return PyLong_FromLong(-2);
+    }
+    Route *route = self->route;
+    if (route->exchanges < MOST_SAMPLES) {
+        route->took_s[route->exchanges] = seconds() - self->started_at;
+    }
+    route->exchanges++;
+    self->route->pairs += self->pairs;
+    return PyLong_FromLongLong(nonfinite);
+}
+
+/* Hand the requests over: [(server, slot, request_id, rows, ids, work, sent_at, hedge_at, expires_at)]. */
+static PyObject *
+exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && !self->over && i < self->count; i++) {
+        const Request *request = &self->requests[i];
+        Py_ssize_t rows = request->rows;
+        PyObject *item = Py_BuildValue("iiKy#y#dddd", (int)request->server, (int)request->slot,
+                                       (unsigned long long)request->request_id, (char *)(self->rows_R + request->first),
+                                       rows * 8, (char *)(self->ids_RK + (Py_ssize_t)request->first * self->top_k),
+                                       rows * self->top_k * 4, request->work, request->sent_at, request->hedge_at,
+                                       request->expires_at);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    if (list != NULL) {
+        for (int i = 0; i < self->count; i++) {
+            forget_request(&self->requests[i], false);
+        }
+        self->count = 0;
+        end_exchange(self);
+    }
+    return list;
+}
+
+static PyMethodDef exchange_methods[] = {
+    {"finish", (PyCFunction)exchange_finish, METH_VARARGS, "see _exchange.pyi"},
+    {"requests", (PyCFunction)exchange_requests, METH_NOARGS, "see _exchange.pyi"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot exchange_slots[] = {
+    {Py_tp_dealloc, exchange_dealloc}, {Py_tp_methods, exchange_methods}, {Py_tp_doc, "see _exchange.pyi"}, {0, NULL},
+};
+
+static PyType_Spec exchange_spec = {
+    .name = "attention_client.exchange._exchange.Exchange",
+    .basicsize = sizeof(Exchange),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = exchange_slots,
+};
+
+/* ---- module ------------------------------------------------------------------------------------------------ */
+
+static PyTypeObject *
+add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_exchange", "The common case of a layer call.", -1, NULL, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit__exchange(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && ((lane_type = add_type(made, &lane_spec)) == NULL ||
+                         (route_type = add_type(made, &route_spec)) == NULL ||
+                         (exchange_type = add_type(made, &exchange_spec)) == NULL)) {
+        Py_CLEAR(made);
+    }
+    return made;
+}

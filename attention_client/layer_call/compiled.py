@@ -1,0 +1,261 @@
+"""Layer calls in compiled code, for the common case: every chosen server is healthy and has a free slot.
+
+The compiled code (`attention_client.exchange`) makes the same choices, requests and sums as `LayerCall`, and
+hands the requests over to one as soon as something unusual happens. What it measures is read here from time
+to time: metrics, service times and speeds lag by some calls.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from attention_client.connections.messages import WIRE_DTYPES
+from attention_client.dispatch.parts import CHUNK_PAIRS, Part
+from attention_client.exchange import Exchange, Route
+from attention_client.layer_call.attempts import Attempt
+from attention_client.layer_call.shared import ClusterView, Dispatcher
+from attention_client.telemetry.request_outcomes import Outcome
+from eaas.wire.slot import WireDtype
+
+if TYPE_CHECKING:
+    from attention_client.connections.connection import Connection
+
+__all__ = ["CompiledCalls", "Sent", "attempts_of"]
+
+_DTYPES = {d: int(w) for d, w in WIRE_DTYPES.items() if w is not WireDtype.FLOAT16}
+_IDS = (torch.int32, torch.int64)
+# Read the measurements after so many calls. Each reading learns from a few of them.
+_READ_EACH = 32
+_LEARN_FROM = 4
+
+
+class Sent(NamedTuple):
+    """A layer call that compiled code has sent.
+
+    Attributes:
+        exchange: The requests in flight.
+        view: The view that they were sent by.
+    """
+
+    exchange: Exchange
+    view: ClusterView
+
+
+class CompiledCalls:
+    """Sends and finishes layer calls of one client in compiled code. Thread-safe.
+
+    Args:
+        shared: State shared by all calls.
+        checksum: Whether slots have checksums; compiled code has none.
+    """
+
+    def __init__(self, shared: Dispatcher, checksum: bool) -> None:
+        self._shared = shared
+        self._possible = shared.policy.is_compiled and not checksum and shared.traces is None
+        self._lock = threading.Lock()
+        # Both at once, because calls of other threads replace them.
+        self._current: tuple[ClusterView, Route | None] | None = None
+        # Routes of former views, until their last call is over.
+        self._former: list[tuple[ClusterView, Route]] = []
+        self.finished = 0
+        """Calls that ended in compiled code, as of the last `read`."""
+
+    @property
+    def running(self) -> int:
+        """Calls in compiled code now."""
+        current = self._current
+        route = current[1] if current is not None else None
+        running = 0 if route is None else route.running
+        return running + sum(former.running for _, former in self._former)
+
+    def start(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        wanted_T: torch.Tensor | None,
+        left_s: float,
+    ) -> Sent | None:
+        """Send a layer call, or return None if it is not of the common case; then nothing was sent.
+
+        The tensors must stay as they are until the call ends. `left_s`: seconds until its deadline.
+        """
+        shared = self._shared
+        dtype = _DTYPES.get(x_TH.dtype)
+        if (
+            not self._possible
+            or dtype is None
+            or shared.attribution.is_watching
+            or ids_TK.dtype not in _IDS
+            or scores_TK.dtype is not torch.float32
+            or not _are_plain(x_TH, ids_TK, scores_TK, wanted_T)
+        ):
+            return None
+        view, current = shared.replicas.view(), self._current
+        if current is None or current[0] is not view:
+            current = self._follow(view)
+        route = current[1]
+        if route is None or shared.ejections.any_out(shared.clock):
+            return None
+        for connection in view.connections:
+            if connection is not None and connection.has_abandoned:
+                return None
+        tokens, top_k = ids_TK.shape
+        exchange = route.start(
+            layer,
+            x_TH.data_ptr(),
+            dtype,
+            ids_TK.data_ptr(),
+            ids_TK.dtype is torch.int64,
+            scores_TK.data_ptr(),
+            0 if wanted_T is None else wanted_T.data_ptr(),
+            tokens,
+            top_k,
+            x_TH.shape[1],
+            view.placement.epoch,
+            left_s,
+        )
+        if route.waiting >= _READ_EACH:
+            self.read()
+        if exchange is None:
+            # Perhaps a server's times were unknown and have been learnt since.
+            self._tell(view, route)
+            return None
+        return Sent(exchange, view)
+
+    def finish(self, sent: Sent, out_TH: torch.Tensor) -> bool:
+        """Wait for the answers and write their sum to `out_TH`, float32 or bfloat16, contiguous.
+
+        Returns:
+            Whether the sum is there. If not, a LayerCall must go on from `attempts_of`.
+        """
+        nonfinite = sent.exchange.finish(out_TH.data_ptr(), _DTYPES[out_TH.dtype])
+        if nonfinite > 0:
+            self._shared.metrics.nonfinite_rows.inc(nonfinite)
+        return nonfinite >= 0
+
+    def read(self) -> None:
+        """Read what compiled calls have measured: counts, and samples of times to learn from.
+
+        Called every few calls and at each heartbeat, so that the counts are never far behind.
+        """
+        with self._lock:
+            self._read_all()
+
+    def _follow(self, view: ClusterView) -> tuple[ClusterView, Route | None]:
+        """Make the route of a new view; servers without a connection get no share."""
+        with self._lock:
+            if self._current is not None and self._current[1] is not None:
+                self._former.append((self._current[0], self._current[1]))
+            self._read_all()
+            usable_S = view.usable_S()
+            shares_LSE = view.placement.shares_LSE * usable_S[None, :, None]
+            layers, _, experts = shares_LSE.shape
+            route = None
+            if usable_S.any():
+                route = Route(
+                    [
+                        connection.lane if connection is not None and usable else None
+                        for connection, usable in zip(view.connections, usable_S, strict=True)
+                    ],
+                    np.ascontiguousarray(shares_LSE, np.float32),
+                    layers,
+                    experts,
+                    CHUNK_PAIRS,
+                    self._shared.policy.levels,
+                    self._shared.attempt_timeout_s,
+                )
+                self._tell(view, route)
+            self._current = current = view, route
+            return current
+
+    def _tell(self, view: ClusterView, route: Route) -> None:
+        """Give compiled code the servers' rates and usual times."""
+        servers = view.placement.servers
+        load = self._shared.speeds.load(servers, [0.0] * len(servers), self._shared.clock())
+        route.set_rates(load.rate_S)
+        for connection in view.connections:
+            if connection is not None:
+                connection.lane.set_times(*connection.service.table())
+
+    def _read_all(self) -> None:
+        # The lock is held.
+        over = [route for _, route in self._former if not route.running]
+        for view, route in self._former:
+            self._read(view, route)
+        self._former = [former for former in self._former if former[1] not in over]
+        if self._current is not None and self._current[1] is not None:
+            self._read(self._current[0], self._current[1])
+
+    def _read(self, view: ClusterView, route: Route) -> None:
+        calls, pairs, answered, samples, took_s = route.take()
+        if not calls and not any(answered):
+            return
+        shared, metrics = self._shared, self._shared.metrics
+        self.finished += calls
+        metrics.layer_calls.inc(calls)
+        metrics.pairs.inc(pairs)
+        metrics.server_requests.inc(sum(answered))
+        shared.hedges.earn(sum(answered))
+        for seconds in took_s:
+            metrics.layer_call_seconds.observe(seconds)
+        now = shared.clock()
+        for server, answers in enumerate(answered):
+            connection = view.connections[server]
+            if answers and connection is not None:
+                shared.ejections.answered(connection.server_id)
+                metrics.outcomes.count(connection, Outcome.ANSWERED, answers)
+        for server, rows, work, seconds, service_s in samples[-_LEARN_FROM:]:
+            connection = view.connections[server]
+            assert connection is not None
+            connection.service.observe(rows, seconds)
+            if service_s:
+                shared.speeds.observe(connection.server_id, work, service_s, now)
+            shared.eject_if_slow(connection.server_id, now)
+        self._tell(view, route)
+
+
+def _are_plain(
+    x_TH: torch.Tensor,
+    ids_TK: torch.Tensor,
+    scores_TK: torch.Tensor,
+    wanted_T: torch.Tensor | None,
+) -> bool:
+    """Whether compiled code may read the tensors by address; if not, `LayerCall` copies or refuses them."""
+    tokens = x_TH.shape[0]
+    if wanted_T is not None and not (
+        wanted_T.dtype is torch.bool and wanted_T.shape == (tokens,) and wanted_T.is_contiguous()
+    ):
+        return False
+    return (
+        x_TH.dim() == ids_TK.dim() == 2
+        and ids_TK.shape[0] == tokens
+        and scores_TK.shape == ids_TK.shape
+        and x_TH.is_cpu
+        and ids_TK.is_cpu
+        and scores_TK.is_cpu
+        and x_TH.is_contiguous()
+        and ids_TK.is_contiguous()
+        and scores_TK.is_contiguous()
+    )
+
+
+def attempts_of(sent: Sent, top_k: int) -> list[Attempt]:
+    """Take over the requests of a call from compiled code, as attempts of a `LayerCall`."""
+    attempts = []
+    for server, slot, request_id, rows, ids, work, *times in sent.exchange.requests():
+        rows_R = np.frombuffer(rows, np.int64)
+        part = Part(server, rows_R, np.frombuffer(ids, np.int32).reshape(-1, top_k), work)
+        connection: Connection | None = sent.view.connections[server]
+        assert connection is not None
+        ticket = connection.adopt(slot, request_id, rows_R.size, work)
+        sent_at, hedge_at, expires_at = times
+        hedge_at = hedge_at if hedge_at < expires_at else math.inf
+        attempts.append(Attempt(part, connection, ticket, sent_at, hedge_at, expires_at))
+    return attempts

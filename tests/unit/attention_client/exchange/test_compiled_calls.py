@@ -1,0 +1,442 @@
+"""Layer calls in compiled code: the same sums as `LayerCall`, and the same care with faulty answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from attention_client.connections.connection import Connection
+from attention_client.connections.deadlines import HedgeBudget
+from attention_client.dispatch import dispatch_policy
+from attention_client.exchange import Lane, Route
+from attention_client.layer_call.call import ClusterView, Dispatcher
+from attention_client.layer_call.calls import LayerCalls
+from attention_client.telemetry.metrics import ClientMetrics
+from eaas.errors import ExpertsUnavailableError, WrongRequestError
+from eaas.types import Placement
+from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire.slot import DOORBELL, Status, WireDtype, reply_bell, request_views, result_view
+
+HIDDEN, EXPERTS, LAYERS = 8, 6, 2
+# Answers, or breaks, one request: (server, slot, its header).
+Answer = Callable[["Server", int, RequestHeader], None]
+
+
+class Server(threading.Thread):
+    """A server in this process: answers like experts whose weights are their number, plus one."""
+
+    def __init__(self, name: str, metrics: ClientMetrics, slots: int, capacity: int) -> None:
+        super().__init__(name=name, daemon=True)
+        self.arena = Arena.create_local(slots, capacity, capacity, 1)
+        self.first_slot, self.slots, self.reply_bell, self.generation = 0, slots, reply_bell(0), 7
+        self.direct = True
+        for slot in range(slots):
+            self.arena.set_generation(slot, 7)
+        self.requests: list[RequestHeader] = []
+        self.next_answers: list[Answer] = []
+        self.ended = threading.Event()
+        self.connection = Connection(
+            name, 1, self, HIDDEN, 20, False, lambda c: None, lambda: None, metrics
+        )
+        self.start()
+
+    def kick(self, slot: int) -> None:
+        self.arena.flags.ring(DOORBELL)
+
+    def close(self) -> None:
+        self.ended.set()
+        self.arena.flags.interrupt(DOORBELL)
+        self.join(5)
+        assert not self.is_alive()
+
+    def run(self) -> None:
+        flags = self.arena.flags
+        seen = set[int]()
+        while not self.ended.is_set():
+            ready = flags.wait(0, self.slots, SlotState.WRITTEN.mask, DOORBELL, -1, 20, 20_000)
+            for slot in ready:
+                offset = self.arena.request_offset(slot)
+                header = RequestHeader.unpack_from(self.arena.buffer, offset)
+                if header.request_id not in seen:
+                    seen.add(header.request_id)
+                    self.requests.append(header)
+                    answer = self.next_answers.pop(0) if self.next_answers else Server.answer
+                    answer(self, slot, header)
+
+    def answer(self, slot: int, header: RequestHeader, **changes: Any) -> None:
+        hidden, ids, scores = request_views(
+            self.arena.buffer, self.arena.request_offset(slot), header
+        )
+        x_RH = torch.from_numpy(hidden)
+        if header.dtype == WireDtype.BFLOAT16:
+            x_RH = x_RH.view(torch.bfloat16)
+        weight_R = np.where(ids >= 0, scores * (ids + 1), 0).sum(axis=1, dtype=np.float32)
+        place = self.arena.result_offset(slot)
+        out_RH = x_RH.float().numpy() * weight_R[:, None]
+        result_view(self.arena.buffer, place, len(ids), HIDDEN)[...] = out_RH
+        fields = {
+            "generation": header.generation,
+            "request_id": header.request_id,
+            "rows": len(ids),
+            "hidden_size": HIDDEN,
+            "service_us": 50,
+        }
+        status = changes.pop("status", Status.OK)
+        if status is not Status.OK:
+            fields |= {"rows": 0, "hidden_size": 0}
+        header_of_result = ResultHeader.of(status, **(fields | changes))
+        header_of_result.pack_into(self.arena.buffer, place)
+        self.arena.server_done(slot)
+        self.arena.flags.ring(self.reply_bell)
+
+
+def breaks(**changes: Any) -> Answer:
+    """An answer with a wrong field in its header."""
+    return lambda server, slot, header: server.answer(slot, header, **changes)
+
+
+def silent(server: Server, slot: int, header: RequestHeader) -> None:
+    """No answer at all."""
+
+
+def offline(server: Server, slot: int, header: RequestHeader) -> None:
+    """The server takes the slot back."""
+    server.arena.server_offline(slot)
+    server.arena.flags.interrupt(server.reply_bell)
+
+
+@dataclass
+class World:
+    servers: list[Server]
+    calls: LayerCalls
+    views: list[ClusterView]
+    metrics: ClientMetrics
+    seed: int = field(default=0)
+
+    @classmethod
+    def of(
+        cls, servers: int = 2, slots: int = 4, capacity: int = 4096, policy: str = "least_loaded"
+    ) -> World:
+        metrics = ClientMetrics(CollectorRegistry())
+        made = [Server(f"s{i}", metrics, slots, capacity) for i in range(servers)]
+        holds_LSE = np.ones((LAYERS, servers, EXPERTS), dtype=np.bool_)
+        placement = Placement(
+            3, tuple(s.name for s in made), holds_LSE, holds_LSE.astype(np.float32) / servers
+        )
+        views = [ClusterView(placement, tuple(s.connection for s in made))]
+        dispatcher = Dispatcher(
+            Fixed(views), dispatch_policy(policy), 2.0, 0.05, HedgeBudget(0.0), metrics
+        )
+        return cls(made, LayerCalls(dispatcher, checksum=False), views, metrics)
+
+    def warm(self) -> None:
+        """Let the client learn the servers' times for one and for few tokens."""
+        for tokens in (1, 2, 4, 8, 16, 1, 2, 4, 8, 16):
+            for _ in range(3):
+                self.check(tokens)
+
+    def inputs(
+        self, tokens: int, top_k: int = 3, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.seed += 1
+        rng = np.random.default_rng(self.seed)
+        x_TH = torch.from_numpy(rng.integers(-8, 8, (tokens, HIDDEN)).astype(np.float32)).to(dtype)
+        ids = np.stack([rng.permutation(EXPERTS)[:top_k] for _ in range(tokens)])
+        return x_TH, torch.from_numpy(ids), torch.ones(tokens, top_k)
+
+    def check(self, tokens: int, **kwargs: Any) -> None:
+        """Make a call and compare it with the right sum."""
+        x_TH, ids_TK, scores_TK = self.inputs(tokens, **kwargs)
+        out_TH = self.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+        assert torch.equal(out_TH, right(x_TH, ids_TK))
+
+    def compiled(self) -> int:
+        self.calls.compiled.read()
+        return self.calls.compiled.finished
+
+    def in_flight(self) -> int:
+        return sum(s.connection.owes_answer() or s.connection.in_flight for s in self.servers)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.connection.close()
+
+
+def right(x_TH: torch.Tensor, ids_TK: torch.Tensor) -> torch.Tensor:
+    return (x_TH.float() * (ids_TK + 1).sum(dim=1, keepdim=True)).to(x_TH.dtype)
+
+
+@dataclass
+class Fixed:
+    views: list[ClusterView]
+
+    def view(self) -> ClusterView:
+        return self.views[-1]
+
+    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World.of()
+    made.warm()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def shared_world() -> Iterator[World]:
+    made = World.of(servers=3, slots=4, capacity=1024)
+    made.warm()
+    yield made
+    made.close()
+
+
+# -- the common case --------------------------------------------------------------------------------------
+
+
+def test_a_call_without_a_fault_is_compiled(world: World) -> None:
+    before = world.compiled()
+    world.check(4)
+    assert world.compiled() == before + 1
+    assert world.in_flight() == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sums_are_right(shared_world: World, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 40), "tokens")
+    top_k = data.draw(st.integers(1, EXPERTS), "top_k")
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), "dtype")
+    wide = data.draw(st.booleans(), "int64 ids")
+    x_TH, ids_TK, scores_TK = shared_world.inputs(tokens, top_k, dtype)
+    wanted = data.draw(st.lists(st.booleans(), min_size=tokens, max_size=tokens), "wanted")
+    wanted_T = torch.tensor(wanted) if data.draw(st.booleans(), "some tokens") else None
+    ids = ids_TK if wide else ids_TK.to(torch.int32)
+    layer = data.draw(st.integers(0, LAYERS - 1), "layer")
+    overlapped = data.draw(st.booleans(), "overlapped")
+    call = shared_world.calls.start(layer, x_TH, ids, scores_TK, wanted_T, overlapped=overlapped)
+    expected_TH = right(x_TH, ids_TK)
+    if wanted_T is not None:
+        expected_TH[~wanted_T] = 0
+    assert torch.equal(call.finish(), expected_TH)
+    assert shared_world.in_flight() == 0
+
+
+def test_large_calls_take_several_slots(shared_world: World) -> None:
+    """40 tokens of 1024 bytes of payload each server: more than one request to each."""
+    shared_world.check(40)
+    before = len(shared_world.servers[0].requests), shared_world.compiled()
+    shared_world.check(40)
+    assert len(shared_world.servers[0].requests) > before[0] + 1
+    assert shared_world.compiled() >= before[1]
+
+
+def test_counts_are_those_of_the_calls(world: World) -> None:
+    compiled, calls = world.compiled(), world.metrics.layer_calls._value.get()
+    finished, pairs = world.calls.finished, world.metrics.pairs._value.get()
+    requests = sum(len(s.requests) for s in world.servers)
+    sent = world.metrics.server_requests._value.get()
+    for _ in range(50):
+        world.check(2)
+    assert world.compiled() == compiled + 50
+    assert world.calls.finished == finished + 50
+    assert world.metrics.layer_calls._value.get() == calls + 50
+    assert world.metrics.pairs._value.get() == pairs + 50 * 2 * 3
+    new = sum(len(s.requests) for s in world.servers) - requests
+    assert world.metrics.server_requests._value.get() == sent + new
+
+
+def test_requests_have_the_header_of_the_slow_path(world: World) -> None:
+    world.check(4)
+    fast = world.servers[0].requests[-1]
+    fields = ("magic", "version", "flags", "generation", "checksum", "epoch", "layer", "top_k")
+    slow = next(r for r in world.servers[0].requests if r.request_id < 1 << 63)
+    for name in fields:
+        assert getattr(fast, name) == getattr(slow, name), name
+    assert fast.request_id >= 1 << 63
+    assert 0 < fast.budget_us <= 2_000_000
+
+
+def test_nonfinite_rows_are_counted(world: World) -> None:
+    x_TH, ids_TK, scores_TK = world.inputs(4)
+    x_TH[1, 2] = float("nan")
+    before = world.metrics.nonfinite_rows._value.get()
+    world.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+    assert world.metrics.nonfinite_rows._value.get() == before + 1
+
+
+def test_half_precision_goes_the_slow_path(world: World) -> None:
+    before = world.compiled()
+    world.check(2, dtype=torch.float16)
+    assert world.compiled() == before
+
+
+def test_a_wrong_hidden_size_is_refused(world: World) -> None:
+    ids_TK = torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(WrongRequestError, match="hidden size"):
+        world.calls.start(
+            0, torch.zeros(2, HIDDEN + 1), ids_TK, torch.ones(2, 1), None, overlapped=False
+        ).finish()
+
+
+@pytest.mark.parametrize("expert", [-1, EXPERTS])
+def test_an_unknown_expert_is_refused(world: World, expert: int) -> None:
+    x_TH, ids_TK, scores_TK = world.inputs(2)
+    ids_TK[1, 0] = expert
+    with pytest.raises(IndexError):
+        world.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+    world.check(2)
+
+
+# -- faults -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        breaks(request_id=5),
+        breaks(generation=8),
+        breaks(rows=1),
+        breaks(hidden_size=HIDDEN + 1),
+        breaks(status=Status.STALE_PLACEMENT),
+        breaks(status=Status.INTERNAL),
+        silent,
+        offline,
+    ],
+    ids=["id", "generation", "rows", "hidden", "stale", "internal", "silent", "offline"],
+)
+def test_a_fault_is_survived(world: World, fault: Answer) -> None:
+    """The other server computes what the faulty one did not."""
+    world.servers[0].next_answers.append(fault)
+    failovers = _total(world.metrics.failovers)
+    for _ in range(4):
+        world.check(4)
+    assert not world.servers[0].next_answers
+    assert _total(world.metrics.failovers) > failovers
+
+
+def test_a_refusal_of_the_request_itself_is_an_error(world: World) -> None:
+    for server in world.servers:
+        server.next_answers = [breaks(status=Status.INVALID_ARGUMENT)]
+    x_TH, ids_TK, scores_TK = world.inputs(4)
+    with pytest.raises(WrongRequestError, match="refused"):
+        world.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+
+
+def test_a_lost_connection_ends_the_wait(world: World) -> None:
+    """The wait of a compiled call ends with the connection, long before the server's time is over."""
+    world.servers[0].next_answers = [silent]
+    x_TH, ids_TK, scores_TK = world.inputs(16)
+    world.servers[0].connection.service.observe(16, 5.0)
+    done: list[torch.Tensor] = []
+    call = world.calls.start(0, x_TH, ids_TK, scores_TK, None)
+    thread = threading.Thread(target=lambda: done.append(call.finish()))
+    thread.start()
+    while world.servers[0].next_answers:
+        time.sleep(0.001)
+    started = time.monotonic()
+    world.servers[0].connection.lose("the process ended")
+    world.views.append(ClusterView(world.views[0].placement, (None, world.servers[1].connection)))
+    thread.join(5)
+    assert torch.equal(done[0], right(x_TH, ids_TK))
+    assert time.monotonic() - started < 1.0
+
+
+def test_all_slots_in_use(world: World) -> None:
+    """More calls at once than slots: the others take the slow path and wait."""
+    calls = []
+    for _ in range(6):
+        x_TH, ids_TK, scores_TK = world.inputs(4)
+        calls.append((world.calls.start(0, x_TH, ids_TK, scores_TK, None), x_TH, ids_TK))
+    for call, x_TH, ids_TK in calls:
+        assert torch.equal(call.finish(), right(x_TH, ids_TK))
+    assert world.in_flight() == 0
+
+
+def test_cancel_frees_the_slots(world: World) -> None:
+    for _ in range(20):
+        x_TH, ids_TK, scores_TK = world.inputs(4)
+        world.calls.start(0, x_TH, ids_TK, scores_TK, None).cancel()
+    deadline = time.monotonic() + 5
+    while world.in_flight() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert world.in_flight() == 0
+    assert world.calls.in_flight == 0
+    world.check(4)
+
+
+def test_calls_of_several_threads(world: World) -> None:
+    """Views change meanwhile, and each thread's sums are right."""
+    stop = threading.Event()
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        own = World(world.servers, world.calls, world.views, world.metrics, seed * 100_000)
+        try:
+            while not stop.is_set():
+                own.check(1 + seed)
+        except BaseException as error:
+            wrong.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        world.views.append(ClusterView(world.views[0].placement, world.views[0].connections))
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+    assert not wrong
+    assert world.in_flight() == 0
+    assert world.calls.in_flight == 0
+    calls = world.calls.finished
+    assert world.metrics.layer_calls._value.get() == calls
+
+
+# -- lanes and routes -------------------------------------------------------------------------------------
+
+
+def test_a_lane_must_lie_in_its_buffer() -> None:
+    arena = Arena.create_local(2, 256, 256, 1)
+    with pytest.raises(ValueError, match="buffer"):
+        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 9, 1, 0, 1, HIDDEN, True)
+    with pytest.raises(ValueError, match="buffer"):
+        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 2, 1 << 20, 0, 1, HIDDEN, True)
+    arena.close()
+
+
+def test_a_route_checks_its_sizes() -> None:
+    shares = np.ones((1, 1, EXPERTS), np.float32)
+    with pytest.raises(ValueError, match="shares"):
+        Route([None], shares, 2, EXPERTS, 64, True, 0.1)
+    with pytest.raises(ValueError, match="range"):
+        Route([], shares, 1, EXPERTS, 64, True, 0.1)
+    with pytest.raises(ValueError, match="range"):
+        Route([object()], shares, 1, EXPERTS, 64, True, 0.1)  # type: ignore[list-item]
+
+
+def test_a_released_lane_starts_nothing() -> None:
+    made = World.of(servers=1)
+    made.warm()
+    made.servers[0].connection.close()
+    x_TH, ids_TK, scores_TK = made.inputs(1)
+    with pytest.raises(ExpertsUnavailableError):
+        made.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+
+
+def _total(counter: Any) -> float:
+    return sum(s.value for m in counter.collect() for s in m.samples if s.name.endswith("_total"))
