@@ -33,31 +33,6 @@
 /* Larger requests are written without the GIL. */
 #define BRIEF_BYTES (64 << 10)
 
-typedef enum { WIRE_FLOAT32 = 0, WIRE_BFLOAT16 = 1 } WireDtype;
-
-typedef struct {
-    uint32_t magic;
-    uint16_t version;
-    uint8_t dtype, flags;
-    uint32_t generation, checksum;
-    uint64_t request_id, epoch, payload_length, budget_us;
-    uint32_t layer, batch_size, hidden_size, top_k;
-    uint8_t zeros[64];
-} RequestHeader;
-
-typedef struct {
-    uint32_t magic;
-    uint16_t version, status;
-    uint32_t generation, checksum;
-    uint64_t request_id;
-    uint32_t rows, hidden_size;
-    uint64_t length, detail, service_us;
-    uint8_t zeros[8];
-} ResultHeader;
-
-_Static_assert(sizeof(RequestHeader) == REQUEST_HEADER_BYTES, "the request header of eaas/wire/slot.py");
-_Static_assert(sizeof(ResultHeader) == RESULT_HEADER_BYTES, "the result header of eaas/wire/slot.py");
-
 typedef struct {
     int32_t server, rows;
     double work, took_s, service_s;
@@ -249,29 +224,29 @@ typedef struct {
     const char *x;
     const float *scores;
     const int64_t *ids_P;
-    WireDtype dtype;
+    int dtype;
     Py_ssize_t layer, tokens, top_k, hidden;
     uint64_t epoch;
 } Inputs;
 
 static size_t
-value_bytes(WireDtype dtype)
+value_bytes(int dtype)
 {
     return dtype == WIRE_FLOAT32 ? 4 : 2;
 }
 
 static size_t
-payload_bytes(size_t rows, size_t hidden, size_t top_k, WireDtype dtype)
+payload_bytes(size_t rows, size_t hidden, size_t top_k, int dtype)
 {
     return align64(rows * hidden * value_bytes(dtype)) + align64(rows * top_k * 4) + rows * top_k * 4;
 }
 
 /* Tokens that fit into a slot with their result (`header.max_tokens`). */
 static Py_ssize_t
-most_rows(const Lane *lane, Py_ssize_t top_k, WireDtype dtype)
+most_rows(const Lane *lane, Py_ssize_t top_k, int dtype)
 {
-    size_t payload = (size_t)lane->request_stride - REQUEST_HEADER_BYTES;
-    size_t result = (size_t)lane->result_stride - RESULT_HEADER_BYTES, hidden = (size_t)lane->hidden;
+    size_t payload = (size_t)lane->request_stride - sizeof(RequestHeader);
+    size_t result = (size_t)lane->result_stride - sizeof(ResultHeader), hidden = (size_t)lane->hidden;
     size_t rows = payload / (hidden * value_bytes(dtype) + (size_t)top_k * 8);
     rows = rows < result / (hidden * 4) ? rows : result / (hidden * 4);
     while (rows > 0 && payload_bytes(rows, hidden, (size_t)top_k, dtype) > payload) {
@@ -318,7 +293,7 @@ write_request(const Exchange *exchange, const Request *request, const Inputs *in
     const Lane *lane = request->lane;
     size_t hidden = (size_t)inputs->hidden, top_k = (size_t)inputs->top_k, rows = (size_t)request->rows;
     size_t row_bytes = hidden * value_bytes(inputs->dtype);
-    char *at = request_of(lane, request->slot), *x_out = at + REQUEST_HEADER_BYTES;
+    char *at = request_of(lane, request->slot), *x_out = at + sizeof(RequestHeader);
     char *ids_out = x_out + align64(rows * row_bytes), *scores_out = ids_out + align64(rows * top_k * 4);
     const int64_t *rows_R = exchange->rows_R + request->first;
     for (size_t r = 0; r < rows; r++) {
@@ -327,8 +302,8 @@ write_request(const Exchange *exchange, const Request *request, const Inputs *in
     }
     memcpy(ids_out, exchange->ids_RK + (size_t)request->first * top_k, rows * top_k * 4);
     RequestHeader header = {
-        .magic = MAGIC,
-        .version = VERSION,
+        .magic = WIRE_MAGIC,
+        .version = WIRE_VERSION,
         .dtype = (uint8_t)inputs->dtype,
         .generation = lane->generation,
         .request_id = request->request_id,
@@ -503,7 +478,7 @@ route_start(Route *self, PyObject *args)
     }
     inputs.x = (const char *)x;
     inputs.scores = (const float *)scores;
-    inputs.dtype = (WireDtype)dtype;
+    inputs.dtype = dtype;
     inputs.epoch = epoch;
     size_t pairs = (size_t)(inputs.tokens * inputs.top_k), servers = (size_t)self->servers;
     size_t most = (size_t)inputs.tokens * (servers < (size_t)inputs.top_k ? servers : (size_t)inputs.top_k);
@@ -690,10 +665,10 @@ is_answer(const Exchange *exchange, const Request *request, uint64_t *service_us
     memcpy(&header, result_of(lane, request->slot), sizeof header);
     *service_us = header.service_us;
     uint64_t length = (uint64_t)request->rows * (uint64_t)exchange->hidden * 4;
-    return header.magic == MAGIC && header.version == VERSION && header.generation == lane->generation &&
-           header.request_id == request->request_id && header.status == 0 &&
+    return header.magic == WIRE_MAGIC && header.version == WIRE_VERSION && header.generation == lane->generation &&
+           header.request_id == request->request_id && header.status == STATUS_OK &&
            header.rows == (uint32_t)request->rows && header.hidden_size == (uint32_t)exchange->hidden &&
-           header.length == length && length <= (uint64_t)lane->result_stride - RESULT_HEADER_BYTES &&
+           header.length == length && length <= (uint64_t)lane->result_stride - sizeof(ResultHeader) &&
            generation_of(lane, request->slot) == lane->generation;
 }
 
@@ -729,7 +704,7 @@ is_finite_row(const float *row, Py_ssize_t hidden)
 /* Sum the answers token by token, in the order of the requests (by server and first token), as combine.c does.
  * Runs without the GIL. Returns the rows with a NaN or infinite value. */
 static int64_t
-sum_answers(const Exchange *exchange, char *out, WireDtype dtype, float *row)
+sum_answers(const Exchange *exchange, char *out, int dtype, float *row)
 {
     Py_ssize_t hidden = exchange->hidden;
     size_t row_bytes = (size_t)hidden * value_bytes(dtype);
@@ -743,7 +718,7 @@ sum_answers(const Exchange *exchange, char *out, WireDtype dtype, float *row)
             if (next[i] == request->rows || exchange->rows_R[request->first + next[i]] != t) {
                 continue;
             }
-            const float *part = (const float *)(result_of(request->lane, request->slot) + RESULT_HEADER_BYTES) +
+            const float *part = (const float *)(result_of(request->lane, request->slot) + sizeof(ResultHeader)) +
                                 (Py_ssize_t)next[i]++ * hidden;
             for (Py_ssize_t h = 0; h < hidden; h++) {
                 sum[h] = (covered ? sum[h] : 0.0f) + part[h];
@@ -829,7 +804,7 @@ exchange_finish(Exchange *self, PyObject *args)
     }
     int64_t nonfinite;
     Py_BEGIN_ALLOW_THREADS
-    nonfinite = sum_answers(self, (char *)out, (WireDtype)dtype, row);
+    nonfinite = sum_answers(self, (char *)out, dtype, row);
     Py_END_ALLOW_THREADS
     free(row);
     for (int i = 0; i < self->count; i++) {

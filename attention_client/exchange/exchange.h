@@ -5,17 +5,8 @@
 #define _GNU_SOURCE
 #include "../../eaas/minmax/arrays.h"
 #include "../../eaas/wire/bell.h"
+#include "../../eaas/wire/headers.h"
 #include "../dispatch/route.h"
-
-/* eaas/wire/header.py has these, too. */
-#define MAGIC 0x53616145u
-#define VERSION 1
-#define REQUEST_HEADER_BYTES 128
-#define RESULT_HEADER_BYTES 64
-#define SLOT_FREE 0
-#define SLOT_WRITTEN 1
-#define SLOT_DONE 2
-#define SLOT_OFFLINE 3
 
 #define MOST_SLOTS 256
 #define MOST_SERVERS 1024

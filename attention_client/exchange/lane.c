@@ -29,8 +29,8 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Py_ssize_t end = first + slots, stride = request_stride + result_stride, size = self->view.len;
-    if (first < 0 || slots < 1 || slots > MOST_SLOTS || hidden < 1 || request_stride < REQUEST_HEADER_BYTES ||
-        result_stride < RESULT_HEADER_BYTES || reply_bell < 0 || doorbell < 0 || flags < 0 || bells < 0 ||
+    if (first < 0 || slots < 1 || slots > MOST_SLOTS || hidden < 1 || request_stride < (Py_ssize_t)sizeof(RequestHeader) ||
+        result_stride < (Py_ssize_t)sizeof(ResultHeader) || reply_bell < 0 || doorbell < 0 || flags < 0 || bells < 0 ||
         generations < 0 || slots_at < 0 || end > (size - flags) / LINE_BYTES || end > (size - generations) / 4 ||
         end > (size - slots_at) / stride || reply_bell >= (size - bells) / LINE_BYTES ||
         doorbell >= (size - bells) / LINE_BYTES) {

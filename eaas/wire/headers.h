@@ -12,7 +12,7 @@
 #define WIRE_VERSION 1
 
 /* States of a slot's flag. */
-enum { SLOT_WRITTEN = 1, SLOT_DONE = 2 };
+enum { SLOT_FREE = 0, SLOT_WRITTEN = 1, SLOT_DONE = 2, SLOT_OFFLINE = 3 };
 /* Dtypes of hidden states. Float16 is not used in C. */
 enum { WIRE_FLOAT32 = 0, WIRE_BFLOAT16 = 1 };
 enum { STATUS_OK = 0 };
