@@ -54,6 +54,7 @@ class LayerCalls:
     def __init__(self, shared: Dispatcher, checksum: bool) -> None:
         self.shared = shared
         self.compiled = CompiledCalls(shared, checksum)
+        shared.metrics.refresh_with(self.compiled.read)
         self._counting = threading.Lock()
         self._in_flight = 0
         self._finished = 0

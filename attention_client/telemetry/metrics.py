@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
 from attention_client.telemetry.request_outcomes import OutcomeTally
 
 __all__ = ["ClientMetrics"]
+
+
+class _Refresh(Collector):
+    """Has no metric: brings counts up to date that compiled code keeps, before the others are collected."""
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], None]] = []
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for step in self.steps:
+            step()
+        return ()
 
 
 class ClientMetrics:
@@ -24,6 +40,9 @@ class ClientMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        # The first collector of the registry, as collectors run in the order of their registration.
+        self._refresh = _Refresh()
+        registry.register(self._refresh)
         self.outcomes = OutcomeTally()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self.layer_calls = counter("eaas_layer_calls", "Calls of one MoE layer")
@@ -69,6 +88,10 @@ class ClientMetrics:
         )
         self.epoch = gauge("eaas_placement_epoch", "Epoch of the placement in use")
         self.connections = gauge("eaas_connected_servers", "Expert servers connected")
+
+    def refresh_with(self, step: Callable[[], None]) -> None:
+        """Call `step` before each scrape, to add counts that are kept elsewhere."""
+        self._refresh.steps.append(step)
 
     def watch_coverage(self, uncovered: Callable[[], int], min_replicas: Callable[[], int]) -> None:
         """Export how well connected servers cover the experts, computed at each scrape.
