@@ -78,6 +78,7 @@ def build_config(sizes: DemoSizes) -> Any:
         "pad_token_id": PAD_ID,
         "tie_word_embeddings": False,
     }
+    own: dict[str, Any]
     match sizes.arch:
         case "qwen3_moe":
             own = {
@@ -108,6 +109,9 @@ def build_config(sizes: DemoSizes) -> Any:
             own = {
                 "n_routed_experts": sizes.experts,
                 "n_shared_experts": 1,
+                # As published checkpoints have them; other engines read them.
+                "topk_method": "noaux_tc",
+                "scoring_func": "sigmoid",
                 "first_k_dense_replace": 1,
                 "intermediate_size": 2 * sizes.hidden,
                 "moe_intermediate_size": intermediate,
@@ -115,8 +119,9 @@ def build_config(sizes: DemoSizes) -> Any:
                 "n_group": groups,
                 "topk_group": max(1, groups // 2, -(-sizes.top_k // in_group)),
                 "q_lora_rank": sizes.hidden // 2,
-                "kv_lora_rank": sizes.hidden // 4,
-                "qk_rope_head_dim": head_dim // 2,
+                # The published sizes: vLLM's latent attention on CPUs has no others.
+                "kv_lora_rank": 512,
+                "qk_rope_head_dim": 64,
                 "qk_nope_head_dim": head_dim,
                 "v_head_dim": head_dim,
             }

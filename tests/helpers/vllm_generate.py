@@ -1,6 +1,7 @@
 """Runs in vLLM's environment: generate greedily from prompts, with local or remote experts.
 
-Reads one JSON document from standard input: `model`, `engine` (arguments of `vllm.LLM`), `prompts`, `max_tokens`.
+Reads one JSON document from standard input: `model`, `engine` (arguments of `vllm.LLM`), `prompts` and
+`max_tokens`.
 Writes one JSON document to the file that its first argument names: `tokens` (a list for each prompt), and
 `rss`, the largest resident memory of this process's descendants in bytes, once the model is loaded.
 """

@@ -80,19 +80,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "model_config",
         "model",
     ),
-    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._get_weights_iterator": (
-        "source",
-    ),
-    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader._init_ep_weight_filter": (
+    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.create_model": (
+        "vllm_config",
         "model_config",
+        "prefix",
     ),
-    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.Source": (
-        "model_or_path",
-        "revision",
-        "fall_back_to_pt",
-        "allow_patterns_overrides",
-        "is_unused_weight",
-    ),
+    "vllm.model_executor.model_loader.utils:get_model_architecture": ("model_config",),
+    "vllm.model_executor.custom_op:op_registry_oot": (),
     "vllm.model_executor.models.utils:extract_layer_index": ("layer_name",),
     "vllm.forward_context:get_forward_context": (),
     "vllm.forward_context:is_forward_context_available": (),

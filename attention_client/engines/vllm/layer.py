@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm.model_executor.custom_op import PluggableLayer
+from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -20,7 +20,7 @@ from attention_client.engines.vllm import remote
 from eaas.errors import UnsupportedModelError
 from eaas.types import ModelShape
 
-__all__ = ["replace_routed_experts"]
+__all__ = ["refuse_local_experts", "replace_routed_experts"]
 
 _OVERLAPPED = SharedExpertsOrder.MK_INTERNAL_OVERLAPPED
 
@@ -88,8 +88,10 @@ class RemoteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         return out
 
 
-class RemoteRoutedExperts(RoutedExperts):  # type: ignore[misc]
-    """`RoutedExperts` of a model whose experts are on servers. Made only by `replace_routed_experts`."""
+class RemoteRoutedExperts:
+    """Mixed into `RoutedExperts` and its subclasses: the layer gets a `RemoteExpertsMethod`."""
+
+    apply_router_weight_on_input: bool
 
     def _get_quant_method(self, prefix: str, quant_config: Any, moe_config: Any) -> Any:
         if self.apply_router_weight_on_input:
@@ -101,22 +103,50 @@ class RemoteRoutedExperts(RoutedExperts):  # type: ignore[misc]
 
 
 def replace_routed_experts() -> None:
-    """Make vLLM build `RemoteRoutedExperts` in this process from now on.
+    """Make vLLM build layers with `RemoteRoutedExperts` in this process from now on.
+
+    vLLM looks replacements up by the name of the class, so each subclass of `RoutedExperts` gets its own.
+    Import the model's code before.
 
     Raises:
-        UnsupportedModelError: Another plugin has replaced `RoutedExperts`.
+        UnsupportedModelError: Another plugin has replaced a class.
     """
-    from vllm.model_executor.custom_op import op_registry_oot
+    for cls in (RoutedExperts, *_subclasses(RoutedExperts)):
+        other = op_registry_oot.get(cls.__name__)
+        if other is None:
+            remote_cls = type(f"Remote{cls.__name__}", (RemoteRoutedExperts, cls), {})
+            PluggableLayer.register_oot(name=cls.__name__)(remote_cls)
+        elif not issubclass(other, RemoteRoutedExperts):
+            raise UnsupportedModelError(
+                f"another vLLM plugin has replaced {cls.__name__} ({other.__module__}): remove it, or "
+                "name the plugins to load in VLLM_PLUGINS"
+            )
 
-    name = RoutedExperts.__name__
-    other = op_registry_oot.get(name)
-    if other is None:
-        PluggableLayer.register_oot(name=name)(RemoteRoutedExperts)
-    elif other is not RemoteRoutedExperts:
+
+def refuse_local_experts(model: torch.nn.Module) -> None:
+    """Check that no MoE layer of a built model has experts of its own.
+
+    Raises:
+        UnsupportedModelError: A layer has, or vLLM's code of this model has no `RoutedExperts`.
+    """
+    layers = [module for module in model.modules() if isinstance(module, RoutedExperts)]
+    local = [layer for layer in layers if not isinstance(layer.quant_method, RemoteExpertsMethod)]
+    if local or not layers:
+        what = f"{local[0].layer_name} has local experts" if local else "no layer has RoutedExperts"
         raise UnsupportedModelError(
-            f"another vLLM plugin has replaced {name} ({other.__module__}): remove it, or name the "
-            "plugins to load in VLLM_PLUGINS"
+            f"{type(model).__name__}: {what} in this version of vLLM: serve the model with "
+            "`eaas up --engine transformers`, or with local experts"
         )
+
+
+def _subclasses(cls: type) -> list[type]:
+    """List all subclasses of a class, except those made by `replace_routed_experts`."""
+    found: list[type] = []
+    sub: type
+    for sub in cls.__subclasses__():
+        if not issubclass(sub, RemoteRoutedExperts):
+            found += [sub, *_subclasses(sub)]
+    return found
 
 
 def _moe_layer(prefix: str, shape: ModelShape) -> int:

@@ -5,13 +5,18 @@ Loading joins the cluster first, because each layer must know its place among th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.utils import get_model_architecture
 
 from attention_client.engines.vllm import remote
+from attention_client.engines.vllm.layer import refuse_local_experts, replace_routed_experts
 from attention_client.engines.vllm.member import join
 from attention_client.engines.vllm.settings import SECTION, read_settings
 from eaas.checkpoint import Checkpoint
@@ -24,7 +29,7 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)
-        self._experts: frozenset[str] = frozenset()
+        self._checkpoint: Checkpoint | None = None
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         """Join the cluster, then build and load the model.
@@ -34,35 +39,34 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
             CheckpointError: The model cannot be served.
             ClusterError: The monitor does not answer, or the servers do not cover the experts.
         """
-        from attention_client.engines.vllm.layer import replace_routed_experts
-
         settings = read_settings(vllm_config.additional_config)
-        checkpoint = Checkpoint.open(model_config.model)
-        self._experts = checkpoint.expert_keys()
-        # What the base class reads; the experts' tensors are skipped below.
-        self.load_config.load_format = "auto"
+        self._checkpoint = checkpoint = Checkpoint.open(model_config.model)
         # vLLM hashes this section into the key of its compile cache. The graph depends on the engine, not on
         # the address of the cluster.
         vllm_config.additional_config[SECTION] = {"experts": "remote"}
         remote.attach(
             join(settings, checkpoint.shape, vllm_config.parallel_config.rank), settings.patience_s
         )
+        # This imports the model's code, which may have its own subclass of RoutedExperts.
+        get_model_architecture(model_config)
         replace_routed_experts()
         return super().load_model(vllm_config, model_config, prefix)
 
-    def _init_ep_weight_filter(self, model_config: Any) -> None:
-        # vLLM's own filter of `.experts.N.` names: no expert is local.
-        self.local_expert_ids: set[int] = set()
+    def create_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the model, and check that all of its experts are remote."""
+        model = super().create_model(*args, **kwargs)
+        refuse_local_experts(model)
+        return model
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of the checkpoint, except the experts'; skip shards that hold only those."""
-        source = DefaultModelLoader.Source(
-            model_config.model,
-            model_config.revision,
-            fall_back_to_pt=False,
-            allow_patterns_overrides=getattr(model, "allow_patterns_overrides", None),
-            is_unused_weight=self._experts.__contains__,
-        )
-        for name, tensor in self._get_weights_iterator(source):
-            if name not in self._experts:
-                yield name, tensor
+        """Read the tensors of the checkpoint, except the experts', with the names of the checkpoint."""
+        assert self._checkpoint is not None
+        experts = self._checkpoint.expert_keys()
+        shards: dict[Path, list[str]] = defaultdict(list)
+        for name, shard in self._checkpoint.keys.items():
+            if name not in experts:
+                shards[shard].append(name)
+        for shard, names in shards.items():
+            with safe_open(shard, framework="pt") as file:
+                for name in names:
+                    yield name, file.get_tensor(name)
