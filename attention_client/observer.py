@@ -12,7 +12,8 @@ from eaas.log import get_logger
 from eaas.membership.monitors import Monitors
 from eaas.membership.reachability import fewest_replicas
 from eaas.net.tls import Identity
-from eaas.types import Member, Placement, Role
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.types import Member, MemberState, Placement, Role
 
 __all__ = ["ClusterObserver"]
 
@@ -59,6 +60,27 @@ class ClusterObserver:
         if placement is not None:
             replicas_LE = fewest_replicas(placement.holds_LSE, placement.servers, known)
         return status_document(known, placement, replicas_LE, endpoint)
+
+    def serves(self, address: str, timeout_s: float) -> bool:
+        """Whether an attention client with this HTTP address is SERVING, by the monitor's word."""
+        clients = self._clients(address, timeout_s)
+        return any(m.state is MemberState.SERVING for m in clients)
+
+    def deregister(self, address: str) -> None:
+        """Make the attention clients with this HTTP address LEFT, because their processes have ended."""
+        for member in self._clients(address, _ASK_S):
+            goodbye = pb.DeregisterRequest(
+                id=member.id, incarnation=member.incarnation, reason="its process has ended"
+            )
+            try:
+                self._monitors.now.stub.Deregister(goodbye, timeout=_ASK_S)
+            except grpc.RpcError as error:
+                _log.debug("cannot deregister %s: %s", member.id, error)
+
+    def _clients(self, address: str, timeout_s: float) -> list[Member]:
+        members = self.members(timeout_s) or ()
+        clients = (m for m in members if m.role is Role.ATTENTION_CLIENT)
+        return [m for m in clients if m.address == address and not m.state.is_gone]
 
     def close(self) -> None:
         """End the connections to monitor and balancer. Idempotent."""
