@@ -10,19 +10,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from attention_client.engines.vllm.worker_page import prune
+from eaas import user_files
+from eaas.net.server_records import started_at
 
 __all__ = ["VllmProcess", "error_of"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TAIL_LINES = 500
+_SOCKETS = "vllm-sockets-"
 _POLL_S = 0.05
+_TRACKER = b"multiprocessing.resource_tracker"
+_ALL: tuple[signal.Signals, None] = (signal.SIGKILL, None)
 # Time for vLLM's children to follow the API server, and for all to follow a signal.
 _FOLLOW_S = 1.0
 # vLLM prints these when it ends in order.
@@ -73,14 +78,14 @@ class VllmProcess:
         # vLLM's processes whose parent has ended become children of this one, which then waits for them.
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # A killed vLLM leaves its sockets, so they get a directory that this process removes.
-        self._sockets = tempfile.mkdtemp(prefix="eaas-vllm-")
+        sockets = _socket_directory()
+        own = {} if sockets is None else {"VLLM_RPC_BASE_PATH": str(sockets)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.start", str(os.getpid()), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"VLLM_RPC_BASE_PATH": self._sockets, **environment},
+            env=own | dict(environment),
             pass_fds=tuple(pass_fds),
             process_group=0,
         )
@@ -109,20 +114,26 @@ class VllmProcess:
             self._process.send_signal(signal.SIGTERM)
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        # Without its API server, vLLM's engine may run on.
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._signal_group(number)
+        # Without its API server, vLLM's engine may run on. The resource tracker ends after the others, and
+        # then removes their shared memory.
+        for number, spared in ((signal.SIGTERM, _TRACKER), (signal.SIGKILL, _TRACKER), _ALL):
             until = time.monotonic() + _FOLLOW_S
             while self._lives() and time.monotonic() < until:
                 time.sleep(_POLL_S)
+            self._signal_group(number, spared)
+        self._lives()
         self._log.join(_FOLLOW_S)
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        _remove_sockets(os.getpid())
         prune()
 
-    def _signal_group(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+    def _signal_group(self, number: signal.Signals, spared: bytes | None) -> None:
+        for entry in Path("/proc").iterdir():
+            # Processes may end meanwhile.
+            with contextlib.suppress(OSError):
+                if not entry.name.isdigit() or os.getpgid(int(entry.name)) != self._process.pid:
+                    continue
+                if spared is None or spared not in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), number)
 
     def _lives(self) -> bool:
         """Whether the group has a process; reaps those that have ended."""
@@ -150,3 +161,28 @@ class VllmProcess:
                 with contextlib.suppress(OSError):
                     sys.stderr.buffer.write(line)
                     sys.stderr.buffer.flush()
+
+
+def _socket_directory() -> Path | None:
+    """Make a directory for vLLM's sockets, which a killed vLLM leaves behind; None: vLLM's own choice.
+
+    Those of former processes that were killed are removed.
+    """
+    _remove_sockets(os.getpid())
+    place = user_files.place()
+    if place is None:
+        return None
+    path = place / f"{_SOCKETS}{os.getpid()}"
+    # The address of a socket has at most 107 bytes, and vLLM's names have 36.
+    if len(os.fsencode(path)) > 107 - 37:
+        return None
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def _remove_sockets(own: int) -> None:
+    for place in user_files.candidates():
+        for path in place.glob(f"{_SOCKETS}*"):
+            pid = path.name.removeprefix(_SOCKETS)
+            if pid.isdigit() and (int(pid) == own or not started_at(int(pid))):
+                shutil.rmtree(path, ignore_errors=True)

@@ -29,7 +29,7 @@ _POLL_S = 0.25
 _ASK_S = 1.0
 _MONITOR_S = 10.0
 # For vLLM's orderly end: running requests have a second of it.
-_END_S = 8.0
+_END_S = 6.0
 
 
 def register(app: typer.Typer) -> None:

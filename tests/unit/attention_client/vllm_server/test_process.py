@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ ROOT = Path(__file__).parents[4]
 # A server with a child that ignores SIGTERM and writes its pid; the second word says how the server ends.
 SERVER = """
 import os, signal, subprocess, sys, time
+from multiprocessing import shared_memory
+segment = shared_memory.SharedMemory(create=True, size=64, name=f"vllm-test-{os.getpid()}")
 code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(300)"
 child = subprocess.Popen([sys.executable, "-c", code])
 open(sys.argv[1], "w").write(str(child.pid))
@@ -44,17 +48,25 @@ def start(pid_file: Path, how: str) -> tuple[VllmProcess, int]:
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A private directory whose name is short, as the addresses of sockets need; and PYTHONPATH."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with tempfile.TemporaryDirectory() as short:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        yield Path(short) / "eaas"
 
 
-def test_the_end_leaves_no_process(tmp_path: Path) -> None:
+def test_the_end_leaves_nothing(tmp_path: Path, runtime: Path) -> None:
     process, child = start(tmp_path / "pid", "serves")
     assert process.poll() is None
     began = time.monotonic()
+    (sockets,) = runtime.iterdir()
+    (sockets / "left").touch()
     process.end(5.0)
     assert process.poll() == -signal.SIGTERM
     assert not lives(child)
+    assert not list(runtime.iterdir())
+    assert not list(Path("/dev/shm").glob("vllm-test-*"))
     assert time.monotonic() - began < 8
 
 
@@ -67,7 +79,7 @@ def test_a_failed_server_leaves_no_child_and_says_why(tmp_path: Path) -> None:
     assert not lives(child)
 
 
-def test_a_killed_parent_ends_the_server(tmp_path: Path) -> None:
+def test_a_killed_parent_ends_the_server(runtime: Path) -> None:
     """SIGKILL of `eaas vllm`: the kernel tells vLLM's API server."""
     code = """
 import os, time
@@ -83,6 +95,10 @@ time.sleep(300)
         eventually(lambda: b"time.sleep" in Path(f"/proc/{server}/cmdline").read_bytes())
         parent.kill()
     eventually(lambda: not lives(server))
+    # The next one removes what is left.
+    assert len(list(runtime.iterdir())) == 1
+    VllmProcess(["-c", "pass"], os.environ).end(5.0)
+    assert not list(runtime.iterdir())
 
 
 @pytest.mark.parametrize(
