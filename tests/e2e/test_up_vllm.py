@@ -33,6 +33,8 @@ pytestmark = [
 def up(start_up: Callable[..., Any]) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        # `eaas` refuses unknown variables of that form.
+        patch.delenv("EAAS_VLLM_PYTHON", raising=False)
         running = start_up(ROOT / "examples" / "demo", "--engine", "vllm", python=str(PYTHON))
         running.wait_output("(Ctrl-C ends)", START_S)
         yield running
