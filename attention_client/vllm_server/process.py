@@ -36,6 +36,7 @@ _PREFIX = re.compile(
     r"^(?:\(\w+ pid=\d+\) )?(?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] )?(?:\(\w+ pid=\d+\) )?"
 )
 _ERROR = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Exit)|KeyboardInterrupt): (.+)")
+_INVALID = re.compile(r"\d+ validation errors? for ")
 _USAGE = re.compile(r"\S+: error: (.+)")
 # They only say that another process failed.
 _CONSEQUENCES = ("Engine core initialization failed", "EngineCore encountered", "WorkerProc init")
@@ -48,10 +49,14 @@ def error_of(lines: Iterable[str]) -> str:
     Args:
         lines: The end of the log.
     """
-    last, seen = "", "(nothing)"
+    last, seen, awaited = "", "(nothing)", False
     for line in lines:
         text = _PREFIX.sub("", line.rstrip())
         seen = text or seen
+        if awaited:
+            # pydantic's cause is on the line after the error.
+            last, awaited = text.strip().partition(" [type=")[0], False
+            continue
         if usage := _USAGE.match(text):
             return usage[1]
         found = _ERROR.match(text)
@@ -60,6 +65,7 @@ def error_of(lines: Iterable[str]) -> str:
         if text.startswith(_OURS):
             return found[2]
         last = f"{found[1]}: {found[2]}"
+        awaited = _INVALID.match(found[2]) is not None
     return last or seen
 
 

@@ -110,6 +110,14 @@ time.sleep(300)
         ),
         (["api_server.py: error: argument --port: invalid int"], "argument --port: invalid int"),
         (["(Worker pid=8) ERROR 11-26 13:00:00 [a.py:1] OSError: disk", ""], "OSError: disk"),
+        (
+            [
+                "(APIServer pid=7) pydantic_core.ValidationError: 1 validation error for ModelConfig",
+                "(APIServer pid=7)   Value error, max_model_len is too large [type=value_error, input]",
+                "(APIServer pid=7)     For further information visit a page",
+            ],
+            "Value error, max_model_len is too large",
+        ),
         (["INFO all is well", ""], "INFO all is well"),
         ([], "(nothing)"),
     ],
