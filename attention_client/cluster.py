@@ -25,6 +25,7 @@ from attention_client.layer_call.call import ClusterView, Dispatcher
 from attention_client.layer_call.calls import LayerCalls, RemoteCall
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.placement_adoption import PlacementSwitch
+from attention_client.same_checkpoint import refuse_other_checkpoint
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import RequestTraces
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
@@ -198,13 +199,7 @@ class Cluster:
         with self._changed:
             while self.missing() and not (stopping and stopping.is_set()):
                 servers = self.session.view.live(Role.EXPERT_SERVER)
-                if servers and all(
-                    s.model and s.model.digest != self.shape.digest for s in servers
-                ):
-                    raise ClusterError(
-                        f"the cluster at {self.monitor_address} serves another checkpoint than this "
-                        "client: use the model directory that its servers were started with"
-                    )
+                refuse_other_checkpoint(servers, self.shape, self.monitor_address)
                 if time.monotonic() >= deadline:
                     raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
                 self._changed.wait(0.2)

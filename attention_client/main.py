@@ -17,9 +17,8 @@ from attention_client.cluster import Cluster
 from attention_client.engines.transformers.loading import load_onto
 from attention_client.scheduler import strategy
 from attention_client.serving.app import build_app
+from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard
-from attention_client.serving.dashboard.operator import Operator
-from attention_client.serving.dashboard.token import OperatorToken, token_of
 from attention_client.serving.generation.live_admission import Scheduling
 from attention_client.serving.heap import share_heaps
 from attention_client.serving.hosts import LoopbackHosts
@@ -30,24 +29,18 @@ from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
 from attention_client.telemetry.tracing import RequestTraces
 from eaas.checkpoint import Checkpoint
-from eaas.cluster_snapshot import SnapshotReader
 from eaas.cluster_snapshot.counters import COUNTED, Counters, read_counters
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
-from eaas.errors import ConfigError, NotACheckpointError
-from eaas.log import get_logger
+from eaas.errors import NotACheckpointError
 from eaas.net.api_keys import ApiKeys
-from eaas.net.authorisation import OPERATOR
 from eaas.net.grpc_server import host_to_tell, join_host_port
 from eaas.net.listen_policy import only_here
-from eaas.net.server_records import cluster_secret, new_secret, publish, withdraw
 from eaas.net.tls import Identity
 from eaas.telemetry import Tracing
 from eaas.types import Member
 
 __all__ = ["run"]
-
-_log = get_logger(__name__)
 
 _COVERED_S = 600.0
 _WAIT_STEP_S = 0.5
@@ -181,23 +174,17 @@ def _dashboard(
         # Leave out the metrics that would ask the monitor.
         return read_counters(generate_latest(registry.restricted_registry(COUNTED)).decode())
 
-    operator, token = None, None
     host, port = listener.getsockname()[:2]
-    address = join_host_port(host, port)
-    # An API key allows using the model, not operating the cluster.
-    if config.operator_page and keys is None and only_here(config.host):
-        secret = None if tls is not None else cluster_secret(cluster.monitor_address)
-        shown = token_of(secret) if secret else new_secret()
-        try:
-            publish(address, shown)
-        except ConfigError as error:
-            _log.warning("the dashboard has no buttons: %s", error)
-        else:
-            operator = Operator(Identity(tls.directory, OPERATOR) if tls is not None else None)
-            token = OperatorToken(shown, port)
-    else:
-        withdraw(address)
-    return Dashboard(lambda: SnapshotReader(members, counters, tls), operator, token)
+    return build_dashboard(
+        cluster.monitor_address,
+        host,
+        port,
+        members,
+        counters,
+        tls,
+        keys,
+        operator_page=config.operator_page,
+    )
 
 
 def _healthy(cluster: Cluster) -> tuple[bool, str]:

@@ -1,8 +1,8 @@
-"""The document that `eaas status` shows, made by the attention client: the cluster as it sees it."""
+"""The document that `eaas status` shows: the cluster as an HTTP endpoint sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from attention_client.cluster import Cluster
 from eaas.membership.reachability import fewest_replicas, unreachable
-from eaas.types import Member
+from eaas.types import Member, Placement
 
-__all__ = ["cluster_status", "min_replicas"]
+__all__ = ["cluster_status", "min_replicas", "status_document"]
 
 _ASK_S = 0.5
 
@@ -27,9 +27,26 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
         endpoint: URL of the HTTP endpoint.
     """
     known = cluster.session.ask_members(_ASK_S) or cluster.session.view.members
-    cut = unreachable(known.values())
     replicas_LE = _replicas_LE(cluster, known.values())
-    members = [
+    return status_document(known.values(), cluster.placement, replicas_LE, endpoint)
+
+
+def status_document(
+    members: Collection[Member],
+    placement: Placement | None,
+    replicas_LE: npt.NDArray[np.int64] | None,
+    endpoint: str,
+) -> dict[str, Any]:
+    """Make the document of `eaas status --json` from what an endpoint knows.
+
+    Args:
+        members: All members.
+        placement: The newest placement; None before the first one.
+        replicas_LE: Live replicas of each expert, int64 (L, E); None without a placement.
+        endpoint: URL of the HTTP endpoint.
+    """
+    cut = unreachable(members)
+    rows = [
         {
             "id": m.id,
             "role": m.role.value,
@@ -42,12 +59,11 @@ def cluster_status(cluster: Cluster, endpoint: str) -> dict[str, Any]:
             "in_flight": m.in_flight,
             "unreachable": cut.get(m.id, {}),
         }
-        for m in sorted(known.values(), key=lambda m: (m.role.value, m.id))
+        for m in sorted(members, key=lambda m: (m.role.value, m.id))
     ]
-    placement = cluster.placement
     return {
         "epoch": placement.epoch if placement else 0,
-        "members": members,
+        "members": rows,
         "coverage": {
             "uncovered": [] if replicas_LE is None else np.argwhere(replicas_LE == 0).tolist(),
             "min_replicas": 0 if replicas_LE is None else int(replicas_LE.min()),

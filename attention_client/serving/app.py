@@ -26,6 +26,7 @@ from attention_client.serving.openapi import openapi_document
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.handler import Handler
+from attention_client.serving.requests.page_chat import PageChat
 from attention_client.serving.requests.service import Service
 from attention_client.telemetry.tracing import RequestTraces
 from eaas.net.api_keys import ApiKeys
@@ -96,7 +97,7 @@ def build_app(
     _add_generation(app, "/v1/chat/completions", chat)
     _add_generation(app, "/v1/completions", text)
     if dashboard is not None:
-        dashboard.serve(model_name, chat if tokenizer.chat_template else text, accepted)
+        dashboard.serve(model_name, PageChat(chat if tokenizer.chat_template else text, accepted))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(

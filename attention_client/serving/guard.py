@@ -6,19 +6,17 @@ Cancels the work of clients that disconnect.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_client.serving.accepted import AcceptedRequests, BodyMemory
+from attention_client.serving.access import Access
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.mount import is_page_path
-from attention_client.serving.errors import ApiError
 from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
@@ -35,42 +33,11 @@ _NAMED_PATHS = _GENERATION_PATHS | {
     "/eaas/v1/status",
     "/openapi.json",
 }
-# Health checks and Prometheus send no key.
-_OPEN_PATHS = frozenset({"/health", "/metrics"})
 _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
 _REQUEST_ID = "x-request-id"  # repeated in the application's answers
 
-# The same answer for a wrong key and for no key.
-_UNKNOWN = ApiError(
-    401,
-    "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
-    code="invalid_api_key",
-)
 _LARGE_HEAD = ApiError(400, "The request line and headers are too large.")
-
-
-def _ask_password() -> Response:
-    return PlainTextResponse(
-        "The password is one of this endpoint's API keys; any user name will do.\n",
-        status_code=401,
-        headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
-    )
-
-
-def _as_bearer(header: bytes) -> bytes:
-    """Turn a browser's password (HTTP Basic, RFC 7617) into a bearer token, so that one check serves both.
-
-    A header of another kind is unchanged; a malformed password gives an empty one.
-    """
-    kind, _, credentials = header.partition(b" ")
-    if kind.lower() != b"basic":
-        return header
-    try:
-        _, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
-    except binascii.Error:
-        return b""
-    return b"Bearer " + password
 
 
 def _head_bytes(scope: Scope) -> int:
@@ -98,8 +65,7 @@ class RequestGuard:
     ) -> None:
         self._accepted = accepted
         self._memory = BodyMemory(limits.max_bodies_bytes, _SMALL_BODY_BYTES)
-        self._keys = keys
-        self._hosts = hosts
+        self._access = Access(keys, hosts)
         self._app = app
         self._limits = limits
         self._metrics = metrics
@@ -126,11 +92,8 @@ class RequestGuard:
             if _head_bytes(scope) > self._limits.max_head_bytes:
                 await _LARGE_HEAD.response()(scope, receive, counted_send)
                 return
-            wrong_host = self._hosts.check(scope) if self._hosts is not None else None
-            if wrong_host is not None:
-                await wrong_host.response()(scope, receive, counted_send)
-            elif not self._is_authorised(scope):
-                refusal = _ask_password() if is_page else _UNKNOWN.response()
+            refusal = self._access.refusal(scope)
+            if refusal is not None:
                 await refusal(scope, receive, counted_send)
             elif is_post and (is_page or path in _GENERATION_PATHS):
                 await self._post(scope, receive, counted_send)
@@ -140,17 +103,6 @@ class RequestGuard:
             # Only known paths get a label, so that a scanner cannot grow the metrics.
             label = path if path in _NAMED_PATHS else "other"
             self._metrics.http_requests.labels(label, str(status)).inc()
-
-    def _is_authorised(self, scope: Scope) -> bool:
-        if self._keys is None or scope["path"] in _OPEN_PATHS:
-            return True
-        shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(shown) != 1:
-            return False
-        # Only the page accepts a password, because a browser sends a stored password automatically, even if
-        # another page triggers the request.
-        header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
-        return self._keys.allow(header)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer a request, and add the request's id to the answer."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from attention_client.serving.errors import ApiError
+from attention_client.serving.api_error import ApiError
 
 __all__ = ["LoopbackHosts"]
 

@@ -14,7 +14,8 @@ __all__ = ["token_times"]
 
 _log = get_logger(__name__)
 _METRICS_S = 2.0
-_TOKEN_TIME = "eaas_inter_token_latency_seconds"
+# Both engines export this name.
+_TOKEN_TIME = "vllm:inter_token_latency_seconds"
 
 
 def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[float, float]]:
@@ -40,12 +41,12 @@ def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[flo
 
 def _token_time(text: str) -> tuple[float, float]:
     """Parse sum and count of the token-time histogram in a Prometheus page. Raises ValueError without one."""
-    values = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == _TOKEN_TIME
-        for sample in family.samples
-    }
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        if family.name == _TOKEN_TIME:
+            # vLLM has a histogram for each of its engines.
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
     try:
         return values[f"{_TOKEN_TIME}_sum"], values[f"{_TOKEN_TIME}_count"]
     except KeyError as error:

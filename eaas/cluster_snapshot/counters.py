@@ -9,17 +9,17 @@ from types import MappingProxyType
 
 __all__ = ["COUNTED", "Counters", "Rates", "rates", "read_counters"]
 
-_LINE = re.compile(r"(\w+)(?:\{([^}]*)\})? ([^ ]+)")
+_LINE = re.compile(r"([\w:]+)(?:\{([^}]*)\})? ([^ ]+)")
 _REASON = re.compile(r'reason="([^"]*)"')
-# Metric -> field of `Counters`.
+# Metric -> field of `Counters`. Both engines export these names; with vLLM there are no others.
 _TOTALS = {
-    "eaas_generation_tokens_total": "tokens",
-    "eaas_time_to_first_token_seconds_sum": "ttft_s",
-    "eaas_time_to_first_token_seconds_count": "first_tokens",
-    "eaas_inter_token_latency_seconds_sum": "itl_s",
-    "eaas_inter_token_latency_seconds_count": "later_tokens",
-    "eaas_num_requests_running": "running",
-    "eaas_num_requests_waiting": "waiting",
+    "vllm:generation_tokens_total": "tokens",
+    "vllm:time_to_first_token_seconds_sum": "ttft_s",
+    "vllm:time_to_first_token_seconds_count": "first_tokens",
+    "vllm:inter_token_latency_seconds_sum": "itl_s",
+    "vllm:inter_token_latency_seconds_count": "later_tokens",
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
 }
 _FAILOVERS = "eaas_failovers_total"
 

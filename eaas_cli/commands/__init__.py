@@ -23,6 +23,7 @@ from eaas_cli.commands import (
     top,
     trace,
     up,
+    vllm,
 )
 from eaas_cli.errors import exit_with_one_line
 
@@ -43,6 +44,7 @@ autoscale.register(app)
 placement.register(app)
 certs.register(app)
 roles.register(app)
+vllm.register(app)
 demo.register(app)
 bench.register(app)
 chaos.register(app)

@@ -20,7 +20,17 @@ from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
 
-__all__ = ["register"]
+__all__ = [
+    "Host",
+    "Id",
+    "Port",
+    "begin",
+    "leave",
+    "member_id",
+    "ready",
+    "register",
+    "security_of",
+]
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0: a free one.")]
@@ -45,7 +55,8 @@ def register(app: typer.Typer) -> None:
     app.command("balancer")(balancer)
 
 
-def _begin(role: str) -> None:
+def begin(role: str) -> None:
+    """Prepare this process for a role: signals, log, limit of open files."""
     if os.getpid() == 1:
         # The first process of a container gets only signals for which it has a handler.
         signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
@@ -56,12 +67,13 @@ def _begin(role: str) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def _security(tls: Path | None, insecure: bool) -> dict[str, Any]:
+def security_of(tls: Path | None, insecure: bool) -> dict[str, Any]:
     """Build section `security` of a role's settings from its options; None leaves the file's value."""
     return {"tls_dir": tls and str(tls), "insecure": insecure or None}
 
 
-def _ready(address: str) -> None:
+def ready(address: str) -> None:
+    """Tell the log and the launcher that this role serves at an address."""
     print_line(f"ready at {address}", sys.stderr)
     announce(ready=address)
 
@@ -69,7 +81,7 @@ def _ready(address: str) -> None:
 def _serving(address: str, kernel: str) -> None:
     print_line(f"kernel: {kernel}", sys.stderr)
     announce(kernel=kernel)
-    _ready(address)
+    ready(address)
 
 
 def _exit_after(after_s: float = 0.0) -> None:
@@ -78,7 +90,7 @@ def _exit_after(after_s: float = 0.0) -> None:
     timer.start()
 
 
-def _leave() -> NoReturn:
+def leave() -> NoReturn:
     """End this role's process, which has closed everything. The normal exit would spend a second in torch.
 
     Every role needs this, because even a monitor that the fork server started has imported torch.
@@ -124,7 +136,7 @@ def expert_server(
     from eaas.net.grpc_server import check_port
     from eaas.net.listen_policy import guarded_port
 
-    _begin("expert-server")
+    begin("expert-server")
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -134,8 +146,8 @@ def expert_server(
         "slots": slots,
         "slot_tokens": slot_tokens,
     }
-    server_id = _member_id(id, "expert-server")
-    cluster = load_config(config, security=_security(tls, insecure), expert_server=settings)
+    server_id = member_id(id, "expert-server")
+    cluster = load_config(config, security=security_of(tls, insecure), expert_server=settings)
     loaded = cluster.expert_server
     own = guarded_port(cluster.security, "expert-server", loaded.host)
     check_port(loaded.host, loaded.port)
@@ -150,7 +162,7 @@ def expert_server(
         server.stop()
         _exit_after()
 
-    def leave(_number: int, _frame: object) -> None:
+    def drain(_number: int, _frame: object) -> None:
         # A second signal ends the server without draining.
         signal.signal(signal.SIGTERM, leave_now)
         signal.signal(signal.SIGINT, leave_now)
@@ -158,12 +170,12 @@ def expert_server(
         threading.Thread(target=server.drain, daemon=True).start()
         _exit_after(loaded.drain_timeout_s)
 
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, drain)
+    signal.signal(signal.SIGINT, drain)
     server.run()
     if tracing is not None:
         tracing.close()
-    _leave()
+    leave()
 
 
 def attention_client(
@@ -192,7 +204,7 @@ def attention_client(
     from eaas.net.grpc_server import check_port
     from eaas.net.listen_policy import guarded_keys, identity
 
-    _begin("attention-client")
+    begin("attention-client")
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -201,8 +213,8 @@ def attention_client(
         "api_key_file": api_key_file,
         "operator_page": operator_page,
     }
-    client_id = _member_id(id, "attention-client")
-    cluster = load_config(config, security=_security(tls, insecure), attention_client=settings)
+    client_id = member_id(id, "attention-client")
+    cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)
     loaded = cluster.attention_client
     own = identity(cluster.security, "attention-client")
     keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
@@ -214,19 +226,19 @@ def attention_client(
         threading.Thread(target=stopping.set, daemon=True).start()
         _exit_after()
 
-    def ready(address: str) -> None:
+    def serves(address: str) -> None:
         # Before this point a signal ends the process at once, because there are no requests to finish.
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
-        _ready(address)
+        ready(address)
 
     with collector_off():
         from attention_client.main import run
         from eaas.telemetry import start_tracing
 
     tracing = start_tracing(cluster.telemetry, "attention-client", client_id)
-    run(model, client_id, join, loaded, stopping, ready, own, keys, tracing)
-    _leave()
+    run(model, client_id, join, loaded, stopping, serves, own, keys, tracing)
+    leave()
 
 
 def monitor(
@@ -258,7 +270,7 @@ def monitor(
     from eaas.config import load_config
     from eaas.net.listen_policy import guarded_port, monitor_secret
 
-    _begin("monitor")
+    begin("monitor")
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -267,14 +279,14 @@ def monitor(
         "data_dir": data_dir,
         "zookeeper_hosts": zookeeper_hosts,
     }
-    cluster = load_config(config, security=_security(tls, insecure), monitor=settings)
+    cluster = load_config(config, security=security_of(tls, insecure), monitor=settings)
     loaded = cluster.monitor
     own = guarded_port(cluster.security, "monitor", loaded.host)
     secret = monitor_secret(cluster.security, loaded)
     from monitor import run
 
-    run(loaded, _ready, own, secret)
-    _leave()
+    run(loaded, ready, own, secret)
+    leave()
 
 
 def balancer(
@@ -293,23 +305,23 @@ def balancer(
     from eaas.config import load_config
     from eaas.net.listen_policy import guarded_port
 
-    _begin("balancer")
+    begin("balancer")
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
         "expected_servers": servers,
         "redundancy": redundancy,
     }
-    cluster = load_config(config, security=_security(tls, insecure), balancer=settings)
+    cluster = load_config(config, security=security_of(tls, insecure), balancer=settings)
     loaded = cluster.balancer
     own = guarded_port(cluster.security, "balancer", loaded.host)
     from balancer.main import run
 
-    run(loaded, join, _ready, own, cluster.autoscaler.latency_target_ms)
-    _leave()
+    run(loaded, join, ready, own, cluster.autoscaler.latency_target_ms)
+    leave()
 
 
-def _member_id(given: str | None, role: str) -> str:
+def member_id(given: str | None, role: str) -> str:
     """Choose a member's id: the given one, or host and pid. Raises ConfigError for a forbidden one."""
     from eaas.member_ids import check_id
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,6 +38,7 @@ _REFRESH_S = 1.0
 _SCALING_S = 0.1
 # Deadline of a start. The loading of experts has its own deadline.
 _START_S = 120.0
+_VLLM_START_S = 300.0
 # Open files that the launcher needs: logs, sockets and pidfds of the children.
 _FILES = 128
 _FILES_PER_SERVER = 16
@@ -52,6 +53,9 @@ def up(
     model: Model,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
+    engine: Annotated[
+        Literal["transformers", "vllm"], typer.Option(help="Engine that runs attention.")
+    ] = "transformers",
     transport: Annotated[
         str | None,
         typer.Option(help="Transport to the servers: shm, grpc or nixl.", show_default="shm"),
@@ -110,6 +114,7 @@ def up(
             config=settings,
             config_file=config,
             log_dir=log_dir,
+            engine=engine,
             operator_page=True,
         )
         started, tls_dir = time.monotonic(), settings.security.tls_dir
@@ -118,7 +123,8 @@ def up(
                 f"starting {counted(servers, 'expert server')} and an attention client "
                 f"for {cluster.model} ..."
             )
-            cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt=interrupt)
+            start_s = _VLLM_START_S if engine == "vllm" else _START_S
+            cluster.start(settings.balancer.apply_timeout_s + start_s, interrupt=interrupt)
             print_line(f"SERVING after {time.monotonic() - started:.1f} s")
             with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else ""):
                 _greet(cluster)

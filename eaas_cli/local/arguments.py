@@ -16,6 +16,7 @@ __all__ = [
     "make_log_dir",
     "monitor_words",
     "server_words",
+    "vllm_words",
 ]
 
 
@@ -59,6 +60,19 @@ def client_words(
         *(keys if client.api_key_file else ()),
         *(("--operator-page",) if operator_page else ()),
     )
+
+
+def vllm_words(
+    config: ClusterConfig, name: str, monitor: str, model: Path, *, operator_page: bool
+) -> tuple[str, ...]:
+    """Arguments of the `eaas vllm` process, which serves the HTTP endpoint instead of `client_words`'."""
+    words = client_words(config, name, monitor, model, operator_page=operator_page)
+    return ("vllm", str(model), *_without(words[1:], "--model"))
+
+
+def _without(words: tuple[str, ...], option: str) -> tuple[str, ...]:
+    at = words.index(option)
+    return words[:at] + words[at + 2 :]
 
 
 def make_log_dir(wanted: Path) -> None:

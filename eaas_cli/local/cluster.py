@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
@@ -21,6 +21,7 @@ from eaas_cli.local.arguments import (
     make_log_dir,
     monitor_words,
     server_words,
+    vllm_words,
 )
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.fork_server import (
@@ -33,11 +34,14 @@ from eaas_cli.local.fork_server import (
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 from eaas_cli.local.restart import keep_port, restart_line
+from eaas_cli.local.vllm_installed import refuse_missing_vllm
 
 __all__ = ["LocalCluster"]
 
 _MONITOR_S = 30.0
 _END_S = 5.0
+# vLLM has several processes to end.
+_VLLM_END_S = 12.0
 _POLL_S = 0.05
 _SERVER = "expert-server-"
 _CLIENT, _MONITOR = "attention-client", "monitor"
@@ -57,12 +61,13 @@ class LocalCluster:
         config_file: All other settings; the children read the file.
         log_dir: Directory of the children's logs; None: they are not kept.
         attention_client: Start an attention client; False if the caller is the client.
+        engine: Engine of the attention client.
         operator_page: Show buttons that kill and start servers, if only this machine can connect.
         fork_server: Forks the processes, and keeps running afterwards. None: the cluster starts its own.
 
     Raises:
         ConfigError: Fewer servers than the redundancy; an unusable log_dir or host; a listen address that
-            needs TLS or keys; unreadable certificates or keys.
+            needs TLS or keys; unreadable certificates or keys; the engine is not installed.
         CheckpointError: The files of the model cannot be served.
         PortInUseError: The endpoint's port is taken.
     """
@@ -77,6 +82,7 @@ class LocalCluster:
         config_file: Path | None = None,
         log_dir: Path | None = None,
         attention_client: bool = True,
+        engine: Literal["transformers", "vllm"] = "transformers",
         operator_page: bool = False,
         fork_server: ForkServer | None = None,
     ) -> None:
@@ -96,9 +102,12 @@ class LocalCluster:
             refuse_expired(self.tls.directory)
         precheck(model)
         if attention_client:
+            if engine == "vllm":
+                refuse_missing_vllm()
             check_endpoint_port(client.host, client.port)
             guarded_keys(security, client.host, client.api_key_file)
         self._with_client = attention_client
+        self._engine = engine
         self._operator_page = operator_page and only_here(client.host)
         self._fork_server = fork_server
         self._owns_fork_server = fork_server is None
@@ -144,7 +153,8 @@ class LocalCluster:
             words = balancer_words(address, self.servers, self.redundancy)
             others.append(self._spawn("balancer", *words))
             if self._with_client:
-                words = client_words(
+                client_arguments = vllm_words if self._engine == "vllm" else client_words
+                words = client_arguments(
                     self.config, _CLIENT, address, self.model, operator_page=self._operator_page
                 )
                 others.append(self._spawn(_CLIENT, *words))
@@ -166,7 +176,11 @@ class LocalCluster:
         # The client ends first, because the requests that it finishes need the experts. The monitor is last,
         # because it stops the members that this launcher did not start.
         self.find_started_by_hand()
-        stop_all(c for c in self.children.values() if c.name == _CLIENT)
+        clients = [c for c in self.children.values() if c.name == _CLIENT]
+        if self._engine == "vllm":
+            stop_all(clients, grace_s=_VLLM_END_S)
+        else:
+            stop_all(clients)
         others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
         stop_all(others, at_once=True)
         stop_all(c for c in self.children.values() if c.name == _MONITOR)
@@ -239,7 +253,8 @@ class LocalCluster:
             self._fork_server.reap(_END_S)
         # This process then learns the exit codes of the fork server's children if the fork server ends.
         adopt_orphans()
-        client = CLIENT_MODULES if self._with_client else ()
+        embedded = self._with_client and self._engine == "transformers"
+        client = CLIENT_MODULES if embedded else ()
         self._fork_server = ForkServer(CONTROL_MODULES + SERVER_MODULES + client)
         self._owns_fork_server = True
 

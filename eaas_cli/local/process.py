@@ -189,13 +189,18 @@ class ChildProcess:
         return True
 
 
-def stop_all(children: Iterable[ChildProcess], *, at_once: bool = False) -> None:
+def stop_all(
+    children: Iterable[ChildProcess], *, at_once: bool = False, grace_s: float = _END_S
+) -> None:
     """End child processes: SIGTERM to all, then SIGKILL after a grace period. Idempotent.
 
-    `at_once`: send a second signal, which makes expert servers leave without draining.
+    Args:
+        children: The processes.
+        at_once: Send a second signal, which makes expert servers leave without draining.
+        grace_s: The grace period.
     """
     ending = list(children)
-    deadline = time.monotonic() + _END_S
+    deadline = time.monotonic() + grace_s
     for child in ending:
         child.signal(signal.SIGCONT)
         if at_once:

@@ -17,7 +17,8 @@ def restart_line(arguments: Sequence[str]) -> str:
 
     `arguments`: arguments of the `eaas` program; the role is the first.
     """
-    role = arguments[0].replace("-", "_")
+    # vLLM is an attention client, with that role's settings.
+    role = {"vllm": "attention_client"}.get(arguments[0], arguments[0].replace("-", "_"))
     # `security` is left out, because its settings are options and keys must not be printed.
     sections = {variable(role), variable("telemetry")}
     if role == "balancer":  # Live knobs hold the autoscaler's latency target.

@@ -84,14 +84,17 @@ class Home:
 class Up:
     """A running `eaas up`."""
 
-    def __init__(self, home: Home, model: Path, *options: str) -> None:
+    def __init__(
+        self, home: Home, model: Path, *options: str, python: str = sys.executable
+    ) -> None:
         self.home = home
         self.output_file = home.directory / "up.out"
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [*EAAS, "up", "--model", str(model), "--port", "0", *options],
+                [python, *EAAS[1:], "up", "--model", str(model), "--port", "0", *options],
                 cwd=ROOT,
-                env=home.environment,
+                # Another environment's entry points may be those of another directory.
+                env=home.environment | {"PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -196,9 +199,9 @@ def start_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     """Start `eaas up`; the module ends what still runs."""
     started: list[Up] = []
 
-    def start(model: Path, *options: str) -> Up:
+    def start(model: Path, *options: str, python: str = sys.executable) -> Up:
         home = Home(tmp_path_factory.mktemp("home") / "tmp")
-        started.append(Up(home, model, *options))
+        started.append(Up(home, model, *options, python=python))
         return started[-1]
 
     yield start

@@ -9,7 +9,7 @@ __all__ = ["OPTIONS"]
 
 # COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
 _TEXT = """\
-up: --model --servers=3 --redundancy=2 --transport --host --port --kernel --quantization
+up: --model --servers=3 --redundancy=2 --engine=transformers --transport --host --port --kernel --quantization
     --api-key-file --tls --insecure=false --config --log-dir
 status: --endpoint=URL --api-key-file --json=false
 top: --endpoint=URL --once=false --api-key-file --tls --json=false
@@ -48,6 +48,8 @@ expert-server: --model --join --id --host --port --threads --kernel --quantizati
     --slot-tokens --tls --insecure=false --config
 attention-client: --model --join --id --host --port --transport --threads --api-key-file
     --operator-page --tls --insecure=false --config
+vllm: model options --join --id --host --port --transport --api-key-file --operator-page --tls
+    --insecure=false --config
 monitor: --host --port --stop-members-on-exit --store --data-dir --zookeeper-hosts --tls
     --insecure=false --config
 balancer: --join --servers --redundancy --host --port --tls --insecure=false --config

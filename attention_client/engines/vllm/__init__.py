@@ -13,5 +13,7 @@ def register() -> None:
     """Add the load format `eaas`. vLLM calls this in each of its processes, before it builds a model."""
     # Imported here: other parts of the package need no vLLM.
     from attention_client.engines.vllm import contract
+    from attention_client.engines.vllm.lifeline import end_with_supervisor
 
+    end_with_supervisor()
     contract.register_load_format()

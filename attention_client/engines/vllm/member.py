@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import multiprocessing.util
 import os
 import threading
 import time
@@ -11,8 +11,13 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from attention_client.cluster import Cluster
+from attention_client.engines.vllm.lifeline import stop_engine
+from attention_client.engines.vllm.logs import log_with_vllm
 from attention_client.engines.vllm.settings import EngineSettings
+from attention_client.engines.vllm.worker_page import serve_page
+from attention_client.status import min_replicas
 from attention_client.telemetry.metrics import ClientMetrics
+from attention_client.telemetry.server_metrics import ServerMetrics
 from eaas.errors import ClusterError
 from eaas.log import get_logger
 from eaas.net.tls import Identity
@@ -28,6 +33,8 @@ _PROGRESS_S = 5.0
 def join(settings: EngineSettings, shape: ModelShape, rank: int) -> Cluster:
     """Join the cluster as an attention client, and wait until every expert has a live replica.
 
+    The process leaves the cluster when it ends in order, and vLLM ends when the operator stops the cluster.
+
     Args:
         settings: Section `eaas`.
         shape: The model of this process.
@@ -38,27 +45,46 @@ def join(settings: EngineSettings, shape: ModelShape, rank: int) -> Cluster:
             replica after `cover_s`.
         ConfigError: The transport is not installed, or the certificates cannot be used.
     """
+    log_with_vllm()
     name = settings.id or f"vllm-{os.uname().nodename}-{os.getppid()}"
+    metrics = ClientMetrics(CollectorRegistry())
     cluster = Cluster(
         settings.monitor,
         shape,
         settings.client,
-        ClientMetrics(CollectorRegistry()),
+        metrics,
         client_id=f"{name}-{rank}" if rank else name,
         address=settings.endpoint,
+        on_stopping=stop_engine,
         tls=Identity(Path(settings.tls_dir), Role.ATTENTION_CLIENT.value)
         if settings.tls_dir
         else None,
     )
+    # vLLM's processes are children of `multiprocessing`, which runs these functions where it skips `atexit`.
+    multiprocessing.util.Finalize(None, cluster.close, exitpriority=100)
     try:
         _wait_until_covered(cluster, settings.cover_s)
     except BaseException:
         cluster.close()
         raise
     cluster.serving()
-    atexit.register(cluster.close)
+    _serve_metrics(cluster, metrics, rank)
     _log.info("joined the cluster of %s as %s", settings.monitor, cluster.client_id)
     return cluster
+
+
+def _serve_metrics(cluster: Cluster, metrics: ClientMetrics, rank: int) -> None:
+    metrics.watch_coverage(lambda: len(cluster.uncovered()), lambda: min_replicas(cluster))
+    if rank == 0:
+        # Every client knows the same about the servers.
+        metrics.registry.register(
+            ServerMetrics(
+                cluster.session.ask_members,
+                lambda: cluster.session.view.members,
+                lambda: cluster.placement.servers if cluster.placement else (),
+            )
+        )
+    serve_page(metrics.registry)
 
 
 def _wait_until_covered(cluster: Cluster, timeout_s: float) -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from nicegui import ui
 
-from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.dashboard.chat_source import ChatSource
 from attention_client.serving.dashboard.components import Drawn, Press, TextField
 from attention_client.serving.dashboard.nodes import Node, encode, h
-from attention_client.serving.errors import ApiError
-from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.requests.generation import Served
-from attention_client.serving.requests.handler import Handler
 
 __all__ = ["ChatBox"]
 
@@ -28,15 +23,10 @@ _MOST_TOKENS = 4096
 
 
 class ChatBox:
-    """The chat box on one viewer's page. Its answers count towards the endpoint's limit of requests."""
+    """The chat box on one viewer's page."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        accepted: AcceptedRequests,
-        servers: Callable[[], Sequence[str]],
-    ) -> None:
-        self._handler, self._accepted = handler, accepted
+    def __init__(self, source: ChatSource, servers: Callable[[], Sequence[str]]) -> None:
+        self._source = source
         self._servers = servers
         self._task: asyncio.Task[None] | None = None
         self._pairs: Counter[str] = Counter()
@@ -76,27 +66,16 @@ class ChatBox:
     async def _stream(self, text: str, tokens: int) -> None:
         spans: list[Node] = []
         flusher = asyncio.get_running_loop().create_task(self._flush_often(spans))
-        body: dict[str, Any] = {
-            "max_tokens": tokens,
-            "stream": True,
-            "stream_options": {"include_servers": True},
-        }
-        if self._handler.request_class is ChatRequest:
-            body["messages"] = [{"role": "user", "content": text}]
-        else:
-            body["prompt"] = text
         servers = Counter[str]()
         try:
-            with self._accepted.accept():
-                _, generation = await self._handler.generation(json.dumps(body).encode())
-                async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
-                    async for piece in pieces:
-                        if isinstance(piece, Served):
-                            # Tokens without text yet belong to the next text.
-                            servers.update(piece.servers)
-                        elif isinstance(piece, str):
-                            spans.append(self._span(piece, servers))
-                            servers.clear()
+            async with aclosing(self._source.answer(text, tokens)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, str):
+                        spans.append(self._span(piece, servers))
+                        servers.clear()
+                    else:
+                        # Tokens without text yet belong to the next text.
+                        servers.update(piece)
         except ApiError as error:
             spans.append(h("span", f" The answer failed: {error}", class_="failed"))
         finally:
@@ -118,7 +97,8 @@ class ChatBox:
         with self._answer:
             Drawn(encode(*spans), tag="span")
         spans.clear()
-        self._legend.show(encode(self._summary()))
+        if self._pairs:
+            self._legend.show(encode(self._summary()))
 
     def _show_buttons(self, *, answering: bool) -> None:
         self._button.show("Send", enabled=not answering)

@@ -20,12 +20,11 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
-from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard import policy
 from attention_client.serving.dashboard.broadcaster import Broadcaster, Poller
+from attention_client.serving.dashboard.chat_source import ChatSource
 from attention_client.serving.dashboard.operator import Operator
 from attention_client.serving.dashboard.token import OperatorToken
-from attention_client.serving.requests.handler import Handler
 from eaas.net.server_records import OPERATOR_PATH
 
 __all__ = ["Dashboard", "is_page_path"]
@@ -61,15 +60,15 @@ class Dashboard(BaseRoute):
         self._operator = operator
         self._token = token
         self._name = ""
-        self._chat: tuple[Handler, AcceptedRequests] | None = None
+        self._chat: ChatSource | None = None
         self._lock = asyncio.Lock()
         self._running = AsyncExitStack()
         self._pages: Any = None
         self._open: Sized = ()
 
-    def serve(self, name: str, handler: Handler, accepted: AcceptedRequests) -> None:
-        """Set the model's name, and the chat's handler and limit. `build_app` calls it before any request."""
-        self._name, self._chat = name, (handler, accepted)
+    def serve(self, name: str, chat: ChatSource) -> None:
+        """Set the model's name and the engine of the chat box. The endpoint calls it before any request."""
+        self._name, self._chat = name, chat
 
     # -- Starlette's route -----------------------------------------------------------------------------
 

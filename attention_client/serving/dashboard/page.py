@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from nicegui import Client, ui
 
-from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard.broadcaster import Broadcaster
 from attention_client.serving.dashboard.chat import ChatBox
+from attention_client.serving.dashboard.chat_source import ChatSource
 from attention_client.serving.dashboard.components import Choice, Drawn, Section
 from attention_client.serving.dashboard.controls import Controls
 from attention_client.serving.dashboard.nodes import encode, h
 from attention_client.serving.dashboard.operator import Operator
-from attention_client.serving.requests.handler import Handler
 from eaas.types import Role
 
 __all__ = ["build_page"]
@@ -21,7 +20,7 @@ def build_page(
     client: Client,
     name: str,
     broadcaster: Broadcaster,
-    chat: tuple[Handler, AcceptedRequests],
+    chat: ChatSource,
     operator: Operator | None,
 ) -> None:
     """Build the page that a browser asks for; it is updated once a second while its viewer is connected."""
@@ -51,7 +50,7 @@ def build_page(
     with ui.element("div").classes("grid"):
         with Section("chat", "Chat", size="most" if operator else "whole"):
             box = ChatBox(
-                *chat, lambda: [m.id for m in broadcaster.snapshot.live(Role.EXPERT_SERVER)]
+                chat, lambda: [m.id for m in broadcaster.snapshot.live(Role.EXPERT_SERVER)]
             )
         if operator is not None:
             with Section("operate", "Operate", size="less"):

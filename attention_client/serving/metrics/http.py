@@ -106,6 +106,12 @@ class _VllmNames(Collector):
         self._metrics = metrics
         self._labels = {"model_name": model_name}
 
+    def describe(self) -> Iterator[Metric]:
+        # The registry needs the names, to restrict a reading to some of them.
+        for metric in self._metrics:
+            for family in metric.describe():
+                yield Metric(_vllm(family.name), family.documentation, family.type)
+
     def collect(self) -> Iterator[Metric]:
         for metric in self._metrics:
             for family in metric.collect():

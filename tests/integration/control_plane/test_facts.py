@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    server = MetricsServer(lambda: b"eaas_generation_tokens_total 41.0\n")
+    server = MetricsServer(lambda: b"vllm:generation_tokens_total 41.0\n")
     yield f"http://{server.address}"
     server.close()
 

@@ -21,7 +21,7 @@ TOKENS = itertools.count(1)
 
 def metrics() -> bytes:
     """Each token took 40 ms, and there is one more at each look."""
-    n, name = next(TOKENS), "eaas_inter_token_latency_seconds"
+    n, name = next(TOKENS), "vllm:inter_token_latency_seconds"
     return f"# TYPE {name} histogram\n{name}_sum {0.04 * n}\n{name}_count {n}\n".encode()
 
 

@@ -151,7 +151,7 @@ def test_rules_that_do_more_than_stack(
 
     def with_rule(self: Checkpoint) -> list[Any]:
         # Rules keep state: create a new one each time.
-        rule = WeightConverter("experts.gate_up_proj", "experts.gate_up_proj", list(operations))
+        rule = WeightConverter(r"experts.gate_up_proj$", "experts.gate_up_proj", list(operations))
         return [*mapping(self), rule]
 
     monkeypatch.setattr(Checkpoint, "weight_mapping", with_rule)

@@ -199,11 +199,11 @@ def test_rates_and_curves_start_again_after_a_pause() -> None:
 
 
 def test_counters_of_prometheus_text() -> None:
-    text = """# TYPE eaas_generation_tokens_total counter
-eaas_generation_tokens_total 12.0
-eaas_time_to_first_token_seconds_bucket{le="0.1"} 2.0
-eaas_time_to_first_token_seconds_sum 0.5
-eaas_time_to_first_token_seconds_count 2.0
+    text = """# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total 12.0
+vllm:time_to_first_token_seconds_bucket{le="0.1"} 2.0
+vllm:time_to_first_token_seconds_sum 0.5
+vllm:time_to_first_token_seconds_count 2.0
 eaas_failovers_total{reason="lost"} 3.0
 eaas_failovers_total{reason="timed out"} 1.0
 """

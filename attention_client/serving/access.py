@@ -1,0 +1,86 @@
+"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Scope
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.hosts import LoopbackHosts
+from eaas.net.api_keys import ApiKeys
+
+__all__ = ["Access"]
+
+# Health checks and Prometheus send no key.
+_OPEN_PATHS = frozenset({"/health", "/metrics"})
+
+# The same answer for a wrong key and for no key.
+_UNKNOWN = ApiError(
+    401,
+    "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
+    code="invalid_api_key",
+)
+
+
+class Access:
+    """Decides which requests may pass.
+
+    Args:
+        keys: API keys, one of which each request must present, except for health and metrics; None: no key.
+        hosts: Host names that requests may use; None: any.
+    """
+
+    def __init__(self, keys: ApiKeys | None = None, hosts: LoopbackHosts | None = None) -> None:
+        self._keys = keys
+        self._hosts = hosts
+
+    def refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that must not pass; None: it may.
+
+        Args:
+            scope: The ASGI scope of an HTTP request, or of a WebSocket (as a GET).
+        """
+        wrong_host = self._hosts.check(scope) if self._hosts is not None else None
+        if wrong_host is not None:
+            return wrong_host.response()
+        if self._is_authorised(scope):
+            return None
+        return _ask_password() if is_page_path(scope["path"]) else _UNKNOWN.response()
+
+    def _is_authorised(self, scope: Scope) -> bool:
+        if self._keys is None or scope["path"] in _OPEN_PATHS:
+            return True
+        shown = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(shown) != 1:
+            return False
+        # Only the page accepts a password, because a browser sends a stored password automatically, even if
+        # another page triggers the request.
+        header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
+        return self._keys.allow(header)
+
+
+def _ask_password() -> Response:
+    return PlainTextResponse(
+        "The password is one of this endpoint's API keys; any user name will do.\n",
+        status_code=401,
+        headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
+    )
+
+
+def _as_bearer(header: bytes) -> bytes:
+    """Turn a browser's password (HTTP Basic, RFC 7617) into a bearer token, so that one check serves both.
+
+    A header of another kind is unchanged; a malformed password gives an empty one.
+    """
+    kind, _, credentials = header.partition(b" ")
+    if kind.lower() != b"basic":
+        return header
+    try:
+        _, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
+    except binascii.Error:
+        return b""
+    return b"Bearer " + password

@@ -1,0 +1,43 @@
+"""The dashboard's chat box on the embedded engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.dashboard.chat_source import Piece
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.requests.generation import Served
+from attention_client.serving.requests.handler import Handler
+
+__all__ = ["PageChat"]
+
+
+class PageChat:
+    """Answers by a handler of the API. The answers count towards the endpoint's limit of requests."""
+
+    def __init__(self, handler: Handler, accepted: AcceptedRequests) -> None:
+        self._handler, self._accepted = handler, accepted
+
+    async def answer(self, text: str, tokens: int) -> AsyncGenerator[Piece, None]:
+        """Generate the pieces of an answer: text, and the servers that computed the text that follows."""
+        body: dict[str, Any] = {
+            "max_tokens": tokens,
+            "stream": True,
+            "stream_options": {"include_servers": True},
+        }
+        if self._handler.request_class is ChatRequest:
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        with self._accepted.accept():
+            _, generation = await self._handler.generation(json.dumps(body).encode())
+            async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    if isinstance(piece, Served):
+                        yield piece.servers
+                    elif isinstance(piece, str):
+                        yield piece

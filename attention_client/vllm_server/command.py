@@ -1,0 +1,112 @@
+"""What `eaas vllm` starts: the words and the environment of vLLM's API server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attention_client.engines.vllm.contract import LOAD_FORMAT
+from attention_client.engines.vllm.lifeline import SUPERVISOR_VARIABLE, supervisor_text
+from attention_client.engines.vllm.settings import SECTION, EngineSettings
+from attention_client.vllm_server.settings import EndpointSettings
+from eaas.errors import ConfigError
+from eaas.launcher_pipe import READY_VARIABLE
+
+__all__ = ["environment", "refuse_options", "words"]
+
+_MIDDLEWARE = "attention_client.vllm_server.middleware.Endpoint"
+_NAMES = "--served-model-name"
+# Seconds in which running requests may end, as in the embedded engine.
+_GRACE_S = 1
+_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+_CACHE_OPTIONS = frozenset({"--kv-cache-memory-bytes", "--gpu-memory-utilization"})
+_GIB = 1 << 30
+# GiB of vLLM's key-value cache on a CPU, at least and at most.
+_LEAST_CACHE, _MOST_CACHE = 1, 4
+# The default cache takes this part of the free memory, which expert servers need as well.
+_CACHE_PART = 8
+# Option of vLLM -> what to do instead.
+_REFUSED = {
+    "--enable-eplb": "the balancer moves experts between servers (`eaas rebalance`)",
+    "--eplb-config": "the balancer moves experts between servers (`eaas policy`)",
+    "--model": "give the directory as the argument MODEL",
+    "--load-format": "`eaas vllm` sets it",
+    "--additional-config": "`eaas vllm` sets it; give its settings by --config or EAAS_ variables",
+    "--host": "give --host before the --",
+    "--port": "give --port before the --",
+    "--uds": "the endpoint needs an address: give --host and --port before the --",
+    "--api-key": "keys on a command line are visible to all users: give --api-key-file before the --",
+}
+
+
+def refuse_options(options: Sequence[str]) -> None:
+    """Check the user's own options of vLLM.
+
+    Raises:
+        ConfigError: `eaas vllm` sets one of them, or a cluster has another way for it.
+    """
+    for name in _option_names(options):
+        if name in _REFUSED:
+            raise ConfigError(f"vLLM's option {name} is not for `eaas vllm`: {_REFUSED[name]}")
+
+
+def words(
+    model: Path, settings: EngineSettings, host: str, port: int, options: Sequence[str]
+) -> tuple[str, ...]:
+    """Arguments of Python that run vLLM's API server as an attention client.
+
+    Args:
+        model: Directory of the checkpoint; the API knows it by its last part and by its path.
+        settings: Section `eaas`.
+        host: Address to listen on.
+        port: Port to listen on.
+        options: The user's own options of vLLM; they come last.
+    """
+    section = settings.model_dump(mode="json", exclude_defaults=True)
+    named = _NAMES in _option_names(options)
+    return (
+        *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *(() if named else (_NAMES, *dict.fromkeys((model.name, str(model))))),
+        *("--host", host, "--port", str(port)),
+        *("--load-format", LOAD_FORMAT, "--additional-config", json.dumps({SECTION: section})),
+        *("--middleware", _MIDDLEWARE, "--shutdown-timeout", str(_GRACE_S)),
+        "--disable-uvicorn-access-log",
+        *options,
+    )
+
+
+def environment(
+    given: Mapping[str, str], endpoint: EndpointSettings, options: Sequence[str], *, on_cpu: bool
+) -> dict[str, str]:
+    """Environment of vLLM's API server.
+
+    Args:
+        given: Environment of this process.
+        endpoint: Settings of the middleware.
+        options: The user's own options of vLLM.
+        on_cpu: vLLM runs on the CPU, where it would take nearly all memory by default.
+    """
+    made = {name: value for name, value in given.items() if name != READY_VARIABLE}
+    made[SUPERVISOR_VARIABLE] = supervisor_text()
+    made |= endpoint.environment()
+    made |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if on_cpu and not _CACHE_OPTIONS.intersection(_option_names(options)):
+        made.setdefault(_CACHE_VARIABLE, str(_default_cache()))
+    plugins = made.get("VLLM_PLUGINS")
+    if plugins and LOAD_FORMAT not in plugins.split(","):
+        made["VLLM_PLUGINS"] = f"{plugins},{LOAD_FORMAT}"
+    return made
+
+
+def _option_names(options: Sequence[str]) -> list[str]:
+    # vLLM accepts underscores for dashes, and --name=value.
+    names = (option.partition("=")[0] for option in options if option.startswith("--"))
+    return [name.replace("_", "-") for name in names]
+
+
+def _default_cache() -> int:
+    """GiB of the key-value cache, by the free memory of this machine."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_MOST_CACHE, max(_LEAST_CACHE, free // _CACHE_PART // _GIB))

@@ -1,0 +1,230 @@
+"""`eaas vllm`: vLLM as an attention client of a cluster, until a signal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eaas.config import ClusterConfig
+from eaas.errors import ClusterError, ConfigError, NotACheckpointError
+from eaas.launcher_pipe import LAUNCHER_VARIABLE
+from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Tls
+from eaas_cli.commands.roles import Host, Id, Port, begin, leave, member_id, ready, security_of
+
+if TYPE_CHECKING:
+    from attention_client.observer import ClusterObserver
+    from attention_client.vllm_server.process import VllmProcess
+    from eaas.net.tls import Identity
+    from eaas.types import ModelShape
+    from eaas_cli.local.interrupt import Interrupt
+
+__all__ = ["register"]
+
+_POLL_S = 0.25
+_ASK_S = 1.0
+_MONITOR_S = 10.0
+# For vLLM's orderly end: running requests have a second of it.
+_END_S = 6.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add `vllm` to the `eaas` program."""
+    app.command("vllm")(vllm)
+
+
+def vllm(
+    model: Annotated[
+        Path, typer.Argument(help="Directory of a Hugging Face MoE checkpoint.", show_default=False)
+    ],
+    join: Join,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="vLLM's own options, after --.", metavar="[-- OPTION...]"),
+    ] = None,
+    id: Id = None,
+    host: Host = None,
+    port: Port = None,
+    transport: Annotated[
+        str | None, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
+    ] = None,
+    api_key_file: ApiKeyFile = None,
+    operator_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--operator-page", help="Show buttons on the dashboard that kill and start servers."
+        ),
+    ] = None,
+    tls: Tls = None,
+    insecure: Insecure = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run vLLM as an attention client: vLLM's OpenAI server, with the experts on the cluster's servers."""
+    from attention_client.engines.vllm import contract
+    from attention_client.vllm_server import command
+    from eaas.config import load_config
+    from eaas.net.grpc_server import check_port, host_to_tell, join_host_port
+    from eaas.net.listen_policy import guarded_keys, identity
+    from eaas_cli.local.interrupt import Interrupt
+
+    begin("vllm")
+    # It logs each request, and the readiness is asked for four times a second.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    given = options or []
+    command.refuse_options(given)
+    contract.refuse_unsupported()
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "transport": transport,
+        "api_key_file": api_key_file,
+        "operator_page": operator_page,
+    }
+    client_id = member_id(id, "vllm")
+    cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)
+    loaded = cluster.attention_client
+    own = identity(cluster.security, "attention-client")
+    guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
+    check_port(loaded.host, loaded.port)
+    # vLLM does not tell a port that it chose itself.
+    at = loaded.port or _free_port(loaded.host)
+    address = join_host_port(host_to_tell(loaded.host), at)
+    with Interrupt() as interrupt:
+        observer = _precheck(model, join, own)
+        process = _start(model.resolve(), join, client_id, cluster, address, at, given)
+        try:
+            _run(process, observer, loaded.host, address, interrupt)
+        finally:
+            process.end(_END_S)
+            observer.deregister(address)
+            observer.close()
+    leave()
+
+
+def _precheck(model: Path, join: str, tls: Identity | None) -> ClusterObserver:
+    """Check the checkpoint and the cluster, before vLLM starts; return the open connection to the cluster.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be served.
+        ClusterError: No monitor answers, or the servers have another checkpoint.
+    """
+    from attention_client.observer import ClusterObserver
+    from attention_client.same_checkpoint import refuse_other_checkpoint
+    from eaas.checkpoint import Checkpoint
+    from eaas.membership.monitors import Monitors, ask_members
+
+    checkpoint = Checkpoint.open(model)
+    if not (model / "tokenizer_config.json").is_file() and not (model / "tokenizer.json").is_file():
+        raise NotACheckpointError(f"{model}: no tokenizer; add the model's tokenizer.json")
+    shape: ModelShape = checkpoint.shape
+    monitors = Monitors(join, tls)
+    try:
+        members = ask_members(monitors, _MONITOR_S)
+    finally:
+        monitors.close()
+    refuse_other_checkpoint(members, shape, join)
+    return ClusterObserver(join, tls)
+
+
+def _start(
+    model: Path,
+    join: str,
+    client_id: str,
+    cluster: ClusterConfig,
+    address: str,
+    port: int,
+    options: list[str],
+) -> VllmProcess:
+    import torch
+
+    from attention_client.engines.vllm.settings import EngineSettings
+    from attention_client.vllm_server import command
+    from attention_client.vllm_server.process import VllmProcess
+    from attention_client.vllm_server.settings import EndpointSettings
+
+    client, tls_dir = cluster.attention_client, cluster.security.tls_dir
+    tls_dir = str(Path(tls_dir).resolve()) if tls_dir else ""
+    engine = EngineSettings(
+        monitor=join, id=client_id, endpoint=address, tls_dir=tls_dir, client=client
+    )
+    endpoint = EndpointSettings(
+        monitor=join,
+        host=client.host,
+        port=port,
+        model=model.name,
+        chat=_has_chat_template(model),
+        api_key_file=str(Path(client.api_key_file).resolve()) if client.api_key_file else "",
+        allowed_hosts=tuple(client.allowed_hosts),
+        dashboard=client.dashboard,
+        operator_page=client.operator_page,
+        tls_dir=tls_dir,
+    )
+    on_cpu = torch.version.cuda is None and torch.version.hip is None
+    words = command.words(model, engine, client.host, port, options)
+    environment = command.environment(os.environ, endpoint, options, on_cpu=on_cpu)
+    # The dashboard's buttons need the launcher's pipe, to know the launcher's servers.
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
+    return VllmProcess(words, environment, () if launcher is None else (int(launcher),))
+
+
+def _run(
+    process: VllmProcess,
+    observer: ClusterObserver,
+    host: str,
+    address: str,
+    interrupt: Interrupt,
+) -> None:
+    """Watch vLLM until a signal; announce once that it serves. Raises ClusterError if vLLM ends."""
+    from eaas_cli.local.interrupt import Interrupted
+
+    announced = False
+    try:
+        while True:
+            interrupt.wait(_POLL_S)
+            code = process.poll()
+            if code is not None:
+                raise ClusterError(f"vLLM ended with code {code}: {process.why()}")
+            if not announced and _is_healthy(host, address) and observer.serves(address, _ASK_S):
+                announced = True
+                ready(f"http://{address}")
+    except Interrupted:
+        return
+
+
+def _is_healthy(host: str, address: str) -> bool:
+    import httpx
+
+    port = address.rpartition(":")[2]
+    own = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host.strip("[]"))
+    url = f"http://{own}:{port}" if own else f"http://{address}"
+    try:
+        return httpx.get(f"{url}/health", timeout=_ASK_S, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _free_port(host: str) -> int:
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(
+            host.strip("[]"), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(where)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host}: {error.strerror}; give an address of this machine"
+        ) from error
+
+
+def _has_chat_template(model: Path) -> bool:
+    if (model / "chat_template.jinja").is_file() or (model / "chat_template.json").is_file():
+        return True
+    try:
+        return '"chat_template"' in (model / "tokenizer_config.json").read_text()
+    except OSError:
+        return False

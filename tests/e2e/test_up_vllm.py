@@ -1,0 +1,130 @@
+"""`eaas up --engine vllm`, in the environment of `make setup-vllm`. The tests share a cluster, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("EAAS_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
+START_S = 400.0
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not PYTHON.is_file(), reason="no vLLM: `make setup-vllm`, or set EAAS_VLLM_PYTHON"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def up(start_up: Callable[..., Any]) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        # `eaas` refuses unknown variables of that form.
+        patch.delenv("EAAS_VLLM_PYTHON", raising=False)
+        running = start_up(ROOT / "examples" / "demo", "--engine", "vllm", python=str(PYTHON))
+        running.wait_output("(Ctrl-C ends)", START_S)
+        yield running
+        running.end()
+
+
+def group_of(up: Any) -> tuple[int, int, list[int]]:
+    """Pids of `eaas vllm` and of vLLM's API server, and all of vLLM's processes."""
+    processes = up.home.processes()
+    (supervisor,) = [pid for pid, line in processes.items() if "-m eaas_cli vllm " in line]
+    (server,) = [pid for pid, line in processes.items() if "vllm.entrypoints" in line]
+    members = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getpgid(int(entry.name)) == server:
+                members.append(int(entry.name))
+        except ProcessLookupError:
+            continue
+    return supervisor, server, members
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_the_printed_curl_line_works(up: Any) -> None:
+    (line,) = re.findall(r"^curl .*$", up.output, re.MULTILINE)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    document = json.loads(done.stdout)
+    assert document["model"] == "demo"
+    assert document["choices"][0]["message"]["content"]
+
+
+def test_status_is_that_of_the_embedded_engine(up: Any) -> None:
+    document = up.status()
+    assert document["coverage"] == {"uncovered": [], "min_replicas": 2}
+    roles = sorted(m["role"] for m in document["members"])
+    assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "monitor"]
+    assert {m["state"] for m in document["members"]} == {"SERVING"}
+    assert up.member("attention-client")["address"] == up.endpoint.removeprefix("http://")
+    done = up.home.run("status", "--endpoint", up.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_endpoint_has_metrics_of_both_and_checks_hosts(up: Any) -> None:
+    page = httpx.get(f"{up.endpoint}/metrics", timeout=20).text
+    assert "\nvllm:generation_tokens_total{" in page
+    assert "\neaas_layer_calls_total " in page
+    assert "\neaas_expert_server_up{" in page
+    refused = httpx.get(f"{up.endpoint}/v1/models", headers={"Host": "evil.example"})
+    assert refused.status_code == 403
+    assert httpx.get(f"{up.endpoint}/", timeout=60).status_code == 200
+
+
+def test_a_server_killed_during_an_answer_changes_no_text(up: Any) -> None:
+    expected = up.stream()
+    name = "expert-server-1"
+    pid = up.member(name)["pid"]
+    assert up.stream(after=20, then=lambda: os.kill(pid, signal.SIGKILL)) == expected
+    up.until(lambda: up.member(name)["state"] == "DEAD")
+    line = up.wait_output(rf"{name} \(pid {pid}\) ended; start it again with:\n  (.+)\n")
+    returned = up.paste(line)
+    threading.Thread(target=returned.wait, daemon=True).start()
+    up.until(lambda: up.status()["coverage"]["min_replicas"] == 2, 60)
+    assert up.stream() == expected
+
+
+def test_scale_and_rebalance(up: Any) -> None:
+    for words in (("scale", "4"), ("rebalance",), ("scale", "3")):
+        done = up.home.run(*words, "--endpoint", up.endpoint, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert up.status()["coverage"]["min_replicas"] == 2
+
+
+def test_a_killed_supervisor_leaves_nothing_of_vllm_and_starts_again(up: Any) -> None:
+    supervisor, _, members = group_of(up)
+    assert len(members) >= 3
+    os.kill(supervisor, signal.SIGKILL)
+    up.until(lambda: not any(lives(pid) for pid in members), 30)
+    up.wait_output(r"(attention-client \(pid \d+\) serves again)", START_S)
+    assert up.member("attention-client")["state"] == "SERVING"
+
+
+def test_ctrl_c_leaves_nothing(up: Any) -> None:
+    _, _, members = group_of(up)
+    up.signal(signal.SIGINT)
+    assert up.process.wait(40) == 0
+    assert not any(lives(pid) for pid in members)
+    up.home.assert_nothing_left()

@@ -1,0 +1,117 @@
+"""The words and the environment of vLLM's API server. No vLLM is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from attention_client.engines.vllm.settings import EngineSettings, read_settings
+from attention_client.vllm_server.command import environment, refuse_options, words
+from attention_client.vllm_server.settings import EndpointSettings
+from eaas.config import AttentionClientConfig
+from eaas.errors import ConfigError
+from eaas.launcher_pipe import READY_VARIABLE
+
+MODEL = Path("/models/demo")
+ENDPOINT = EndpointSettings("127.0.0.1:1", "127.0.0.1", 8000, "demo", allowed_hosts=("a", "b"))
+
+
+def options_of(*given: str) -> dict[str, str]:
+    settings = EngineSettings(
+        monitor="127.0.0.1:1", client=AttentionClientConfig(transport="grpc", slots=8)
+    )
+    found = words(MODEL, settings, "127.0.0.1", 8000, given)
+    assert found[:2] == ("-m", "vllm.entrypoints.openai.api_server")
+    return dict(pairwise(found))
+
+
+def test_a_user_needs_no_other_words() -> None:
+    options = options_of()
+    assert options["--model"] == "/models/demo"
+    assert options["--load-format"] == "eaas"
+    section = read_settings(json.loads(options["--additional-config"]))
+    assert (section.monitor, section.client.transport, section.client.slots) == (
+        "127.0.0.1:1",
+        "grpc",
+        8,
+    )
+    module, _, name = options["--middleware"].rpartition(".")
+    assert (module, name) == ("attention_client.vllm_server.middleware", "Endpoint")
+
+
+def test_the_model_has_its_names_of_the_embedded_engine() -> None:
+    found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ())
+    at = found.index("--served-model-name")
+    assert found[at + 1 : at + 3] == ("demo", "/models/demo")
+    found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ("--served-model-name", "other"))
+    assert found.count("--served-model-name") == 1
+
+
+def test_own_options_of_vllm_come_last_and_unchanged() -> None:
+    given = ("--max-model-len", "1024", "--seed=7")
+    assert words(MODEL, EngineSettings(monitor="m:1"), "h", 1, given)[-3:] == given
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--enable-eplb", "balancer moves experts"),
+        ("--enable_eplb", "balancer moves experts"),
+        ("--eplb-config={}", "balancer moves experts"),
+        ("--load-format", "sets it"),
+        ("--port", "before the --"),
+        ("--api-key", "--api-key-file"),
+    ],
+)
+def test_options_of_the_cluster_are_refused(option: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        refuse_options(["--seed", "1", option, "x"])
+
+
+def test_options_of_vllm_pass() -> None:
+    refuse_options(["--max-model-len", "1024", "--enable-expert-parallel"])
+
+
+def test_the_environment_passes_settings_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"PATH": "/bin", READY_VARIABLE: "7"}
+    made = environment(given, ENDPOINT, (), on_cpu=False)
+    assert READY_VARIABLE not in made
+    assert "VLLM_CPU_KVCACHE_SPACE" not in made
+    assert made["PATH"] == "/bin"
+    for name, value in made.items():
+        monkeypatch.setitem(os.environ, name, value)
+    assert EndpointSettings.of_environment() == ENDPOINT
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "space"),
+    [
+        ({"VLLM_CPU_KVCACHE_SPACE": "9"}, (), "9"),
+        ({}, ("--gpu-memory-utilization", "0.5"), None),
+        ({}, ("--kv_cache_memory_bytes=1000",), None),
+    ],
+)
+def test_a_given_cache_size_stays(
+    given: dict[str, str], options: tuple[str, ...], space: str | None
+) -> None:
+    assert environment(given, ENDPOINT, options, on_cpu=True).get("VLLM_CPU_KVCACHE_SPACE") == space
+
+
+def test_the_cache_is_small_by_default() -> None:
+    made = environment({}, ENDPOINT, (), on_cpu=True)
+    assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 4
+
+
+def test_a_choice_of_plugins_keeps_this_one() -> None:
+    made = environment({"VLLM_PLUGINS": "other"}, ENDPOINT, (), on_cpu=False)
+    assert made["VLLM_PLUGINS"] == "other,eaas"
+
+
+def test_the_middleware_needs_eaas_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_EAAS_VLLM_ENDPOINT", raising=False)
+    with pytest.raises(ConfigError, match="eaas vllm"):
+        EndpointSettings.of_environment()
