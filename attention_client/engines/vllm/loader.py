@@ -44,9 +44,9 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
         # vLLM hashes this section into the key of its compile cache. The graph depends on the engine, not on
         # the address of the cluster.
         vllm_config.additional_config[SECTION] = {"experts": "remote"}
-        remote.attach(
-            join(settings, checkpoint.shape, vllm_config.parallel_config.rank), settings.patience_s
-        )
+        parallel = vllm_config.parallel_config
+        worker = parallel.data_parallel_rank * parallel.world_size + parallel.rank
+        remote.attach(join(settings, checkpoint.shape, worker), settings.patience_s)
         # This imports the model's code, which may have its own subclass of RoutedExperts.
         get_model_architecture(model_config)
         replace_routed_experts()

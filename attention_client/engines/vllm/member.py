@@ -38,7 +38,7 @@ def join(settings: EngineSettings, shape: ModelShape, rank: int) -> Cluster:
     Args:
         settings: Section `eaas`.
         shape: The model of this process.
-        rank: Rank of this worker in vLLM's world; part of the member's id, so that each worker has one.
+        rank: Number of this worker among all workers of this vLLM; part of the member's id.
 
     Raises:
         ClusterError: The monitor does not answer, the servers serve another checkpoint, or an expert has no
