@@ -153,9 +153,7 @@ class Cluster:
             ExpertsUnavailableError: No live replica answered before the deadline.
             WrongRequestError: A server refused the request.
         """
-        return self._calls.start(
-            layer, x_TH, ids_TK, scores_TK, wanted_T, overlapped=False
-        ).finish()
+        return self._calls.run(layer, x_TH, ids_TK, scores_TK, wanted_T)
 
     def start_layer_call(
         self,

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from attention_client.connections.messages import LayerInput
-from attention_client.layer_call.attempts import Attempt
 from attention_client.layer_call.call import LayerCall
-from attention_client.layer_call.compiled import CompiledCalls, Sent, attempts_of
+from attention_client.layer_call.compiled import CompiledCalls, Sent, abandon, attempts_of
 from attention_client.layer_call.shared import Dispatcher
 from eaas.errors import ExpertsUnavailableError
 
@@ -70,6 +69,29 @@ class LayerCalls:
         self.compiled.read()
         return self._finished + self.compiled.finished
 
+    def run(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_TK: torch.Tensor,
+        scores_TK: torch.Tensor,
+        wanted_T: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Make a layer call and wait for its result: `start` and `finish` in one, with less overhead."""
+        compiled, timeout_s = self.compiled, self.shared.timeout_s
+        sent = compiled.start(layer, x_TH, ids_TK, scores_TK, wanted_T, timeout_s)
+        out_TH = None
+        if sent is not None:
+            out_TH = torch.empty_like(x_TH)
+            try:
+                if compiled.finish(sent, out_TH):
+                    return out_TH
+            except BaseException:
+                abandon(sent, ids_TK.shape[1])
+                raise
+        arguments = Arguments(layer, x_TH, ids_TK, scores_TK, wanted_T)
+        return RemoteCall(self, arguments, sent, overlapped=False).finish_slowly()
+
     def start(
         self,
         layer: int,
@@ -77,8 +99,6 @@ class LayerCalls:
         ids_TK: torch.Tensor,
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
-        *,
-        overlapped: bool = True,
     ) -> RemoteCall:
         """Send a layer call's requests; `finish` of the result returns the sum.
 
@@ -89,14 +109,13 @@ class LayerCalls:
             ids_TK: Logical expert ids.
             scores_TK: Weights of the experts.
             wanted_T: bool; tokens to compute, others give 0. None: all.
-            overlapped: Whether the caller computes before `finish`.
 
         Raises:
             WrongRequestError: The hidden states are not of the model's size.
         """
         arguments = Arguments(layer, x_TH, ids_TK, scores_TK, wanted_T)
         sent = self.compiled.start(*arguments, self.shared.timeout_s)
-        return RemoteCall(self, arguments, sent, overlapped=overlapped)
+        return RemoteCall(self, arguments, sent, overlapped=True)
 
     def begin(self, arguments: Arguments) -> Counted:
         """Make a `LayerCall` and count it as in flight; `end` must follow."""
@@ -165,14 +184,21 @@ class RemoteCall:
             ExpertsUnavailableError: No live replica answered before the deadline.
             WrongRequestError: A server refused the request.
         """
-        x_TH = self._arguments.x_TH
-        try:
-            if self._sent is not None:
-                out_TH = torch.empty_like(x_TH)
+        if self._sent is not None:
+            out_TH = torch.empty_like(self._arguments.x_TH)
+            try:
                 if self._calls.compiled.finish(self._sent, out_TH):
                     self._sent = None
                     return out_TH
-            return self._finish_slowly().to(x_TH.dtype)
+            except BaseException:
+                self.cancel()
+                raise
+        return self.finish_slowly()
+
+    def finish_slowly(self) -> torch.Tensor:
+        """Let a `LayerCall` do what compiled code did not. Returns and raises as `finish`."""
+        try:
+            return self._finish_in_python().to(self._arguments.x_TH.dtype)
         except ExpertsUnavailableError:
             self._calls.shared.metrics.unavailable.inc()
             raise
@@ -181,21 +207,19 @@ class RemoteCall:
 
     def cancel(self) -> None:
         """End the call: abandon its requests in flight. Idempotent."""
-        for attempt in self._take_sent():
-            attempt.connection.abandon(attempt.ticket, overdue=False)
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            abandon(sent, self._arguments.ids_TK.shape[1])
         if self._counted is not None:
             counted, self._counted = self._counted, None
             self._calls.end(counted)
 
-    def _take_sent(self) -> list[Attempt]:
-        sent, self._sent = self._sent, None
-        return [] if sent is None else attempts_of(sent, self._arguments.ids_TK.shape[1])
-
-    def _finish_slowly(self) -> torch.Tensor:
-        """Let a `LayerCall` do what is left, or all of it."""
+    def _finish_in_python(self) -> torch.Tensor:
         if self._counted is None:
             self._counted = self._calls.begin(self._arguments)
-            attempts = self._take_sent()
+            sent, self._sent = self._sent, None
+            # Nothing is left to take over if a slot was lost during the sum.
+            attempts = [] if sent is None else attempts_of(sent, self._arguments.ids_TK.shape[1])
             if not attempts:
                 return self._counted.call.run()
             self._counted.call.take_over(attempts, self._deadline)

@@ -25,7 +25,7 @@ from eaas.wire.slot import WireDtype
 if TYPE_CHECKING:
     from attention_client.connections.connection import Connection
 
-__all__ = ["CompiledCalls", "Sent", "attempts_of"]
+__all__ = ["CompiledCalls", "Sent", "abandon", "attempts_of"]
 
 _DTYPES = {d: int(w) for d, w in WIRE_DTYPES.items() if w is not WireDtype.FLOAT16}
 _IDS = (torch.int32, torch.int64)
@@ -244,6 +244,12 @@ def _are_plain(
         and ids_TK.is_contiguous()
         and scores_TK.is_contiguous()
     )
+
+
+def abandon(sent: Sent, top_k: int) -> None:
+    """Stop waiting for the requests of a call; their slots are freed once the servers answer."""
+    for attempt in attempts_of(sent, top_k):
+        attempt.connection.abandon(attempt.ticket, overdue=False)
 
 
 def attempts_of(sent: Sent, top_k: int) -> list[Attempt]:

@@ -73,24 +73,38 @@ def _get() -> _Attached:
 # -- tokens ------------------------------------------------------------------------------------------------
 
 
-def _sends() -> bool:
-    """Whether this forward pass computes tokens of requests.
+class _Tokens(NamedTuple):
+    """Tokens of a forward pass that this rank sends.
+
+    Attributes:
+        wanted_T: bool (T,) on the CPU; None: all.
+    """
+
+    wanted_T: torch.Tensor | None
+
+
+_ALL = _Tokens(None)
+
+
+def _tokens(x: torch.Tensor, rank: int, ranks: int) -> _Tokens | None:
+    """Return which tokens this rank sends: its share, without vLLM's padding. None: nothing is sent.
 
     vLLM runs the model without attention metadata to measure memory, to capture graphs and where a
-    data-parallel rank has no request: nothing is sent then.
+    data-parallel rank has no request.
     """
-    return not is_forward_context_available() or bool(get_forward_context().attn_metadata)
-
-
-def _wanted_T(tokens: int, rank: int, ranks: int) -> torch.Tensor | None:
-    """Return which tokens this rank sends: bool (T,) on the CPU, without vLLM's padding; None for all."""
-    padding_T = get_forward_context().is_padding if is_forward_context_available() else None
+    padding_T = None
+    if is_forward_context_available():
+        context = get_forward_context()
+        if not context.attn_metadata:
+            return None
+        padding_T = context.is_padding
     if padding_T is None and ranks == 1:
-        return None
+        return _ALL
+    tokens = x.shape[0]
     wanted_T = torch.arange(tokens) % ranks == rank
     if padding_T is not None:
         wanted_T &= ~padding_T[:tokens].cpu()
-    return wanted_T
+    return _Tokens(wanted_T)
 
 
 # -- operators ---------------------------------------------------------------------------------------------
@@ -99,11 +113,11 @@ def _wanted_T(tokens: int, rank: int, ranks: int) -> torch.Tensor | None:
 def _experts(
     x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
 ) -> torch.Tensor:
-    if not _sends():
+    tokens = _tokens(x, rank, ranks)
+    if tokens is None:
         return torch.zeros_like(x)
     attached = _get()
-    wanted_T = _wanted_T(x.shape[0], rank, ranks)
-    arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
+    arguments = (layer, *attached.staging.to_host(x, ids, scores), tokens.wanted_T)
     try:
         out = attached.cluster.layer_call(*arguments)
     except ExpertsUnavailableError as error:
@@ -115,10 +129,10 @@ def _start_experts(
     x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int, rank: int, ranks: int
 ) -> torch.Tensor:
     handle = next(_handles)
-    if _sends():
+    tokens = _tokens(x, rank, ranks)
+    if tokens is not None:
         attached = _get()
-        wanted_T = _wanted_T(x.shape[0], rank, ranks)
-        arguments = (layer, *attached.staging.to_host(x, ids, scores), wanted_T)
+        arguments = (layer, *attached.staging.to_host(x, ids, scores), tokens.wanted_T)
         if len(_started) >= _MOST_STARTED:
             # Of a forward pass that failed between the halves.
             _started.pop(next(iter(_started))).call.cancel()

@@ -22,7 +22,7 @@ class Staging:
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the inputs in host memory: themselves, or copies that are valid until the next call."""
-        if x_TH.device.type == "cpu":
+        if x_TH.is_cpu:
             return x_TH, ids_TK, scores_TK
         copies = tuple(
             self._buffer(place, tensor).copy_(tensor, non_blocking=True)
@@ -35,12 +35,12 @@ class Staging:
         return copies  # type: ignore[return-value]
 
     def to_device(self, out_TH: torch.Tensor, like_TH: torch.Tensor) -> torch.Tensor:
-        """Return a float32 result (T, H) on the device and in the dtype of `like_TH`."""
-        if like_TH.device.type == "cpu":
-            return out_TH.to(like_TH.dtype)
+        """Return a result (T, H) on the device of `like_TH`."""
+        if like_TH.is_cpu:
+            return out_TH
         # The next call writes here only after its own event, which is later in this stream.
         pinned = self._buffer(3, out_TH).copy_(out_TH)
-        return pinned.to(like_TH.device, non_blocking=True).to(like_TH.dtype)
+        return pinned.to(like_TH.device, non_blocking=True)
 
     def _buffer(self, place: int, like: torch.Tensor) -> torch.Tensor:
         key = (place, like.dtype)

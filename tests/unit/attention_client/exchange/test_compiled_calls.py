@@ -157,7 +157,7 @@ class World:
     def check(self, tokens: int, **kwargs: Any) -> None:
         """Make a call and compare it with the right sum."""
         x_TH, ids_TK, scores_TK = self.inputs(tokens, **kwargs)
-        out_TH = self.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+        out_TH = self.calls.run(0, x_TH, ids_TK, scores_TK, None)
         assert torch.equal(out_TH, right(x_TH, ids_TK))
 
     def compiled(self) -> int:
@@ -226,11 +226,15 @@ def test_sums_are_right(shared_world: World, data: st.DataObject) -> None:
     ids = ids_TK if wide else ids_TK.to(torch.int32)
     layer = data.draw(st.integers(0, LAYERS - 1), "layer")
     overlapped = data.draw(st.booleans(), "overlapped")
-    call = shared_world.calls.start(layer, x_TH, ids, scores_TK, wanted_T, overlapped=overlapped)
+    arguments = (layer, x_TH, ids, scores_TK, wanted_T)
+    if overlapped:
+        out_TH = shared_world.calls.start(*arguments).finish()
+    else:
+        out_TH = shared_world.calls.run(*arguments)
     expected_TH = right(x_TH, ids_TK)
     if wanted_T is not None:
         expected_TH[~wanted_T] = 0
-    assert torch.equal(call.finish(), expected_TH)
+    assert torch.equal(out_TH, expected_TH)
     assert shared_world.in_flight() == 0
 
 
@@ -273,7 +277,7 @@ def test_nonfinite_rows_are_counted(world: World) -> None:
     x_TH, ids_TK, scores_TK = world.inputs(4)
     x_TH[1, 2] = float("nan")
     before = world.metrics.nonfinite_rows._value.get()
-    world.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+    world.calls.run(0, x_TH, ids_TK, scores_TK, None)
     assert world.metrics.nonfinite_rows._value.get() == before + 1
 
 
@@ -286,9 +290,7 @@ def test_half_precision_goes_the_slow_path(world: World) -> None:
 def test_a_wrong_hidden_size_is_refused(world: World) -> None:
     ids_TK = torch.zeros(2, 1, dtype=torch.int64)
     with pytest.raises(WrongRequestError, match="hidden size"):
-        world.calls.start(
-            0, torch.zeros(2, HIDDEN + 1), ids_TK, torch.ones(2, 1), None, overlapped=False
-        ).finish()
+        world.calls.run(0, torch.zeros(2, HIDDEN + 1), ids_TK, torch.ones(2, 1), None)
 
 
 @pytest.mark.parametrize("expert", [-1, EXPERTS])
@@ -296,7 +298,7 @@ def test_an_unknown_expert_is_refused(world: World, expert: int) -> None:
     x_TH, ids_TK, scores_TK = world.inputs(2)
     ids_TK[1, 0] = expert
     with pytest.raises(IndexError):
-        world.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+        world.calls.run(0, x_TH, ids_TK, scores_TK, None)
     world.check(2)
 
 
@@ -332,7 +334,7 @@ def test_a_refusal_of_the_request_itself_is_an_error(world: World) -> None:
         server.next_answers = [breaks(status=Status.INVALID_ARGUMENT)]
     x_TH, ids_TK, scores_TK = world.inputs(4)
     with pytest.raises(WrongRequestError, match="refused"):
-        world.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+        world.calls.run(0, x_TH, ids_TK, scores_TK, None)
 
 
 def test_a_lost_connection_ends_the_wait(world: World) -> None:
@@ -435,7 +437,7 @@ def test_a_released_lane_starts_nothing() -> None:
     made.servers[0].connection.close()
     x_TH, ids_TK, scores_TK = made.inputs(1)
     with pytest.raises(ExpertsUnavailableError):
-        made.calls.start(0, x_TH, ids_TK, scores_TK, None, overlapped=False).finish()
+        made.calls.run(0, x_TH, ids_TK, scores_TK, None)
 
 
 def _total(counter: Any) -> float:
