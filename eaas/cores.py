@@ -1,12 +1,53 @@
-"""Number of CPU cores for this process."""
+"""CPU cores of this process, and how the processes of `eaas up` share them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-__all__ = ["usable_cores"]
+from eaas.errors import ConfigError
+
+__all__ = ["bind_thread", "refuse_other_core", "server_core", "usable_cores"]
 
 
 def usable_cores() -> int:
     """Number of CPU cores that a container or `taskset` leaves this process; thread counts follow it."""
     return len(os.sched_getaffinity(0))
+
+
+def server_core(engine: str, cores: Sequence[int], index: int) -> int | None:
+    """Choose the core of an expert server's loop on a machine that also runs the attention client.
+
+    vLLM binds its model to the first of two cores and leaves the other to its HTTP server. The model waits
+    while the experts compute, so the first server's loop takes the same core: a switch of threads there costs
+    less than waking a halted core. Further servers alternate, and so compute at the same time.
+
+    Args:
+        engine: Engine of the attention client.
+        cores: Cores of this machine.
+        index: Number of the server, from 0.
+
+    Returns:
+        None: any core, for another engine or with more cores, where the system spreads the threads.
+    """
+    if engine != "vllm" or len(cores) != 2:
+        return None
+    return cores[index % 2]
+
+
+def refuse_other_core(core: int) -> None:
+    """Check the setting `expert_server.core`; -1 means any core.
+
+    Raises:
+        ConfigError: This process may not use the core.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    if core >= 0 and core not in allowed:
+        raise ConfigError(
+            f"expert_server.core: {core}: choose one of this machine's cores {allowed}"
+        )
+
+
+def bind_thread(core: int) -> None:
+    """Bind the calling thread to a core; threads that it starts later inherit that."""
+    os.sched_setaffinity(0, {core})

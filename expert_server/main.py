@@ -16,7 +16,7 @@ import torch
 
 from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
-from eaas.cores import usable_cores
+from eaas.cores import bind_thread, refuse_other_core, usable_cores
 from eaas.errors import ExpertMismatchError
 from eaas.log import get_logger
 from eaas.membership.session import MemberSession, MembershipView, Report
@@ -96,6 +96,8 @@ class ExpertServer:
     ) -> None:
         # Without a setting, leave half of the cores to other processes.
         threads = config.threads or max(1, usable_cores() // 2)
+        refuse_other_core(config.core)
+        self._core = config.core
         torch.set_num_threads(threads)
         sys.setswitchinterval(_SWITCH_S)
         self._server_id = server_id
@@ -228,6 +230,9 @@ class ExpertServer:
         """
         self._watchdog.start()
         try:
+            # Only this thread: the kernel's other threads exist already.
+            if self._core >= 0:
+                bind_thread(self._core)
             self._loop.run()
         finally:
             self._watchdog.close()

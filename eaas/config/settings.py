@@ -206,6 +206,7 @@ class ExpertServerConfig(_Section):
     threads: int = Field(
         0, ge=0, description="Torch threads; 0 divides the cores among the servers."
     )
+    core: int = Field(-1, ge=-1, description="Core that the serving loop is bound to; -1: any.")
     kernel: Literal["auto", "native", "reference"] = Field(
         "auto",
         description="Compute kernel; auto takes reference only if native cannot serve the model.",

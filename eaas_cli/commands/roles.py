@@ -117,6 +117,10 @@ def expert_server(
     host: Host = None,
     port: Port = None,
     threads: Threads = None,
+    core: Annotated[
+        int | None,
+        typer.Option(help="Core that the serving loop is bound to.", show_default="any"),
+    ] = None,
     kernel: Annotated[
         str | None, typer.Option(help="Expert kernel: auto, native or reference.")
     ] = None,
@@ -141,6 +145,7 @@ def expert_server(
         "host": host,
         "port": port,
         "threads": threads,
+        "core": core,
         "kernel": kernel,
         "quantization": quantization,
         "slots": slots,

@@ -29,7 +29,12 @@ def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def server_words(
-    config: ClusterConfig, name: str, monitor: str, model: Path | None, threads: int
+    config: ClusterConfig,
+    name: str,
+    monitor: str,
+    model: Path | None,
+    threads: int,
+    core: int | None,
 ) -> tuple[str, ...]:
     """Arguments of an `eaas expert-server` process. Without a model, other servers send it the weights."""
     server = config.expert_server
@@ -37,6 +42,7 @@ def server_words(
         *("expert-server", "--id", name),
         *(("--model", str(model)) if model else ()),
         *("--join", monitor, "--threads", str(threads)),
+        *(() if core is None else ("--core", str(core))),
         *("--kernel", server.kernel, "--quantization", server.quantization),
     )
 

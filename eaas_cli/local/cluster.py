@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal, Self
 
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
-from eaas.cores import usable_cores
+from eaas.cores import server_core, usable_cores
 from eaas.errors import ClusterError, ConfigError
 from eaas.net import server_records
 from eaas.net.listen_policy import guarded_keys, identity, only_here
@@ -339,5 +340,6 @@ class LocalCluster:
         name = f"{_SERVER}{index}"
         threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
         checkpoint = self.model if model else None
-        words = server_words(self.config, name, self.monitor_address, checkpoint, threads)
+        core = server_core(self._engine, sorted(os.sched_getaffinity(0)), index)
+        words = server_words(self.config, name, self.monitor_address, checkpoint, threads, core)
         return self._spawn(name, *words)

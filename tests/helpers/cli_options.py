@@ -44,7 +44,7 @@ trace generate: target --regime=skewed --iterations=6144 --layers=58 --experts=2
 trace info: source --against --out --experts --tokens=1024 --json=false
 trace compare: source --policy --servers="64" --interval=256,1024 --slots --planning="0.4" --plot
     --json=false
-expert-server: --model --join --id --host --port --threads --kernel --quantization --slots
+expert-server: --model --join --id --host --port --threads --core --kernel --quantization --slots
     --slot-tokens --tls --insecure=false --config
 attention-client: --model --join --id --host --port --transport --threads --api-key-file
     --operator-page --tls --insecure=false --config
