@@ -1,0 +1,54 @@
+"""Measure decoding by vLLM with experts on servers, against vLLM with local experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.vllm.engines import ROOT
+from eaas_cli.bench.command import command, end_on_sigterm, say, show
+from eaas_cli.commands.options import Json
+from eaas_cli.errors import exit_with_one_line
+
+
+def main(
+    model: Annotated[Path, typer.Option("--model", help="Checkpoint.")] = ROOT / "examples/demo",
+    servers: Annotated[
+        str, typer.Option(metavar="N,...", help="Numbers of expert servers, one cluster for each.")
+    ] = "1,3",
+    streams: Annotated[str, typer.Option(metavar="N,...", help="Answers at a time.")] = "1,8,32",
+    max_tokens: Annotated[int, typer.Option(min=16, help="Tokens per answer.")] = 150,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each measurement.")] = 7,
+    vllm_python: Annotated[
+        Path, typer.Option(help="Python of the environment with vLLM (`make setup-vllm`).")
+    ] = ROOT / ".venv-vllm/bin/python",
+    embedded: Annotated[
+        bool, typer.Option("--embedded/--no-embedded", help="Also measure the embedded engine.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Measure decoding by vLLM with experts on servers, against vLLM with local experts."""
+    from benchmarks.vllm.report import print_report
+    from benchmarks.vllm.run import bench_vllm
+    from eaas_cli.option_values import numbers
+
+    end_on_sigterm()
+    document = bench_vllm(
+        model,
+        servers=numbers("--servers", servers),
+        streams=numbers("--streams", streams),
+        max_tokens=max_tokens,
+        rounds=rounds,
+        vllm_python=vllm_python,
+        embedded=embedded,
+        say=say,
+    )
+    show(document, as_json, print_report)
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    exit_with_one_line(app)

@@ -1,0 +1,107 @@
+"""The entrants: each an endpoint in processes of its own, which end with the context."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from eaas.errors import ClusterError
+
+__all__ = ["ROOT", "cluster", "own_python", "plain_vllm"]
+
+ROOT = Path(__file__).parents[2]
+_START_S = 600.0
+_END_S = 20.0
+_ASK_S = 2.0
+# Small caches: several engines share the machine's memory.
+_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@contextlib.contextmanager
+def plain_vllm(python: Path, model: Path) -> Iterator[str]:
+    """vLLM with local experts; yields its URL."""
+    port = _free_port()
+    words = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
+    names = ("--served-model-name", model.name)
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    # Not all of the memory: it is for a machine of its own.
+    with _endpoint(
+        [str(python), *words, *names, *where, "--gpu-memory-utilization", "0.5"], port
+    ) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def cluster(python: Path, model: Path, servers: int, engine: str) -> Iterator[str]:
+    """A local cluster, each expert on two servers if there are two; yields the URL of its endpoint."""
+    port = _free_port()
+    sizes = ("--servers", str(servers), "--redundancy", str(min(servers, 2)))
+    words = ("-m", "eaas_cli", "up", "--model", str(model), "--engine", engine, *sizes)
+    with _endpoint([str(python), *words, "--port", str(port)], port) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _endpoint(command: Sequence[str], port: int) -> Iterator[str]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(os.environ),
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(process, " ".join(command[1:4]), url, log)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(_END_S)
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    own = {name: value for name, value in given.items() if name != "VIRTUAL_ENV"}
+    return _ENVIRONMENT | own
+
+
+def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines() or ["(nothing)"]
+            raise ClusterError(f"{what} ended: {lines[-1]}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=_ASK_S, trust_env=False).is_success:
+                return
+        time.sleep(0.5)
+    raise ClusterError(f"{url} does not answer after {_START_S:.0f} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def own_python() -> Path:
+    """Python of this process, which runs the embedded engine."""
+    return Path(sys.executable)
