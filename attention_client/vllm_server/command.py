@@ -20,6 +20,8 @@ _MIDDLEWARE = "attention_client.vllm_server.middleware.Endpoint"
 _NAMES = "--served-model-name"
 # Seconds in which running requests may end, as in the embedded engine.
 _GRACE_S = 1
+_STEP_VARIABLE = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+_LEAST_STEP_S, _STEP_MARGIN_S = 300, 60
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _CACHE_OPTIONS = frozenset({"--kv-cache-memory-bytes", "--gpu-memory-utilization"})
 _GIB = 1 << 30
@@ -78,7 +80,12 @@ def words(
 
 
 def environment(
-    given: Mapping[str, str], endpoint: EndpointSettings, options: Sequence[str], *, on_cpu: bool
+    given: Mapping[str, str],
+    endpoint: EndpointSettings,
+    options: Sequence[str],
+    *,
+    patience_s: float,
+    on_cpu: bool,
 ) -> dict[str, str]:
     """Environment of vLLM's API server.
 
@@ -86,12 +93,15 @@ def environment(
         given: Environment of this process.
         endpoint: Settings of the middleware.
         options: The user's own options of vLLM.
+        patience_s: Longest wait of a batch for experts.
         on_cpu: vLLM runs on the CPU, where it would take nearly all memory by default.
     """
     made = {name: value for name, value in given.items() if name != READY_VARIABLE}
     made[SUPERVISOR_VARIABLE] = supervisor_text()
     made |= endpoint.environment()
     made |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    # vLLM gives a step up after this time, in which a batch may wait for experts.
+    made.setdefault(_STEP_VARIABLE, str(int(max(_LEAST_STEP_S, patience_s + _STEP_MARGIN_S))))
     if on_cpu and not _CACHE_OPTIONS.intersection(_option_names(options)):
         made.setdefault(_CACHE_VARIABLE, str(_default_cache()))
     plugins = made.get("VLLM_PLUGINS")

@@ -328,6 +328,10 @@ class AttentionClientConfig(_Section):
     layer_timeout_s: Seconds = Field(
         10.0, description="Deadline of one MoE layer, over all attempts."
     )
+    patience_s: Seconds = Field(
+        240.0,
+        description="vLLM: longest wait of a batch for an expert without a replica; then vLLM ends.",
+    )
     attempt_timeout_s: Seconds = Field(
         0.15, description="Minimum time for a server to answer before another replica is asked."
     )

@@ -165,7 +165,9 @@ def _start(
     )
     on_cpu = torch.version.cuda is None and torch.version.hip is None
     words = command.words(model, engine, client.host, port, options)
-    environment = command.environment(os.environ, endpoint, options, on_cpu=on_cpu)
+    environment = command.environment(
+        os.environ, endpoint, options, patience_s=client.patience_s, on_cpu=on_cpu
+    )
     # The dashboard's buttons need the launcher's pipe, to know the launcher's servers.
     launcher = os.environ.get(LAUNCHER_VARIABLE)
     return VllmProcess(words, environment, () if launcher is None else (int(launcher),))

@@ -46,7 +46,7 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
         vllm_config.additional_config[SECTION] = {"experts": "remote"}
         parallel = vllm_config.parallel_config
         worker = parallel.data_parallel_rank * parallel.world_size + parallel.rank
-        remote.attach(join(settings, checkpoint.shape, worker), settings.patience_s)
+        remote.attach(join(settings, checkpoint.shape, worker), settings.client.patience_s)
         # This imports the model's code, which may have its own subclass of RoutedExperts.
         get_model_architecture(model_config)
         replace_routed_experts()

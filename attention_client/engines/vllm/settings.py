@@ -26,10 +26,6 @@ class EngineSettings(BaseModel):
     endpoint: str = Field(
         "", description="Address of vLLM's HTTP server, host:port, for `eaas status`."
     )
-    patience_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
-        240.0,
-        description="Longest wait of a layer call for an expert without a replica; then the engine ends.",
-    )
     cover_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         600.0, description="Longest wait at the start until every expert has a live replica."
     )

@@ -78,7 +78,7 @@ def test_options_of_vllm_pass() -> None:
 
 def test_the_environment_passes_settings_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"PATH": "/bin", READY_VARIABLE: "7"}
-    made = environment(given, ENDPOINT, (), on_cpu=False)
+    made = environment(given, ENDPOINT, (), patience_s=240.0, on_cpu=False)
     assert READY_VARIABLE not in made
     assert "VLLM_CPU_KVCACHE_SPACE" not in made
     assert made["PATH"] == "/bin"
@@ -98,16 +98,21 @@ def test_the_environment_passes_settings_and_no_key(monkeypatch: pytest.MonkeyPa
 def test_a_given_cache_size_stays(
     given: dict[str, str], options: tuple[str, ...], space: str | None
 ) -> None:
-    assert environment(given, ENDPOINT, options, on_cpu=True).get("VLLM_CPU_KVCACHE_SPACE") == space
+    assert (
+        environment(given, ENDPOINT, options, patience_s=240.0, on_cpu=True).get(
+            "VLLM_CPU_KVCACHE_SPACE"
+        )
+        == space
+    )
 
 
 def test_the_cache_is_small_by_default() -> None:
-    made = environment({}, ENDPOINT, (), on_cpu=True)
+    made = environment({}, ENDPOINT, (), patience_s=240.0, on_cpu=True)
     assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 4
 
 
 def test_a_choice_of_plugins_keeps_this_one() -> None:
-    made = environment({"VLLM_PLUGINS": "other"}, ENDPOINT, (), on_cpu=False)
+    made = environment({"VLLM_PLUGINS": "other"}, ENDPOINT, (), patience_s=240.0, on_cpu=False)
     assert made["VLLM_PLUGINS"] == "other,eaas"
 
 
@@ -115,3 +120,9 @@ def test_the_middleware_needs_eaas_vllm(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("_EAAS_VLLM_ENDPOINT", raising=False)
     with pytest.raises(ConfigError, match="eaas vllm"):
         EndpointSettings.of_environment()
+
+
+@pytest.mark.parametrize(("patience_s", "step_s"), [(60.0, "300"), (240.0, "300"), (900.0, "960")])
+def test_a_step_may_wait_as_long_as_a_batch(patience_s: float, step_s: str) -> None:
+    made = environment({}, ENDPOINT, (), patience_s=patience_s, on_cpu=False)
+    assert made["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == step_s
