@@ -84,7 +84,7 @@ test-nightly: nightly-tests sim fuzz soak
 # The slow tests, and more kills and examples for the others.
 nightly-tests: export KILL_MOMENTS ?= 10
 nightly-tests: export GROW_SHRINK_CYCLES ?= 20
-nightly-tests: setup
+nightly-tests: setup setup-vllm
 	status=0; \
 	$(BIN)/python -m pytest --hypothesis-profile nightly --timeout 1200 \
 	  -m '(nightly or chaos or hypothesis) and not (alone or compose)' $(PARALLEL) || status=1; \
