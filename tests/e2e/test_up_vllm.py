@@ -15,17 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("EAAS_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
+from vllm_python import NEEDS_VLLM, PYTHON, ROOT
+
 START_S = 400.0
 
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.nightly,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        not PYTHON.is_file(), reason="no vLLM: `make setup-vllm`, or set EAAS_VLLM_PYTHON"
-    ),
+    NEEDS_VLLM,
 ]
 
 
@@ -33,8 +31,6 @@ pytestmark = [
 def up(start_up: Callable[..., Any]) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        # `eaas` refuses unknown variables of that form.
-        patch.delenv("EAAS_VLLM_PYTHON", raising=False)
         running = start_up(ROOT / "examples" / "demo", "--engine", "vllm", python=str(PYTHON))
         running.wait_output("(Ctrl-C ends)", START_S)
         yield running
