@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from eaas.errors import ConfigError
 
-__all__ = ["bind_thread", "refuse_other_core", "server_core", "usable_cores"]
+__all__ = ["bind_thread", "refuse_other_core", "server_core", "threads_on_any_core", "usable_cores"]
 
 
 def usable_cores() -> int:
@@ -51,3 +52,18 @@ def refuse_other_core(core: int) -> None:
 def bind_thread(core: int) -> None:
     """Bind the calling thread to a core; threads that it starts later inherit that."""
     os.sched_setaffinity(0, {core})
+
+
+@contextlib.contextmanager
+def threads_on_any_core() -> Iterator[None]:
+    """Let threads that start inside the block use all cores of the parent process.
+
+    vLLM binds a worker process to the model's cores. A heartbeat thread that inherits that waits for the model's
+    own threads, and the monitor takes the worker for dead on a busy machine.
+    """
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()) | bound)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)

@@ -18,6 +18,7 @@ from attention_client.engines.vllm.worker_page import serve_page
 from attention_client.status import min_replicas
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
+from eaas.cores import threads_on_any_core
 from eaas.errors import ClusterError
 from eaas.log import get_logger
 from eaas.net.tls import Identity
@@ -48,18 +49,19 @@ def join(settings: EngineSettings, shape: ModelShape, rank: int) -> Cluster:
     log_with_vllm()
     name = settings.id or f"vllm-{os.uname().nodename}-{os.getppid()}"
     metrics = ClientMetrics(CollectorRegistry())
-    cluster = Cluster(
-        settings.monitor,
-        shape,
-        settings.client,
-        metrics,
-        client_id=f"{name}-{rank}" if rank else name,
-        address=settings.endpoint,
-        on_stopping=stop_engine,
-        tls=Identity(Path(settings.tls_dir), Role.ATTENTION_CLIENT.value)
-        if settings.tls_dir
-        else None,
-    )
+    tls_dir = settings.tls_dir
+    tls = Identity(Path(tls_dir), Role.ATTENTION_CLIENT.value) if tls_dir else None
+    with threads_on_any_core():
+        cluster = Cluster(
+            settings.monitor,
+            shape,
+            settings.client,
+            metrics,
+            client_id=f"{name}-{rank}" if rank else name,
+            address=settings.endpoint,
+            on_stopping=stop_engine,
+            tls=tls,
+        )
     # vLLM's processes are children of `multiprocessing`, which runs these functions where it skips `atexit`.
     multiprocessing.util.Finalize(None, cluster.close, exitpriority=100)
     try:

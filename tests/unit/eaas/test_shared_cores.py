@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from eaas.cores import bind_thread, refuse_other_core, server_core
+from eaas.cores import bind_thread, refuse_other_core, server_core, threads_on_any_core
 from eaas.errors import ConfigError
 
 
@@ -43,3 +43,27 @@ def test_an_unknown_core_is_refused() -> None:
     refuse_other_core(min(os.sched_getaffinity(0)))
     with pytest.raises(ConfigError, match="core: 4095"):
         refuse_other_core(4095)
+
+
+def test_threads_of_a_bound_process_may_use_all_cores() -> None:
+    """Those that start in the block, and only those."""
+    every = os.sched_getaffinity(os.getppid())
+    seen: list[set[int]] = []
+
+    def note() -> None:
+        seen.append(os.sched_getaffinity(0))
+
+    def bound() -> None:
+        bind_thread(min(every))
+        with threads_on_any_core():
+            inside = threading.Thread(target=note)
+            inside.start()
+            inside.join()
+        outside = threading.Thread(target=note)
+        outside.start()
+        outside.join()
+
+    thread = threading.Thread(target=bound)
+    thread.start()
+    thread.join()
+    assert seen == [every | {min(every)}, {min(every)}]
