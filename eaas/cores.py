@@ -58,8 +58,8 @@ def bind_thread(core: int) -> None:
 def threads_on_any_core() -> Iterator[None]:
     """Let threads that start inside the block use all cores of the parent process.
 
-    vLLM binds a worker process to the model's cores. A heartbeat thread that inherits that waits for the model's
-    own threads, and the monitor takes the worker for dead on a busy machine.
+    vLLM binds a worker process to the model's cores. A heartbeat thread that inherits that waits for the
+    model's own threads, and the monitor takes the worker for dead on a busy machine.
     """
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()) | bound)
