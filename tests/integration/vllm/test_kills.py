@@ -105,7 +105,8 @@ def world(
         fork_server=fork_server,
         log_dir=logs,
     ) as cluster:
-        options = ("--enforce-eager", "--max-model-len", "1024")
+        # vLLM runs float32 checkpoints in bfloat16 unless it is told otherwise.
+        options = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024")
         endpoint = VllmEndpoint(exact, cluster.monitor_address, logs / "vllm.log", *options)
         try:
             endpoint.wait_serving()
@@ -129,7 +130,7 @@ def test_other_batches_change_no_text(world: World) -> None:
     check_stalls("without faults", stalls_s)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=lambda blow: blow.name)
 def test_any_server_at_any_moment(world: World, blow: signal.Signals) -> None:
     dice = random.Random(f"{SEED} {blow.name}")
     stalls_s = []

@@ -26,7 +26,8 @@ ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "g
 COMPILED = ("qwen3_moe", "qwen2_moe")
 CASES = [(arch, True) for arch in ARCHITECTURES] + [(arch, False) for arch in COMPILED]
 PROMPTS, TOKENS = 64, 24
-LEAST_EXPERT_BYTES = 300e6
+# Joining a cluster takes some 40 MB, which must be little against the experts.
+LEAST_EXPERT_BYTES = 600e6
 
 
 def some_prompts(number: int) -> list[list[int]]:
@@ -66,7 +67,7 @@ def test_no_memory_for_the_experts(
     start_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:
     path = tmp_path / "large"
-    write_demo_model(path, layers=4, hidden=512, experts=52, top_k=2, max_shard_size="1GB")
+    write_demo_model(path, layers=4, hidden=512, experts=112, top_k=2, max_shard_size="1GB")
     size = expert_bytes(path)
     assert size >= LEAST_EXPERT_BYTES
     prompts = some_prompts(2)
