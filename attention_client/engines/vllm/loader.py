@@ -5,6 +5,7 @@ Loading joins the cluster first, because each layer must know its place among th
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,8 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Read the tensors of the checkpoint, except the experts', with the names of the checkpoint."""
         assert self._checkpoint is not None
+        # vLLM logs how long the loading took since then.
+        self.counter_before_loading_weights = time.perf_counter()
         experts = self._checkpoint.expert_keys()
         shards: dict[Path, list[str]] = defaultdict(list)
         for name, shard in self._checkpoint.keys.items():
