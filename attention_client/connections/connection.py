@@ -429,6 +429,8 @@ class Connection:
         with self._lock:
             self._tickets[ticket] = True
             self.lane.add_work(work)
+            # From here on, the ticket keeps the arena open.
+            self.lane.leave()
         return ticket
 
     @property
@@ -492,7 +494,7 @@ class Connection:
 
     def _let_go(self) -> None:
         """Close the arena if it is unlinked and no ticket is open; the lock is held."""
-        if self._unlinked and not self._tickets:
+        if self._unlinked and not self._tickets and not self.lane.users:
             self._views.clear()
             self.lane.release()
             self._link.arena.close()

@@ -37,6 +37,8 @@ class Lane:
     """Number of free slots."""
     work: float
     """Work in flight (`dispatch.parts.Part.work`)."""
+    users: int
+    """Requests of exchanges: in flight, or handed over and without an owner yet (`leave`)."""
     writers: int
     """Exchanges that write a request now."""
 
@@ -52,6 +54,9 @@ class Lane:
     def set_times(self, expected: _Float64, tail: float, /) -> None:
         """Set the usual seconds of a request by bit length of its tokens (32; 0: unknown), and the multiple
         after which it is hedged (0: never)."""
+
+    def leave(self) -> None:
+        """Note that a request of `Exchange.requests` has an owner: the memory may then be dropped."""
 
     def stop(self) -> None:
         """Refuse new exchanges, and end the waits of running ones at the next ring of the reply bell."""
@@ -73,7 +78,7 @@ class Exchange:
     def requests(
         self,
     ) -> list[tuple[int, int, int, bytes, bytes, float, float, float, float]]:
-        """Hand over what is in flight; the exchange is over.
+        """Hand over what is in flight; the exchange is over. Call `Lane.leave` once for each request.
 
         Returns:
             (server, slot, request id, tokens as int64, experts as int32, work, sent at, hedge at, expires at)

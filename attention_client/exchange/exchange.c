@@ -843,6 +843,8 @@ exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
     }
     if (list != NULL) {
         for (int i = 0; i < self->count; i++) {
+            /* The lane's memory stays until the new owner calls `Lane.leave`. */
+            self->requests[i].lane->users++;
             forget_request(&self->requests[i], false);
         }
         self->count = 0;

@@ -143,6 +143,24 @@ lane_stop(Lane *lane, PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+lane_leave(Lane *lane, PyObject *Py_UNUSED(ignored))
+{
+    if (lane->users <= 0) {
+        PyErr_SetString(PyExc_ValueError, "nobody uses the lane");
+        return NULL;
+    }
+    lane->users--;
+    lane_drop(lane);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+lane_users(Lane *lane, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(lane->users);
+}
+
+static PyObject *
 lane_release(Lane *lane, PyObject *Py_UNUSED(ignored))
 {
     lane->stopped = lane->released = true;
@@ -173,6 +191,7 @@ static PyMethodDef lane_methods[] = {
     {"give", (PyCFunction)lane_give, METH_O, "give(slot): the slot is free"},
     {"add_work", (PyCFunction)lane_add_work, METH_O, "add_work(work): change the work in flight"},
     {"set_times", (PyCFunction)lane_set_times, METH_VARARGS, "set_times(expected, tail)"},
+    {"leave", (PyCFunction)lane_leave, METH_NOARGS, "leave(): a request that was handed over has an owner"},
     {"stop", (PyCFunction)lane_stop, METH_NOARGS, "stop(): no exchange uses the lane any more"},
     {"release", (PyCFunction)lane_release, METH_NOARGS, "release(): drop the buffer once no exchange uses it"},
     {NULL, NULL, 0, NULL},
@@ -181,6 +200,7 @@ static PyMethodDef lane_methods[] = {
 static PyGetSetDef lane_getset[] = {
     {"free", (getter)lane_free, NULL, "number of free slots", NULL},
     {"work", (getter)lane_work, NULL, "work in flight", NULL},
+    {"users", (getter)lane_users, NULL, "requests of exchanges, in flight or handed over", NULL},
     {"writers", (getter)lane_writers, NULL, "exchanges that write a request now", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -106,7 +106,10 @@ def test_a_dry_run_explains_itself_and_does_nothing(cluster: Cluster) -> None:
 
 def test_latency_comes_from_the_endpoints(cluster: Cluster, plane: Plane) -> None:
     registry = CollectorRegistry()
-    latency = ServeMetrics(registry).inter_token_latency
+    metrics = ServeMetrics(registry)
+    # The autoscaler reads the names that both engines have.
+    metrics.show_as_vllm("demo")
+    latency = metrics.inter_token_latency
     endpoint = MetricsServer(lambda: generate_latest(registry))
     plane.client(cluster.address, endpoint.address)
     autoscaler = cluster.autoscaler(dry_run=True, latency_target_ms=50)

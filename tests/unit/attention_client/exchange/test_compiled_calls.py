@@ -442,3 +442,20 @@ def test_a_released_lane_starts_nothing() -> None:
 
 def _total(counter: Any) -> float:
     return sum(s.value for m in counter.collect() for s in m.samples if s.name.endswith("_total"))
+
+
+def test_a_connection_that_closes_during_a_call(world: World) -> None:
+    """The arena stays open until the call's requests are taken over and abandoned."""
+    world.servers[0].next_answers.append(silent)
+    x_TH, ids_TK, scores_TK = world.inputs(16)
+    call = world.calls.start(0, x_TH, ids_TK, scores_TK, None)
+    while world.servers[0].next_answers:
+        time.sleep(0.001)
+    connection = world.servers[0].connection
+    connection.close()
+    assert world.servers[0].arena.buffer
+    world.views.append(ClusterView(world.views[0].placement, (None, world.servers[1].connection)))
+    assert torch.equal(call.finish(), right(x_TH, ids_TK))
+    assert connection.lane.users == 0
+    with pytest.raises(ValueError, match="closed"):
+        _ = world.servers[0].arena.buffer
