@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 import attention_client
 from attention_client.connections.connection import Connection
 from attention_client.connections.messages import Ticket
+from attention_client.layer_call.compiled import Sent
 from decoding import cluster_of, eager, generate, prompts
 from eaas.config import AttentionClientConfig
 from eaas.one_sided import why_not
@@ -139,21 +140,34 @@ def strike_server_of_request(
     struck: list[str] = []
     countdown = iter(range(request - 1, -1, -1))
 
+    def count(connection: Connection) -> None:
+        if next(countdown, None) == 0:
+            struck.append(connection.server_id)
+            os.kill(cluster.children[connection.server_id].pid, blow)
+
     def watch(connection: Connection) -> None:
         plain = connection.submit
 
         def submit(*arguments: Any) -> Ticket:
             ticket = plain(*arguments)
-            if next(countdown, None) == 0:
-                struck.append(connection.server_id)
-                os.kill(cluster.children[connection.server_id].pid, blow)
+            count(connection)
             return ticket
 
         connection.submit = submit  # type: ignore[method-assign]
 
-    for connection in joined.view().connections:
-        assert connection is not None
+    connections = [c for c in joined.view().connections if c is not None]
+    for connection in connections:
         watch(connection)
+    compiled = joined._calls.compiled
+    start = compiled.start
+
+    def start_compiled(*arguments: Any) -> Sent | None:
+        sent = start(*arguments)
+        if sent is not None:
+            count(next(c for c in connections if c.lane.users))
+        return sent
+
+    compiled.start = start_compiled  # type: ignore[method-assign]
     return struck
 
 
