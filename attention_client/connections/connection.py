@@ -10,14 +10,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from attention_client.connections.deadlines import ServiceTimes
+from attention_client.connections.link import Link, lane_of
 from attention_client.connections.messages import Answer, LayerInput, Ticket
 from attention_client.dispatch.parts import Part
-from attention_client.exchange import Lane
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.request_outcomes import Outcome
 from eaas.errors import (
@@ -26,11 +26,10 @@ from eaas.errors import (
     SlotsBusyError,
     WrongRequestError,
 )
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
+from eaas.wire import RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import (
     CHECKSUM_FLAG,
     DAMAGED,
-    DOORBELL,
     Status,
     WireDtype,
     max_tokens,
@@ -41,7 +40,7 @@ from eaas.wire.slot import (
 )
 from eaas.wire.views import SlotViews
 
-__all__ = ["Connection", "Link"]
+__all__ = ["Connection"]
 
 _TAKEN_BACK = "the server took its slots back"
 # Longest wait for writes in progress before the slots are given back regardless.
@@ -51,47 +50,6 @@ _SETTLE_S = 0.0002
 _ANSWERED = SlotState.DONE.mask | SlotState.OFFLINE.mask
 _WRITTEN, _DONE = SlotState.WRITTEN, SlotState.DONE
 _OK = Status.OK
-
-
-class Link(Protocol):
-    """A connection's transport: an arena with the granted slots, and a way to signal the server.
-
-    The arena's generation words are those of the grant.
-    """
-
-    arena: Arena
-    first_slot: int
-    slots: int
-    reply_bell: int
-    generation: int
-    # Whether the server itself polls the arena and hears its doorbell.
-    direct: bool
-
-    def kick(self, slot: int) -> None:
-        """Tell the server that this slot holds a new request (by doorbell, frame or write)."""
-
-    def close(self) -> None:
-        """Give the slots back to the server and end the link's threads.
-
-        Called once; the connection closes the arena.
-        """
-
-
-def _lane(link: Link, hidden_size: int) -> Lane:
-    arena = link.arena
-    return Lane(
-        arena.buffer,
-        *arena.offsets,
-        arena.request_stride,
-        arena.result_stride,
-        link.first_slot,
-        link.slots,
-        link.reply_bell,
-        DOORBELL,
-        link.generation,
-        hidden_size,
-        link.direct,
-    )
 
 
 class _Abandoned(NamedTuple):
@@ -157,7 +115,7 @@ class Connection:
         # Held briefly, and never while taking another lock.
         self._lock = threading.Lock()
         # The free slots, for requests made here and by compiled layer calls.
-        self.lane = _lane(link, hidden_size)
+        self.lane = lane_of(link, hidden_size)
         # True until the server answers, then False while the answer is read.
         self._tickets: dict[Ticket, bool] = {}
         self._abandoned: dict[int, _Abandoned] = {}

@@ -238,7 +238,7 @@ class ServeLoop:
     def _answer_directly(self, slot: int, now: float) -> bool:
         """Answer the only request there is in compiled code (`expert_server.loop.direct`).
 
-        False if it is not plain, or might wait for others: nothing has changed, and it is to be admitted.
+        False if the request is not plain, or might wait for others. Then nothing has changed; admit it.
 
         Args:
             slot: Its slot.

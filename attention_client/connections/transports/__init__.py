@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from attention_client.connections.connection import Link
+from attention_client.connections.link import Link
 from attention_client.connections.transports.grpc_transport import GrpcLink
 from attention_client.connections.transports.one_sided import open_nixl
 from attention_client.connections.transports.shared import SharedLink

@@ -1,0 +1,53 @@
+"""A connection's link to an expert server: the granted slots, and a way to signal the server."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attention_client.exchange import Lane
+from eaas.wire import Arena
+from eaas.wire.slot import DOORBELL
+
+__all__ = ["Link", "lane_of"]
+
+
+class Link(Protocol):
+    """A connection's transport: an arena with the granted slots, and a way to signal the server.
+
+    The arena's generation words are those of the grant.
+    """
+
+    arena: Arena
+    first_slot: int
+    slots: int
+    reply_bell: int
+    generation: int
+    # Whether the server itself polls the arena and hears its doorbell.
+    direct: bool
+
+    def kick(self, slot: int) -> None:
+        """Tell the server that this slot holds a new request (by doorbell, frame or write)."""
+
+    def close(self) -> None:
+        """Give the slots back to the server and end the link's threads.
+
+        Called once; the connection closes the arena.
+        """
+
+
+def lane_of(link: Link, hidden_size: int) -> Lane:
+    """Make the lane of a link's slots, for the connection and for compiled layer calls."""
+    arena = link.arena
+    return Lane(
+        arena.buffer,
+        *arena.offsets,
+        arena.request_stride,
+        arena.result_stride,
+        link.first_slot,
+        link.slots,
+        link.reply_bell,
+        DOORBELL,
+        link.generation,
+        hidden_size,
+        link.direct,
+    )
