@@ -21,8 +21,10 @@ from eaas.open_files import prepare_open_files
 from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
 
 __all__ = [
+    "ClientTransport",
     "Host",
     "Id",
+    "OperatorPage",
     "Port",
     "begin",
     "leave",
@@ -38,6 +40,16 @@ Id = Annotated[
     str | None,
     typer.Option(
         "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
+    ),
+]
+ClientTransport = Annotated[
+    str | None,
+    typer.Option("--transport", help="Transport to the servers: shm, grpc or nixl."),
+]
+OperatorPage = Annotated[
+    bool | None,
+    typer.Option(
+        "--operator-page", help="Show buttons on the dashboard that kill and start servers."
     ),
 ]
 Threads = Annotated[
@@ -189,17 +201,10 @@ def attention_client(
     id: Id = None,
     host: Host = None,
     port: Port = None,
-    transport: Annotated[
-        str | None, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
-    ] = None,
+    transport: ClientTransport = None,
     threads: Threads = None,
     api_key_file: ApiKeyFile = None,
-    operator_page: Annotated[
-        bool | None,
-        typer.Option(
-            "--operator-page", help="Show buttons on the dashboard that kill and start servers."
-        ),
-    ] = None,
+    operator_page: OperatorPage = None,
     tls: Tls = None,
     insecure: Insecure = False,
     config: ConfigFile = None,

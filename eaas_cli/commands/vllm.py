@@ -14,7 +14,18 @@ from eaas.config import ClusterConfig
 from eaas.errors import ClusterError, ConfigError, NotACheckpointError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Tls
-from eaas_cli.commands.roles import Host, Id, Port, begin, leave, member_id, ready, security_of
+from eaas_cli.commands.roles import (
+    ClientTransport,
+    Host,
+    Id,
+    OperatorPage,
+    Port,
+    begin,
+    leave,
+    member_id,
+    ready,
+    security_of,
+)
 
 if TYPE_CHECKING:
     from attention_client.observer import ClusterObserver
@@ -49,16 +60,9 @@ def vllm(
     id: Id = None,
     host: Host = None,
     port: Port = None,
-    transport: Annotated[
-        str | None, typer.Option(help="Transport to the servers: shm, grpc or nixl.")
-    ] = None,
+    transport: ClientTransport = None,
     api_key_file: ApiKeyFile = None,
-    operator_page: Annotated[
-        bool | None,
-        typer.Option(
-            "--operator-page", help="Show buttons on the dashboard that kill and start servers."
-        ),
-    ] = None,
+    operator_page: OperatorPage = None,
     tls: Tls = None,
     insecure: Insecure = False,
     config: ConfigFile = None,

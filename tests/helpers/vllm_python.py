@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ NEEDS_VLLM = pytest.mark.skipif(
 )
 # Starting vLLM takes about a minute, of which most is its imports.
 _GENERATE_S = 400.0
+_END_S = 10.0
 
 
 def environment() -> dict[str, str]:
@@ -49,6 +51,22 @@ def run(code: str, timeout_s: float = 100.0) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End vLLM's processes, which outlive a killed one.
+
+    The resource tracker ignores SIGTERM. It ends after the others, and removes their shared memory.
+    """
+    deadline = time.monotonic() + _END_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def generate(
@@ -101,9 +119,6 @@ def generate(
         process.communicate(json.dumps(asked).encode(), _GENERATE_S)
         assert process.returncode == 0, log.read_text()[-8000:]
     finally:
-        # vLLM's other processes outlive a killed one.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end_group(process)
     document = json.loads(answer.read_text())
     return document["tokens"], document["rss"]
