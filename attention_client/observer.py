@@ -63,12 +63,12 @@ class ClusterObserver:
 
     def serves(self, address: str, timeout_s: float) -> bool:
         """Whether an attention client with this HTTP address is SERVING, by the monitor's word."""
-        clients = self._clients(address, timeout_s)
+        clients = self.clients(address, timeout_s)
         return any(m.state is MemberState.SERVING for m in clients)
 
     def deregister(self, address: str) -> None:
         """Make the attention clients with this HTTP address LEFT, because their processes have ended."""
-        for member in self._clients(address, _ASK_S):
+        for member in self.clients(address, _ASK_S):
             goodbye = pb.DeregisterRequest(
                 id=member.id, incarnation=member.incarnation, reason="its process has ended"
             )
@@ -77,10 +77,11 @@ class ClusterObserver:
             except grpc.RpcError as error:
                 _log.debug("cannot deregister %s: %s", member.id, error)
 
-    def _clients(self, address: str, timeout_s: float) -> list[Member]:
+    def clients(self, address: str, timeout_s: float) -> list[Member]:
+        """Return the live attention clients with this HTTP address, by id: one for each of vLLM's workers."""
         members = self.members(timeout_s) or ()
-        clients = (m for m in members if m.role is Role.ATTENTION_CLIENT)
-        return [m for m in clients if m.address == address and not m.state.is_gone]
+        clients = (m for m in members if m.role is Role.ATTENTION_CLIENT and m.address == address)
+        return sorted((m for m in clients if not m.state.is_gone), key=lambda m: m.id)
 
     def close(self) -> None:
         """End the connections to monitor and balancer. Idempotent."""

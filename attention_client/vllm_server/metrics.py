@@ -12,9 +12,8 @@ from starlette.types import ASGIApp, Scope
 from attention_client.engines.vllm.worker_page import merge, read_page
 from attention_client.observer import ClusterObserver
 from attention_client.vllm_server.in_process import call
-from eaas.types import Member, Role
 
-__all__ = ["metrics_page", "workers"]
+__all__ = ["metrics_page"]
 
 _ASK_S = 0.5
 _PAGE_S = 1.0
@@ -42,16 +41,6 @@ async def metrics_page(
     return Response(page + text.encode(), status, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def workers(members: list[Member] | None, address: str) -> list[Member]:
-    """Live members that are workers of the endpoint at this address, by id."""
-    found = (
-        m
-        for m in members or ()
-        if m.role is Role.ATTENTION_CLIENT and m.address == address and not m.state.is_gone
-    )
-    return sorted(found, key=lambda m: m.id)
-
-
 def _of_workers(observer: ClusterObserver, address: str) -> str:
-    found = workers(observer.members(_ASK_S), address)
+    found = observer.clients(address, _ASK_S)
     return merge((m.id, read_page(m.pid, _PAGE_S)) for m in found)
