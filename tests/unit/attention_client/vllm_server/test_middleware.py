@@ -19,7 +19,6 @@ from starlette.websockets import WebSocketDisconnect
 
 from attention_client import observer as observer_module
 from attention_client.engines.vllm import worker_page
-from attention_client.observer import ClusterObserver
 from attention_client.serving.api_error import ApiError
 from attention_client.vllm_server import middleware as middleware_module
 from attention_client.vllm_server.chat import VllmChat
@@ -43,8 +42,6 @@ def worker(pid: int, name: str = "client") -> Member:
 
 class FakeObserver(observer_module.ClusterObserver):
     """Knows one worker: this process."""
-
-    clients = ClusterObserver.clients
 
     def __init__(self, *_: Any) -> None:
         self._placement = None
