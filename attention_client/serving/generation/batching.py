@@ -46,6 +46,8 @@ __all__ = ["BatchingEngine", "fits_paged_cache"]
 
 _LOG = logging.getLogger(__name__)
 _IDLE_S = 1.0
+# Longest wait for the error of a stopped generation thread, and its interval.
+_ERROR_S, _ERROR_POLL_S = 1.0, 0.001
 
 
 class _Listener:
@@ -365,6 +367,15 @@ class BatchingEngine:
     def failure(self) -> str | None:
         """Return why the generation thread has stopped; then /health and new requests fail. None: it runs."""
         status = self.manager.background_thread_status
+        # After an error, transformers stops first and records the error a moment later.
+        until = time.monotonic() + _ERROR_S
+        while (
+            status.local_status == BackgroundThreadStatus.HARD_STOP
+            and status.fatal_error is None
+            and not self._stopped
+            and time.monotonic() < until
+        ):
+            time.sleep(_ERROR_POLL_S)
         if status.fatal_error is not None:
             return f"{type(status.fatal_error).__name__}: {status.fatal_error}"
         if status.local_status != BackgroundThreadStatus.DONT_STOP:
