@@ -9,6 +9,9 @@
 #define NOWHERE (-1)
 /* A move must save this share of the chunk's own time: less is noise of the rates. */
 #define WORTH_MOVING 0.02
+/* Time that one more request costs a layer call: to write it, wake a server, wait and sum. Measured with
+ * `python -m benchmarks.dispatch --no-server` (docs/performance.md). */
+#define REQUEST_S 20e-6
 
 /* ---- group: pairs to chunks ------------------------------------------------------------------------------ */
 
@@ -108,6 +111,66 @@ choose_by_share(const Routing *routing, const Expert *experts_E, const int64_t *
 
 /* ---- level: move chunks off the server that would end last ----------------------------------------------- */
 
+/* The server of each chunk, and what follows from it. */
+typedef struct {
+    ptrdiff_t chunks;
+    const int64_t *expert_C;
+    const double *work_C;
+    int64_t *server_C;
+    double *ends_S;    /* seconds from now, with the server's backlog */
+    int64_t *chunks_S; /* number of chunks; servers without one are not asked */
+} Choice;
+
+static inline bool
+holds(const Routing *routing, ptrdiff_t server, int64_t expert)
+{
+    return routing->shares_SE[server * routing->experts + expert] > 0;
+}
+
+static inline double
+seconds_at(const Routing *routing, const Choice *choice, ptrdiff_t server, ptrdiff_t chunk)
+{
+    return routing->rate_S[server] * choice->work_C[chunk];
+}
+
+static void
+count_chunks(const Routing *routing, Choice *choice)
+{
+    memcpy(choice->ends_S, routing->backlog_S, (size_t)routing->servers * sizeof(double));
+    memset(choice->chunks_S, 0, (size_t)routing->servers * sizeof(int64_t));
+    for (ptrdiff_t c = 0; c < choice->chunks; c++) {
+        ptrdiff_t server = (ptrdiff_t)choice->server_C[c];
+        if (server != NOWHERE) {
+            choice->ends_S[server] += seconds_at(routing, choice, server, c);
+            choice->chunks_S[server]++;
+        }
+    }
+}
+
+static void
+move_chunk(const Routing *routing, Choice *choice, ptrdiff_t chunk, ptrdiff_t to)
+{
+    ptrdiff_t from = (ptrdiff_t)choice->server_C[chunk];
+    choice->ends_S[from] -= seconds_at(routing, choice, from, chunk);
+    choice->ends_S[to] += seconds_at(routing, choice, to, chunk);
+    choice->chunks_S[from]--;
+    choice->chunks_S[to]++;
+    choice->server_C[chunk] = to;
+}
+
+/* The last to finish among the servers that are asked: nobody waits for the others. NOWHERE: none is asked. */
+static ptrdiff_t
+last_server(const Routing *routing, const Choice *choice)
+{
+    ptrdiff_t last = NOWHERE;
+    for (ptrdiff_t s = 0; s < routing->servers; s++) {
+        if (choice->chunks_S[s] > 0 && (last == NOWHERE || choice->ends_S[s] > choice->ends_S[last])) {
+            last = s;
+        }
+    }
+    return last;
+}
+
 typedef struct {
     ptrdiff_t chunk;
     ptrdiff_t server;
@@ -115,21 +178,20 @@ typedef struct {
 } Move;
 
 static Move
-best_move(const Routing *routing, const int64_t *server_C, const int64_t *expert_C, const double *work_C,
-          ptrdiff_t chunks, const double *ends_S, ptrdiff_t last)
+best_move(const Routing *routing, const Choice *choice, ptrdiff_t last, bool among_asked)
 {
-    const double *rate_S = routing->rate_S;
+    const double *ends_S = choice->ends_S;
     Move best = {-1, -1, ends_S[last]};
-    for (ptrdiff_t c = 0; c < chunks; c++) {
-        if (server_C[c] != last) {
+    for (ptrdiff_t c = 0; c < choice->chunks; c++) {
+        if (choice->server_C[c] != last) {
             continue;
         }
-        double left = ends_S[last] - rate_S[last] * work_C[c];
+        double left = ends_S[last] - seconds_at(routing, choice, last, c);
         for (ptrdiff_t s = 0; s < routing->servers; s++) {
-            if (s == last || !(routing->shares_SE[s * routing->experts + expert_C[c]] > 0)) {
+            if (s == last || (among_asked && choice->chunks_S[s] == 0) || !holds(routing, s, choice->expert_C[c])) {
                 continue;
             }
-            double there = ends_S[s] + rate_S[s] * work_C[c];
+            double there = ends_S[s] + seconds_at(routing, choice, s, c);
             double later = there > left ? there : left;
             if (later < best.ends) {
                 best = (Move){c, s, later};
@@ -139,41 +201,102 @@ best_move(const Routing *routing, const int64_t *server_C, const int64_t *expert
     return best;
 }
 
-/* Moves chunks off the server that would finish last, while that makes the call finish earlier. ends_S is scratch. */
+/* Moves chunks off the server that would finish last, while that makes the call finish earlier. */
 static void
-level_chunks(const Routing *routing, int64_t *server_C, const int64_t *expert_C, const double *work_C,
-             ptrdiff_t chunks, double *ends_S)
+level_chunks(const Routing *routing, Choice *choice, bool among_asked)
 {
-    const double *rate_S = routing->rate_S;
-    memcpy(ends_S, routing->backlog_S, (size_t)routing->servers * sizeof(double));
-    for (ptrdiff_t c = 0; c < chunks; c++) {
-        if (server_C[c] != NOWHERE) {
-            ends_S[server_C[c]] += rate_S[server_C[c]] * work_C[c];
+    /* A chunk may move more than once; the bound on moves is never met in practice. */
+    for (ptrdiff_t moves = 0; moves < choice->chunks * routing->servers; moves++) {
+        ptrdiff_t last = last_server(routing, choice);
+        Move move = last == NOWHERE ? (Move){-1, -1, 0} : best_move(routing, choice, last, among_asked);
+        if (move.chunk < 0 ||
+            !(choice->ends_S[last] - move.ends > WORTH_MOVING * seconds_at(routing, choice, last, move.chunk))) {
+            break;
+        }
+        move_chunk(routing, choice, move.chunk, move.server);
+    }
+}
+
+/* ---- merge: ask fewer servers ---------------------------------------------------------------------------- */
+
+/* The asked server with the least to do that is not tried yet; among equals, a different one in each call. */
+static ptrdiff_t
+least_server(const Routing *routing, const Choice *choice, const uint8_t *tried_S)
+{
+    ptrdiff_t least = NOWHERE, first = (ptrdiff_t)(routing->draw * (double)routing->servers);
+    double least_s = 0;
+    for (ptrdiff_t i = 0; i < routing->servers; i++) {
+        ptrdiff_t s = (first + i) % routing->servers;
+        double own_s = choice->ends_S[s] - routing->backlog_S[s];
+        if (choice->chunks_S[s] > 0 && !tried_S[s] && (least == NOWHERE || own_s < least_s)) {
+            least = s;
+            least_s = own_s;
         }
     }
-    /* A chunk may move more than once; the bound on moves is never met in practice. */
-    for (ptrdiff_t moves = 0; moves < chunks * routing->servers; moves++) {
-        /* The last to finish among the servers of this call: nobody waits for the others. */
-        ptrdiff_t last = NOWHERE;
-        for (ptrdiff_t c = 0; c < chunks; c++) {
-            if (server_C[c] != NOWHERE && (last == NOWHERE || ends_S[server_C[c]] > ends_S[last])) {
-                last = (ptrdiff_t)server_C[c];
+    return least;
+}
+
+/* Gives all chunks of a server to other asked servers. False if one of them has no other replica there. */
+static bool
+empty_server(const Routing *routing, Choice *choice, ptrdiff_t server)
+{
+    for (ptrdiff_t c = 0; c < choice->chunks; c++) {
+        if (choice->server_C[c] != server) {
+            continue;
+        }
+        ptrdiff_t to = NOWHERE;
+        double ends = 0;
+        for (ptrdiff_t s = 0; s < routing->servers; s++) {
+            double there = choice->ends_S[s] + seconds_at(routing, choice, s, c);
+            if (s != server && choice->chunks_S[s] > 0 && holds(routing, s, choice->expert_C[c]) &&
+                (to == NOWHERE || there < ends)) {
+                to = s;
+                ends = there;
             }
         }
-        if (last == NOWHERE) {
+        if (to == NOWHERE) {
+            return false;
+        }
+        move_chunk(routing, choice, c, to);
+    }
+    return true;
+}
+
+static void
+copy_choice(const Routing *routing, Choice *to, const Choice *from)
+{
+    memcpy(to->server_C, from->server_C, (size_t)from->chunks * sizeof(int64_t));
+    memcpy(to->ends_S, from->ends_S, (size_t)routing->servers * sizeof(double));
+    memcpy(to->chunks_S, from->chunks_S, (size_t)routing->servers * sizeof(int64_t));
+}
+
+/* Asks fewer servers where that ends the call sooner: a request costs REQUEST_S, whatever it computes.
+ * `trial` and `tried_S` are scratch; `tried_S` is zeroed. */
+static void
+merge_requests(const Routing *routing, Choice *choice, Choice *trial, uint8_t *tried_S)
+{
+    for (;;) {
+        ptrdiff_t least = least_server(routing, choice, tried_S);
+        if (least == NOWHERE) {
             break;
         }
-        Move move = best_move(routing, server_C, expert_C, work_C, chunks, ends_S, last);
-        if (move.chunk < 0) {
+        tried_S[least] = 1;
+        /* Each other server can take what it does not do until the call ends. */
+        double until = choice->ends_S[last_server(routing, choice)] + REQUEST_S, room_s = 0;
+        for (ptrdiff_t s = 0; s < routing->servers; s++) {
+            room_s += s != least && choice->chunks_S[s] > 0 ? (until - choice->ends_S[s]) / routing->rate_S[s] : 0;
+        }
+        if (room_s < (choice->ends_S[least] - routing->backlog_S[least]) / routing->rate_S[least]) {
             break;
         }
-        double own = rate_S[last] * work_C[move.chunk];
-        if (!(ends_S[last] - move.ends > WORTH_MOVING * own)) {
-            break;
+        copy_choice(routing, trial, choice);
+        if (!empty_server(routing, trial, least)) {
+            continue;
         }
-        ends_S[last] -= own;
-        ends_S[move.server] += rate_S[move.server] * work_C[move.chunk];
-        server_C[move.chunk] = move.server;
+        level_chunks(routing, trial, true);
+        if (trial->ends_S[last_server(routing, trial)] <= until) {
+            copy_choice(routing, choice, trial);
+        }
     }
 }
 
@@ -252,16 +375,20 @@ route(const Routing *routing, const Routed *routed)
     size_t most = experts + pairs / (size_t)routing->chunk_pairs;
     most = most < pairs ? most : pairs;
     /* All scratch memory in one block: 64-bit words, then the 32-bit chunk of each pair. */
-    size_t words = experts * (sizeof(Expert) / sizeof(int64_t)) + 3 * servers + 4 * most;
-    int64_t *block = malloc(words * sizeof(int64_t) + pairs * sizeof(int32_t) + 1);
+    size_t words = experts * (sizeof(Expert) / sizeof(int64_t)) + 6 * servers + 5 * most;
+    int64_t *block = malloc(words * sizeof(int64_t) + pairs * sizeof(int32_t) + servers + 1);
     if (block == NULL) {
         return -1;
     }
     Expert *experts_E = (Expert *)block;
-    double *ends_S = (double *)(experts_E + experts), *work_C = ends_S + servers;
-    int64_t *next_S = (int64_t *)(work_C + most), *last_S = next_S + servers, *expert_C = last_S + servers;
-    int64_t *pairs_C = expert_C + most, *server_C = pairs_C + most;
-    int32_t *chunk_of_P = (int32_t *)(server_C + most);
+    double *ends_S = (double *)(experts_E + experts), *trial_ends_S = ends_S + servers;
+    double *work_C = trial_ends_S + servers;
+    int64_t *next_S = (int64_t *)(work_C + most), *last_S = next_S + servers;
+    int64_t *chunks_S = last_S + servers, *trial_chunks_S = chunks_S + servers;
+    int64_t *expert_C = trial_chunks_S + servers, *pairs_C = expert_C + most;
+    int64_t *server_C = pairs_C + most, *trial_server_C = server_C + most;
+    int32_t *chunk_of_P = (int32_t *)(trial_server_C + most);
+    uint8_t *tried_S = (uint8_t *)(chunk_of_P + pairs);
     memset(experts_E, 0, experts * sizeof(Expert));
     memset(routed->work_S, 0, servers * sizeof(double));
 
@@ -271,7 +398,12 @@ route(const Routing *routing, const Routed *routed)
     }
     choose_by_share(routing, experts_E, expert_C, chunks, server_C);
     if (routing->rate_S != NULL) {
-        level_chunks(routing, server_C, expert_C, work_C, chunks, ends_S);
+        Choice choice = {chunks, expert_C, work_C, server_C, ends_S, chunks_S};
+        Choice trial = {chunks, expert_C, work_C, trial_server_C, trial_ends_S, trial_chunks_S};
+        memset(tried_S, 0, servers);
+        count_chunks(routing, &choice);
+        level_chunks(routing, &choice, false);
+        merge_requests(routing, &choice, &trial, tried_S);
     }
     split_tokens(routing, chunk_of_P, server_C, next_S, last_S, routed);
     int64_t left = 0;

@@ -62,7 +62,8 @@ def _endpoint(command: Sequence[str], port: int) -> Iterator[str]:
             stdout=log,
             stderr=log,
             env=_environment(os.environ),
-            start_new_session=True,
+            # A group to end, but no session: Linux schedules sessions by turns, and the client would starve.
+            process_group=0,
         )
         try:
             url = f"http://127.0.0.1:{port}"
