@@ -151,6 +151,7 @@ setup(
             depends=[
                 "expert_server/kernels/direct.h",
                 "expert_server/kernels/native/native.h",
+                "eaas/wire/spin.h",
                 "expert_server/kernels/native/gemm_portable.h",
             ],
             extra_compile_args=[

@@ -37,9 +37,8 @@ _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
 # Rows of the largest batch that a prepared layer computes. Beyond it the loop's own work hardly counts.
 _DIRECT_ROWS = 512
-# The calling thread does less work than this alone (bytes of weights, counted for each row). A second thread
-# would save half of 60 us, but its wake-up takes 200 us on a halted virtual core (2 cores of an AMD EPYC).
-_ALONE_BYTES = 2 << 20
+# Whether a pool learns which batches are too small for its threads (pool.c); if not, all of them compute all.
+_LEARNS = True
 _SPLIT = 4  # Rows of integers, 15 bits a value.
 # Mirrors `Expert` in native.h.
 _EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
@@ -75,7 +74,7 @@ class NativeKernel(ExpertKernel):
         if not kinds:
             raise UnsupportedError(f"this CPU has no {isa}")
         self._kind, self.isa, _, _ = kinds[0]
-        self._pool = _native.create_pool(spec.threads, _ALONE_BYTES)
+        self._pool = _native.create_pool(spec.threads, _LEARNS)
         self._layers: dict[int, dict[int, PackedExpert]] = {}
         self._tables: dict[int, _Table] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)

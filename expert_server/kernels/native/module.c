@@ -22,12 +22,10 @@ static void free_pool(PyObject *capsule) {
 
 static PyObject *create_pool(PyObject *self, PyObject *arguments) {
     (void)self;
-    int threads;
-    Py_ssize_t alone_bytes = 0;
-    if (!PyArg_ParseTuple(arguments, "i|n", &threads, &alone_bytes)) return NULL;
-    if (threads < 1 || alone_bytes < 0)
-        return PyErr_Format(PyExc_ValueError, "%d threads, %zd bytes", threads, alone_bytes);
-    Pool *pool = pool_create(threads, (size_t)alone_bytes);
+    int threads, learns = false;
+    if (!PyArg_ParseTuple(arguments, "i|p", &threads, &learns)) return NULL;
+    if (threads < 1) return PyErr_Format(PyExc_ValueError, "%d threads", threads);
+    Pool *pool = pool_create(threads, learns);
     if (pool == NULL) return PyErr_Format(PyExc_OSError, "no %d threads can be started", threads);
     return PyCapsule_New(pool, POOL, free_pool);
 }
@@ -206,7 +204,7 @@ static PyObject *pack(PyObject *self, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"create_pool", create_pool, METH_VARARGS, 
-     "create_pool(threads, alone_bytes=0) -> pool; ends with its last reference. One thread does less work than that"},
+     "create_pool(threads, learns=False) -> pool; ends with its last reference"},
     {"kinds", kinds, METH_NOARGS, "[(kind, isa, format of weights, format of x)] that work here, best first"},
     {"scratch_bytes", scratch_bytes, METH_VARARGS,
      "scratch_bytes(kind, threads, hidden, intermediate, tokens, top_k, num_experts) -> bytes"},

@@ -9,6 +9,7 @@
  * Each task of the second product owns its part of `out`, so there are no atomics and no buffer of rows. Each token's
  * sum is in ascending order of its experts, independent of the threads and the rest of the batch.
  */
+#include "../../../eaas/wire/spin.h"
 #include "native.h"
 
 #include <string.h>
@@ -40,7 +41,7 @@ typedef struct {
     size_t x_stride, hidden_stride;
     /* This part of the batch. */
     int first_token, tokens, rows, active_count;
-    bool is_small;     /* The calling thread does all tasks. */
+    bool is_alone;     /* The calling thread does all tasks. */
     int32_t *ids;      /* (T, K) of the whole batch, checked */
     int *active;       /* (E) experts with rows, ascending */
     int *first_row;    /* (E + 1) by place in `active` */
@@ -214,22 +215,22 @@ static void down(void *context, int task, int thread) {
 /* Panels of a task: wide if there are many rows, but so that every thread gets several tasks. */
 static int task_panels(const Layer *layer, int panels, int tasks_beside, int unit) {
     const bool many = layer->rows > MANY_ROWS * layer->active_count;
-    const int wanted = TASKS_PER_THREAD * (layer->is_small ? 1 : pool_threads(layer->moe->pool));
+    const int wanted = layer->is_alone ? 1 : TASKS_PER_THREAD * pool_threads(layer->moe->pool);
     int width = many ? WIDE_PANELS : NARROW_PANELS;
     while (width > unit && (panels + width - 1) / width * tasks_beside < wanted) width /= 2;
     return width;
 }
 
-/* Whether waking the other threads takes longer than their part of the work. */
-static bool is_small(const Layer *layer) {
+/* Bytes of weights, counted once for each row. */
+static size_t work_bytes(const Layer *layer) {
     const Format weights = layer->moe->kind->weights;
     const size_t expert_bytes = (size_t)layer->panels_up * panel_bytes_of(weights, layer->k_up) +
                                 (size_t)layer->panels_down * panel_bytes_of(weights, layer->k_down);
-    return (size_t)layer->rows * expert_bytes < pool_alone_bytes(layer->moe->pool);
+    return (size_t)layer->rows * expert_bytes;
 }
 
 static void run_tasks(Layer *layer, Task *task, int tasks) {
-    if (!layer->is_small) {
+    if (!layer->is_alone) {
         pool_run(layer->moe->pool, task, layer, tasks);
         return;
     }
@@ -239,7 +240,9 @@ static void run_tasks(Layer *layer, Task *task, int tasks) {
 static void run_part(Layer *layer) {
     const Moe *moe = layer->moe;
     group(layer);
-    layer->is_small = is_small(layer);
+    const size_t bytes = work_bytes(layer);
+    const uint64_t started = now_ns();
+    layer->is_alone = pool_is_better_alone(moe->pool, bytes);
     const int gather_rows = gather_task_rows(moe->kind);
     run_tasks(layer, gather, (layer->rows + gather_rows - 1) / gather_rows);
     layer->up_panels = task_panels(layer, layer->panels_up, layer->active_count, 2);
@@ -249,6 +252,7 @@ static void run_part(Layer *layer) {
         run_tasks(layer, split, (layer->rows + SPLIT_TASK_ROWS - 1) / SPLIT_TASK_ROWS);
     layer->down_panels = task_panels(layer, layer->panels_down, 1, 1);
     run_tasks(layer, down, (layer->panels_down + layer->down_panels - 1) / layer->down_panels);
+    pool_learn(moe->pool, bytes, layer->is_alone, (double)(now_ns() - started));
 }
 
 int64_t moe_run(const Moe *moe) {

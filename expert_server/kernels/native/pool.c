@@ -12,6 +12,9 @@
  *
  * Every worker takes part in every round, even if no task is left: so no worker can use the counters of a later round
  * with the task of an earlier one.
+ *
+ * Whether the workers are worth their wake-up depends on the machine and on what else it does: 1 us while they spin,
+ * 200 us on a halted virtual core. So the pool learns it, from the times of calls with and without them.
  */
 #define _GNU_SOURCE
 #include "native.h"
@@ -25,12 +28,27 @@
 #include <unistd.h>
 
 #define SPINS 2000 /* 50 to 130 us: depends on the CPU's pause instruction. */
+/* Work of more bytes is always shared, and of fewer never; sizes between them are told apart by their power of 2. */
+#define MOST_ALONE_LOG2 25
+#define LEAST_SHARED_LOG2 18
+#define SIZES (MOST_ALONE_LOG2 - LEAST_SHARED_LOG2)
+/* A slower call changes the expected time by this part: one that was interrupted says little. */
+#define SLOWER_PART 8
+/* The slower way is tried again after so many calls, times the square of how much slower it is: so that trying costs
+ * less than 1 %. */
+#define RETRY_CALLS 32
 
 typedef struct {
     Pool *pool;
     int thread;
     pthread_t handle;
 } Worker;
+
+/* Expected times of work of one size, in ns; 0: not known. */
+typedef struct {
+    double alone, shared;
+    unsigned calls; /* Since the slower way was last tried. */
+} Expected;
 
 struct Pool {
     _Alignas(LINE_BYTES) atomic_uint seq; /* Rounds begun. */
@@ -40,7 +58,8 @@ struct Pool {
     Task *task;
     void *context;
     int tasks, threads;
-    size_t alone_bytes;
+    bool learns;
+    Expected expected[SIZES];
     Worker *workers; /* threads - 1 */
 };
 
@@ -84,10 +103,10 @@ static void *work(void *argument) {
     }
 }
 
-Pool *pool_create(int threads, size_t alone_bytes) {
+Pool *pool_create(int threads, bool learns) {
     Pool *pool = aligned_alloc(LINE_BYTES, sizeof *pool);
     if (pool == NULL) return NULL;
-    *pool = (Pool){.threads = 1, .alone_bytes = alone_bytes};
+    *pool = (Pool){.threads = 1, .learns = learns};
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     if (pool->workers == NULL) {
         free(pool);
@@ -122,7 +141,32 @@ void pool_destroy(Pool *pool) {
 
 int pool_threads(const Pool *pool) { return pool->threads; }
 
-size_t pool_alone_bytes(const Pool *pool) { return pool->alone_bytes; }
+/* NULL: the size needs no choice. */
+static Expected *expected_of(Pool *pool, size_t bytes) {
+    if (!pool->learns || pool->threads == 1 || bytes >> LEAST_SHARED_LOG2 == 0 || bytes >> MOST_ALONE_LOG2 != 0)
+        return NULL;
+    int size = 0;
+    while (bytes >> (LEAST_SHARED_LOG2 + 1 + size) != 0) size++;
+    return &pool->expected[size];
+}
+
+bool pool_is_better_alone(Pool *pool, size_t bytes) {
+    Expected *expected = expected_of(pool, bytes);
+    if (expected == NULL) return pool->threads == 1 || (pool->learns && bytes >> LEAST_SHARED_LOG2 == 0);
+    if (expected->alone == 0 || expected->shared == 0) return expected->alone == 0;
+    const bool alone = expected->alone < expected->shared;
+    const double ratio = alone ? expected->shared / expected->alone : expected->alone / expected->shared;
+    if (++expected->calls < RETRY_CALLS * ratio * ratio) return alone;
+    expected->calls = 0;
+    return !alone;
+}
+
+void pool_learn(Pool *pool, size_t bytes, bool alone, double ns) {
+    Expected *expected = expected_of(pool, bytes);
+    if (expected == NULL) return;
+    double *time = alone ? &expected->alone : &expected->shared;
+    *time = *time == 0 || ns < *time ? ns : *time + (ns - *time) / SLOWER_PART;
+}
 
 void pool_run(Pool *pool, Task *task, void *context, int tasks) {
     pool->task = task;

@@ -9,5 +9,5 @@ from expert_server.kernels import native
 
 @pytest.fixture(autouse=True)
 def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No work is too small for the threads of the compiled kernel."""
-    monkeypatch.setattr(native, "_ALONE_BYTES", 0)
+    """All threads of the compiled kernel share all work."""
+    monkeypatch.setattr(native, "_LEARNS", False)

@@ -84,27 +84,28 @@ def test_close_ends_the_threads() -> None:
 def test_the_caller_alone_computes_the_same(
     spec: KernelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waking the threads would take longer than a small batch."""
+    """A small batch takes less time than to wake the threads."""
     rng = torch.Generator().manual_seed(0)
     weights = ExpertWeights(
-        torch.randn(96, 64, generator=rng).to(spec.dtype),
-        torch.randn(64, 96, generator=rng).to(spec.dtype),
+        torch.randn(384, 256, generator=rng).to(spec.dtype),
+        torch.randn(256, 384, generator=rng).to(spec.dtype),
     )
     batch = (
-        torch.randn(5, 64, generator=rng),
+        torch.randn(5, 256, generator=rng),
         torch.tensor([[0, -1]] * 5),
         torch.rand(5, 2, generator=rng),
         0,
     )
     outs = []
-    for alone_bytes in (0, 1 << 40):
-        monkeypatch.setattr(native, "_ALONE_BYTES", alone_bytes)
+    for learns in (False, True):
+        monkeypatch.setattr(native, "_LEARNS", learns)
         kernel = NativeKernel(FORMS, spec)
         kernel.load(0, 0, weights)
-        outs.append(kernel(*batch).clone())
+        # It learns by the caller alone first, and then by all threads.
+        outs += [kernel(*batch).clone() for _ in range(3)]
         kernel.close()
     assert outs[0].any()
-    assert torch.equal(*outs)
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 _CHANGING_IDS = """
