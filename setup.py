@@ -166,12 +166,13 @@ setup(
         ),
         Extension(
             "expert_server.loop._direct",
-            sources=["expert_server/loop/_direct.c"],
+            sources=[f"expert_server/loop/{name}.c" for name in ("_direct", "answer", "serve")],
             depends=[
+                "expert_server/loop/slots.h",
                 *(f"eaas/wire/{name}.h" for name in ("bell", "headers", "spin")),
                 "expert_server/kernels/direct.h",
             ],
-            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
+            extra_compile_args=["-O2", "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),

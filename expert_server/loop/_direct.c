@@ -1,177 +1,21 @@
-/* Answers one request in its slot, without Python between the header and the doorbell.
- *
- *     accept    the flag is WRITTEN, header copied once, copy validated          with the GIL
- *     answer    layer computed from the slot into the slot, result header,
- *               WRITTEN to DONE, reply bell                                      without the GIL
- *
- * It takes only plain requests, and has no errors to report: whatever is unusual about a request, the loop's
- * ordinary path finds it again and says so. Nothing has changed by then but the bytes of the result.
- *
- * The caller has claimed the slot, so that its bytes belong to one client until the release (slot_ownership.py). That
- * client may write to them at any time. So only the copy of the header is used, and ids are read once by the kernel.
- */
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030B0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#define _GNU_SOURCE
-#include <Python.h>
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "../../eaas/wire/bell.h"
-#include "../../eaas/wire/headers.h"
-#include "../../eaas/wire/spin.h"
-#include "../kernels/direct.h"
-
-#define MOST_PAIRS (1u << 16) /* T * K: no product below overflows, for any H. */
-
-/* Mirrors SlotLimits of slot.py. */
-typedef struct {
-    uint64_t payload_capacity;
-    uint64_t result_capacity;
-    uint64_t hidden_size;
-    uint64_t num_layers;
-} Limits;
-
-/* An accepted request. */
-typedef struct {
-    RequestHeader header; /* the private copy */
-    Py_ssize_t slot;
-    PyObject *layer;      /* capsule; NULL: none is accepted */
-    size_t ids_offset;    /* from the payload's start */
-    size_t scores_offset;
-} Request;
-
-typedef struct {
-    PyObject_HEAD
-    Py_buffer view;
-    FlagLine *flags;
-    BellLine *bells;
-    char *slots; /* the request header of slot 0 */
-    Py_ssize_t count;
-    size_t request_stride;
-    size_t slot_stride;
-    Limits limits;
-    PyObject *layers; /* list: a capsule of direct.h, or None */
-    Request request;
-    unsigned long long answered;
-    bool computing;
-    bool released;
-} Direct;
-
-/* ---- the slot, without Python ------------------------------------------------------------------------ */
-
-static uint64_t
-align(uint64_t length)
-{
-    return (length + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-}
-
-/* Volatile: the compiler must not read a field in the slot again instead of the copy. */
-static void
-copy_header(const char *from, RequestHeader *header)
-{
-    const volatile uint64_t *words = (const volatile uint64_t *)from;
-    uint64_t copy[sizeof(RequestHeader) / sizeof(uint64_t)];
-    for (size_t i = 0; i < sizeof copy / sizeof *copy; i++) {
-        copy[i] = words[i];
-    }
-    memcpy(header, copy, sizeof copy);
-}
-
-/* Whether this is a valid request (`validate_request` in slot.py) of the plain kind; sets the offsets. */
-static bool
-is_plain(Request *request, const Limits *limits, unsigned long long generation)
-{
-    const RequestHeader *header = &request->header;
-    if (header->magic != WIRE_MAGIC || header->version != WIRE_VERSION || header->generation != generation ||
-        header->flags != 0 || header->checksum != 0 ||
-        (header->dtype != WIRE_FLOAT32 && header->dtype != WIRE_BFLOAT16) ||
-        header->hidden_size != limits->hidden_size || header->layer >= limits->num_layers) {
-        return false;
-    }
-    /* With a budget of 0 it has expired. Any other begins now. */
-    if (header->budget_us == 0) {
-        return false;
-    }
-    uint64_t tokens = header->batch_size;
-    uint64_t pairs = tokens * header->top_k;
-    if (tokens > MOST_PAIRS || pairs == 0 || pairs > MOST_PAIRS) {
-        return false;
-    }
-    uint64_t values = tokens * header->hidden_size;
-    uint64_t ids_offset = align(values * (header->dtype == WIRE_BFLOAT16 ? 2 : 4));
-    uint64_t scores_offset = ids_offset + align(pairs * sizeof(int32_t));
-    uint64_t total = scores_offset + pairs * sizeof(float);
-    request->ids_offset = ids_offset;
-    request->scores_offset = scores_offset;
-    return header->payload_length == total && total <= limits->payload_capacity &&
-           values * sizeof(float) <= limits->result_capacity;
-}
-
-static uint64_t
-service_us(double seconds)
-{
-    /* 0 means unknown. */
-    return seconds >= 1e-6 ? (uint64_t)(seconds * 1e6) : 1;
-}
-
-static double
-now_s(void)
-{
-    return (double)now_ns() * 1e-9;
-}
-
-/* Compute and reply. Returns false if the kernel cannot. */
-static bool
-answer_slot(Direct *self, const Request *request, const DirectLayer *layer, BellLine *bell, double seen_at,
-            double *ended)
-{
-    const RequestHeader *header = &request->header;
-    char *slot = self->slots + (size_t)request->slot * self->slot_stride;
-    const char *payload = slot + sizeof(RequestHeader);
-    char *result = slot + self->request_stride;
-    if (!layer->run(layer, payload, header->dtype == WIRE_BFLOAT16,
-                    (const int32_t *)(payload + request->ids_offset),
-                    (const float *)(payload + request->scores_offset), (int)header->batch_size,
-                    (int)header->top_k, (float *)(result + sizeof(ResultHeader)))) {
-        return false;
-    }
-    *ended = now_s();
-    const ResultHeader answer = {
-        .magic = WIRE_MAGIC,
-        .version = WIRE_VERSION,
-        .status = STATUS_OK,
-        .generation = header->generation,
-        .request_id = header->request_id,
-        .rows = header->batch_size,
-        .hidden_size = header->hidden_size,
-        .length = (uint64_t)header->batch_size * header->hidden_size * sizeof(float),
-        .service_us = service_us(*ended - seen_at),
-    };
-    memcpy(result, &answer, sizeof answer);
-    /* Before the flag: a client with the answer finds it counted. */
-    __atomic_fetch_add(&self->answered, 1, __ATOMIC_RELAXED);
-    uint32_t written = SLOT_WRITTEN;
-    if (__atomic_compare_exchange_n(&self->flags[request->slot].value, &written, SLOT_DONE, false,
-                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        ring_bell(bell);
-    }
-    return true;
-}
+/* The Python class of the direct path (slots.h). */
+#include "slots.h"
 
 /* ---- the Python class ----------------------------------------------------------------------------------- */
 
-static void
-drop_buffer(Direct *self)
+/* One item of `size` bytes for each slot, and writable as the arena is. */
+static bool
+open_view(Py_buffer *view, PyObject *buffer, Py_ssize_t length)
 {
-    if (self->view.obj != NULL) {
-        PyBuffer_Release(&self->view);
-        self->view.obj = NULL;
+    if (PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE) < 0) {
+        view->obj = NULL;
+        return false;
     }
+    if (length >= 0 && view->len != length) {
+        PyErr_SetString(PyExc_ValueError, "the owners do not match the slots");
+        return false;
+    }
+    return true;
 }
 
 /* The sizes are those of an `Arena`; only a wrong caller fails here. */
@@ -196,8 +40,11 @@ lies_in_buffer(const Direct *self, Py_ssize_t flags_offset, Py_ssize_t bells_off
 static PyObject *
 direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"buffer", "count", "offsets", "strides", "limits", "layers", NULL};
+    static char *names[] = {"buffer", "count", "offsets", "strides", "limits", "layers", "owners", NULL};
     PyObject *buffer;
+    PyObject *busy;
+    PyObject *generations;
+    PyObject *bells;
     PyObject *layers;
     Py_ssize_t count;
     Py_ssize_t flags_offset;
@@ -209,9 +56,10 @@ direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_ssize_t result;
     Py_ssize_t hidden;
     Py_ssize_t num_layers;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "On(nnn)(nn)(nnnn)O:Direct", names, &buffer, &count,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "On(nnn)(nn)(nnnn)O(OOO):Direct", names, &buffer, &count,
                                      &flags_offset, &bells_offset, &slots_offset, &request_stride,
-                                     &result_stride, &payload, &result, &hidden, &num_layers, &layers)) {
+                                     &result_stride, &payload, &result, &hidden, &num_layers, &layers, &busy,
+                                     &generations, &bells)) {
         return NULL;
     }
     if (!PyList_Check(layers)) {
@@ -222,8 +70,9 @@ direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    if (PyObject_GetBuffer(buffer, &self->view, PyBUF_WRITABLE) < 0) {
-        self->view.obj = NULL;
+    if (!open_view(&self->view, buffer, -1) || !open_view(&self->owners.busy, busy, count) ||
+        !open_view(&self->owners.generations, generations, count * (Py_ssize_t)sizeof(uint64_t)) ||
+        !open_view(&self->owners.bells, bells, count * (Py_ssize_t)sizeof(int32_t))) {
         Py_DECREF(self);
         return NULL;
     }
@@ -251,7 +100,7 @@ direct_dealloc(Direct *self)
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->request.layer);
     Py_XDECREF(self->layers);
-    drop_buffer(self);
+    drop_buffers(self);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -270,21 +119,6 @@ parse_index(PyObject *object, Py_ssize_t limit, Py_ssize_t *index)
     return true;
 }
 
-/* The layer of an accepted header, borrowed; NULL: only Python can call the kernel for it. */
-static PyObject *
-prepared_layer(const Direct *self, const RequestHeader *header)
-{
-    if ((Py_ssize_t)header->layer >= PyList_Size(self->layers)) {
-        return NULL;
-    }
-    PyObject *capsule = PyList_GetItem(self->layers, (Py_ssize_t)header->layer);
-    if (!PyCapsule_IsValid(capsule, DIRECT_LAYER)) {
-        return NULL;
-    }
-    const DirectLayer *layer = PyCapsule_GetPointer(capsule, DIRECT_LAYER);
-    return layer->hidden == header->hidden_size ? capsule : NULL;
-}
-
 static PyObject *
 direct_accept(Direct *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -300,19 +134,10 @@ direct_accept(Direct *self, PyObject *const *args, Py_ssize_t nargs)
     if (generation == (unsigned long long)-1 && PyErr_Occurred()) {
         return NULL;
     }
-    Py_CLEAR(self->request.layer);
-    if (self->released || __atomic_load_n(&self->flags[slot].value, __ATOMIC_ACQUIRE) != SLOT_WRITTEN) {
+    if (!accept_slot(self, slot, generation)) {
         Py_RETURN_NONE;
     }
-    Request request = {.slot = slot};
-    copy_header(self->slots + (size_t)slot * self->slot_stride, &request.header);
-    if (!is_plain(&request, &self->limits, generation) ||
-        (request.layer = prepared_layer(self, &request.header)) == NULL) {
-        Py_RETURN_NONE;
-    }
-    Py_INCREF(request.layer);
-    self->request = request;
-    return Py_BuildValue("(II)", request.header.layer, request.header.batch_size);
+    return Py_BuildValue("(II)", self->request.header.layer, self->request.header.batch_size);
 }
 
 static PyObject *
@@ -330,28 +155,28 @@ direct_answer(Direct *self, PyObject *const *args, Py_ssize_t nargs)
     if (seen_at == -1.0 && PyErr_Occurred()) {
         return NULL;
     }
-    if (self->request.layer == NULL || self->released || self->computing) {
+    if (self->request.layer == NULL || self->released || self->in_use) {
         PyErr_SetString(PyExc_ValueError, "no request is accepted");
         return NULL;
     }
-    Request request = self->request;
-    self->request.layer = NULL;
-    const DirectLayer *layer = PyCapsule_GetPointer(request.layer, DIRECT_LAYER);
-    bool answered;
     double ended = 0.0;
-    self->computing = true;
-    Py_BEGIN_ALLOW_THREADS
-    answered = answer_slot(self, &request, layer, &self->bells[bell], seen_at, &ended);
-    Py_END_ALLOW_THREADS
-    self->computing = false;
-    Py_DECREF(request.layer);
-    if (self->released) {
-        drop_buffer(self);
-    }
-    if (!answered) {
+    if (!answer_accepted(self, bell, seen_at, &ended)) {
         Py_RETURN_NONE;
     }
     return PyFloat_FromDouble(ended);
+}
+
+static PyObject *
+direct_leave(Direct *self, PyObject *Py_UNUSED(ignored))
+{
+    self->leaving = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+direct_doing(Direct *self, void *Py_UNUSED(closure))
+{
+    return Py_BuildValue("(dI)", self->since, self->doing);
 }
 
 static PyObject *
@@ -359,8 +184,8 @@ direct_release(Direct *self, PyObject *Py_UNUSED(ignored))
 {
     self->released = true;
     Py_CLEAR(self->request.layer);
-    if (!self->computing) {
-        drop_buffer(self);
+    if (!self->in_use) {
+        drop_buffers(self);
     }
     Py_RETURN_NONE;
 }
@@ -376,12 +201,15 @@ direct_answered(Direct *self, void *Py_UNUSED(closure))
 static PyMethodDef direct_methods[] = {
     {"accept", FAST(direct_accept), METH_FASTCALL, "accept(slot, generation) -> (layer, tokens) or None"},
     {"answer", FAST(direct_answer), METH_FASTCALL, "answer(bell, seen_at) -> when it ended, or None"},
+    {"serve", FAST(direct_serve), METH_FASTCALL, "serve(spin_us, idle_us, most_us, once): see _direct.pyi"},
+    {"leave", (PyCFunction)direct_leave, METH_NOARGS, "leave(): `serve` returns after the current request"},
     {"release", (PyCFunction)direct_release, METH_NOARGS, "release(): drop the buffer"},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef direct_getters[] = {
     {"answered", (getter)direct_answered, NULL, "requests answered so far", NULL},
+    {"doing", (getter)direct_doing, NULL, "what serve does: (since, tokens)", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -390,7 +218,7 @@ static PyType_Slot direct_slots[] = {
     {Py_tp_dealloc, direct_dealloc},
     {Py_tp_methods, direct_methods},
     {Py_tp_getset, direct_getters},
-    {Py_tp_doc, "Direct(buffer, count, offsets, strides, limits, layers): see _direct.pyi"},
+    {Py_tp_doc, "see _direct.pyi"},
     {0, NULL},
 };
 

@@ -1,15 +1,24 @@
+from array import array
+
 from _typeshed import WriteableBuffer
 
 from eaas.wire.slot import SlotLimits
 
+# Requests, tokens, seconds and most seconds per token; then of the last request: slot (-1: none), layer, tokens,
+# and when it was seen and answered.
+Served = tuple[int, int, float, float, int, int, int, float, float]
+
 class Direct:
-    """Answers one request in its slot, in compiled code (`_direct.c`). One caller at a time.
+    """Answers requests in their slots, in compiled code (slots.h). One caller at a time.
 
     Attributes:
         answered: Requests answered so far; a client that has its answer finds it counted.
+        doing: What `serve` does: monotonic seconds since when, and the tokens of the batch. 0 tokens: it waits,
+            and the seconds are those of the end of the wait.
     """
 
     answered: int
+    doing: tuple[float, int]
 
     def __new__(
         cls,
@@ -19,6 +28,7 @@ class Direct:
         strides: tuple[int, int],
         limits: SlotLimits,
         layers: list[object | None],
+        owners: tuple[bytearray, array[int], array[int]],
     ) -> Direct:
         """Map an arena's slots, without changing them.
 
@@ -29,6 +39,7 @@ class Direct:
             strides: Bytes of a slot's request and of its result.
             limits: The server's limits.
             layers: The kernel's `ExpertKernel.direct`; the kernel may replace its items at any time.
+            owners: The slots' owners: `SlotTable.owners`.
 
         Raises:
             ValueError: The slots exceed the buffer, or are not aligned to 64 bytes.
@@ -56,6 +67,26 @@ class Direct:
 
         Raises:
             ValueError: No request is accepted, or after `release`.
+        """
+
+    def serve(self, spin_us: int, idle_us: int, most_us: int, once: bool, /) -> tuple[list[int], Served]:
+        """Wait for a request, answer it, and so on, while each is the only one, and plain. Releases the GIL.
+
+        Args:
+            spin_us: How long to poll before sleeping.
+            idle_us: Return after so long without a request.
+            most_us: Return so long after the first request.
+            once: Return after one request.
+
+        Returns:
+            The slots with requests that it did not answer, for the ordinary path, and what it answered. Also
+            returns soon after `leave`, an interrupt of the doorbell, or a signal that raises.
+        """
+
+    def leave(self) -> None:
+        """Make `serve` return after the current request; if it is not running, its next call returns at once.
+
+        Safe from any thread. To end its sleep, interrupt the doorbell afterwards.
         """
 
     def release(self) -> None:

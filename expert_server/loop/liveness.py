@@ -11,11 +11,13 @@ would, so decoding times bound how long a prompt may take.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from eaas.log import get_logger
+from expert_server.loop._direct import Direct
 
 __all__ = ["Liveness", "Watchdog"]
 
@@ -46,6 +48,8 @@ class Liveness:
         # The start of the present activity and its tokens: one tuple, so that readers see both together.
         self._doing = (now, 0)
         self._s_per_token: float | None = None
+        # The same, while compiled code serves.
+        self._compiled: Direct | None = None
 
     def turns(self, at: float) -> None:
         """Note that the loop looks for work: a stall counts from `at`, which is after its sleep, if any."""
@@ -60,6 +64,15 @@ class Liveness:
         known = self._s_per_token or 0.0
         self._s_per_token = max(seconds / tokens, _DECAY * known)
 
+    @contextlib.contextmanager
+    def compiled(self, direct: Direct) -> Iterator[None]:
+        """Read the loop's activity from compiled code inside the block."""
+        self._compiled = direct
+        try:
+            yield
+        finally:
+            self._compiled = None
+
     def still(self, now: float, awake_from: float) -> tuple[float, float]:
         """Return for how long the loop has not moved, and for how long it may, in seconds; for the watchdog.
 
@@ -67,7 +80,8 @@ class Liveness:
             now: Monotonic seconds.
             awake_from: When the process was last resumed, in monotonic seconds.
         """
-        since, tokens = self._doing
+        compiled = self._compiled
+        since, tokens = self._doing if compiled is None else compiled.doing
         return now - max(since, awake_from), self._patience_s(tokens)
 
     def _patience_s(self, tokens: int) -> float:

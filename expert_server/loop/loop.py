@@ -7,7 +7,7 @@ The loop handles slots only, not the clients or transports behind them. It answe
                                               +------> wait for a larger batch ---> scan again
 
 A request that would be a batch of its own takes the direct path (`expert_server.loop.direct`): compiled code
-answers it at once, with the same effect.
+answers it at once, with the same effect. For a lone client, compiled code also waits for the next request.
 
 A slot is claimed from admission until its answer (`SlotTable` explains why no race is possible). If its
 grant is revoked in that time, the request is dropped, before or after it is computed.
@@ -29,6 +29,7 @@ from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
 from expert_server.kernels import ExpertKernel
 from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
+from expert_server.loop._direct import Direct
 from expert_server.loop.direct import create_direct
 from expert_server.loop.latency import AddedLatency
 from expert_server.loop.liveness import Liveness
@@ -45,6 +46,8 @@ _NOTHING = 0
 _ARRIVAL_POLL_US = 200
 # Longest sleep of an idle loop. It only bounds how late a stop is noticed; work wakes the loop at once.
 _IDLE_US = 1_000_000
+# Longest time that compiled code serves before the loop looks at what else has changed.
+_MOST_US = 20_000
 # How long data may lag behind its flag, on a transport that does not order them.
 _SETTLE_S = 1e-4
 
@@ -99,13 +102,15 @@ class ServeLoop:
             batching, batch_window_s, shape.num_layers
         )
         self._on_the_way = AddedLatency(added_latency_s)
-        self._table_changes = table.changes
+        self._table_changes = -1
+        # Whether no batch waits for others, so that compiled code may serve.
+        self._never_waits = False
         self._views = TensorViews(arena, shape.hidden_size)
         self._scratch = Scratch()
         self._replies = Replies(arena, self._views)
         # The direct path neither traces nor delays, and reads the clock itself.
         is_plain = traces is None and not added_latency_s and clock is time.monotonic
-        self._direct = create_direct(arena, kernel, self._limits) if is_plain else None
+        self._direct = create_direct(arena, table, kernel, self._limits) if is_plain else None
         # A plain flag: a signal handler may set it, and a lock there could deadlock.
         self._stopped = False
         # Claimed slots. Their flags stay WRITTEN until they are answered.
@@ -139,7 +144,8 @@ class ServeLoop:
     @property
     def in_flight(self) -> int:
         """Requests admitted and not answered. Heartbeats report it; a leaving server waits for 0."""
-        return len(self._admitted)
+        served = self._direct is not None and self._direct.doing[1] > 0
+        return len(self._admitted) + served
 
     @property
     def is_busy(self) -> bool:
@@ -154,12 +160,16 @@ class ServeLoop:
         """
         # In this order: a loop that became idle before the clear is not busy.
         self._idle.clear()
+        if self._direct is not None:
+            self._direct.leave()
         if self.is_busy:
             self._idle.wait(timeout_s)
 
     def stop(self) -> None:
         """Make `run` return after the current batch. Safe from any thread and from a signal handler."""
         self._stopped = True
+        if self._direct is not None:
+            self._direct.leave()
         self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
@@ -190,9 +200,12 @@ class ServeLoop:
             self.liveness.turns(turns_at + _IDLE_US * 1e-6)
             if not self._idle.is_set() and not self.is_busy:
                 self._idle.set()
-            ready = arena.flags.wait(
-                0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
-            )
+            if self._never_waits and self._direct is not None:
+                ready = self._serve(self._direct)
+            else:
+                ready = arena.flags.wait(
+                    0, arena.slots, _WRITTEN, DOORBELL, seen, self._spin_us, _IDLE_US
+                )
             works_from = self._clock()
         else:
             self.liveness.turns(turns_at)
@@ -200,7 +213,9 @@ class ServeLoop:
             works_from = turns_at
         if self._table_changes != self._table.changes:
             self._table_changes = self._table.changes
-            batcher.keep(self._table.grants())
+            grants = self._table.grants()
+            batcher.keep(grants)
+            self._never_waits = batcher.never_waits(len(grants))
         if ready:
             is_alone = is_alone and len(ready) == 1 and self._direct is not None
             if is_alone and self._answer_directly(ready[0], works_from):
@@ -234,6 +249,22 @@ class ServeLoop:
             self._answer(layer)
 
     # -- the direct path ------------------------------------------------------------------------------
+
+    def _serve(self, direct: Direct) -> list[int]:
+        """Let compiled code wait and answer; return the slots with requests that it left to this loop."""
+        with self.liveness.compiled(direct):
+            ready, served = direct.serve(
+                self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set()
+            )
+        requests, _, seconds, slowest, slot, layer, tokens, began, ended = served
+        if requests:
+            self.busy_s += seconds
+            self.liveness.ended(1, slowest)
+            # The policy learns from the last one.
+            grant = self._table.owner(slot)
+            if grant is not None:
+                self._batcher.computed_alone(grant, layer, tokens, began, ended)
+        return ready
 
     def _answer_directly(self, slot: int, now: float) -> bool:
         """Answer the only request there is in compiled code (`expert_server.loop.direct`).

@@ -15,6 +15,10 @@ Why the loop needs no lock while it works on a slot:
         writes the result, WRITTEN to DONE
     L5  release: not busy
 
+Compiled code that serves a lone client (`expert_server.loop.serve.c`) claims without the lock, under the
+interpreter's. It sets busy before it reads the generation, and S1 clears the generation before S2 reads busy: so
+either it finds no owner, or S2 finds the slot busy.
+
 Between L2 and L5 the slot cannot be granted (S2), so it has no other owner than at L2, and only that owner or
 the loop writes its bytes. If S1 and S2 came between L1 and L2, the owner is the new one: L3 finds FREE, and
 there is nothing to do, or WRITTEN, and the request is the new owner's. If S1 comes after L2, the flag is
@@ -28,6 +32,7 @@ import itertools
 import threading
 import time
 import uuid
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -86,7 +91,10 @@ class SlotTable:
         self._lock = threading.Lock()
         self._grants: dict[str, Grant] = {}
         self._owner: list[Grant | None] = [None] * arena.slots
-        self._busy = [False] * arena.slots
+        self._busy = bytearray(arena.slots)
+        # Of each slot's owner, for compiled code; generation 0: no owner.
+        self._generations_of = array("Q", bytes(8 * arena.slots))
+        self._bells_of = array("i", bytes(4 * arena.slots))
         self._copying: Counter[int] = Counter()
         self._generations = itertools.count(1)
         self.changes = 0
@@ -122,6 +130,8 @@ class SlotTable:
                 self._arena.server_offline(slot)
                 self._arena.set_generation(slot, grant.generation)
                 self._owner[slot] = grant
+                self._bells_of[slot] = grant.reply_bell
+                self._generations_of[slot] = grant.generation
                 self._arena.server_reclaim(slot)
             self._grants[grant.connection_id] = grant
             self.changes += 1
@@ -180,6 +190,15 @@ class SlotTable:
         """The current grants of all clients; the loop's batcher forgets all others."""
         with self._lock:
             return list(self._grants.values())
+
+    @property
+    def owners(self) -> tuple[bytearray, array[int], array[int]]:
+        """For compiled code: which slots are busy, and the generation and doorbell of each slot's owner."""
+        return self._busy, self._generations_of, self._bells_of
+
+    def owner(self, slot: int) -> Grant | None:
+        """The grant that a slot belongs to; None: it is free."""
+        return self._owner[slot]
 
     def claim(self, slots: Collection[int]) -> list[Grant | None]:
         """Mark slots as in use by the serving loop, which admits them, so that they are not granted again.
@@ -246,6 +265,7 @@ class SlotTable:
     def _revoke(self, grant: Grant) -> None:
         for slot in range(grant.first_slot, grant.first_slot + grant.slots):
             self._owner[slot] = None
+            self._generations_of[slot] = 0
             self._arena.server_offline(slot)
         del self._grants[grant.connection_id]
         self.changes += 1

@@ -76,6 +76,10 @@ class Policy(Generic[C]):
         """
         return True
 
+    def never_waits(self, connections: int) -> bool:
+        """Whether `computes_alone` holds for every request, while there are so many connections at most."""
+        return True
+
     def wait(self, queue: Queue[R], alone: bool, now: float) -> Wait[C] | None:
         """Return the connection that the next batch waits for; None: compute it now.
 
@@ -103,6 +107,7 @@ class Batcher(Generic[C, R]):
         self.computed = policy.computed
         self.keep = policy.keep
         self.computes_alone = policy.computes_alone
+        self.never_waits = policy.never_waits
 
     def admit(self, request: R, connection: C, layer: int, now: float) -> None:
         """Put an admitted request into its layer's queue, to join its next batch, and tell the policy."""

@@ -112,6 +112,10 @@ class Window(_Presence):
             for other, companion in self._companions.items()
         )
 
+    def never_waits(self, connections: int) -> bool:
+        """Whether there is no connection to wait for (`Policy.never_waits`)."""
+        return connections < 2
+
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:
         """Return an expected connection to wait for, while that is likely to save time (`Policy.wait`)."""
         if len(self._companions) < 2:
@@ -161,6 +165,10 @@ class AllActive(_Presence):
 
     def computes_alone(self, connection: Hashable, layer: int) -> bool:
         """Never certain: every active client counts (`Policy.computes_alone`)."""
+        return False
+
+    def never_waits(self, connections: int) -> bool:
+        """Never certain (`Policy.never_waits`)."""
         return False
 
     def wait(self, queue: Queue[Any], alone: bool, now: float) -> Wait[Any] | None:

@@ -342,8 +342,8 @@ def test_who_has_no_direct_path(benches, native_kernel) -> None:
     assert benches().loop._direct is None
     assert benches(latency_s=0.001, kernel=native_kernel).loop._direct is None
     reference = ReferenceKernel([FORM], KernelSpec(torch.float32))
-    arena = benches().arena
-    assert direct.create_direct(arena, reference, benches().loop._limits) is None
+    bench = benches()
+    assert direct.create_direct(bench.arena, bench.table, reference, bench.loop._limits) is None
 
 
 def test_the_arena_is_freed_after_the_loop(benches, native_kernel) -> None:
@@ -368,8 +368,10 @@ def test_slots_outside_the_buffer(benches) -> None:
     flags, bells, _, first_slot = arena.offsets
     offsets = (flags, bells, first_slot)
     strides = (arena.request_stride, arena.result_stride)
-    good = (arena.buffer, arena.slots, offsets, strides, limits, [])
+    good = (arena.buffer, arena.slots, offsets, strides, limits, [], bench.table.owners)
     direct.Direct(*good)
+    with pytest.raises(ValueError, match="owners do not match"):
+        direct.Direct(*good[:-1], SlotTable(Arena.create_local(2, 64, 64, 1)).owners)
     for place, bad in [
         (0, bytearray(64)), (1, 0), (1, -1), (1, arena.slots + 1), (1, 1 << 60),
         (2, (offsets[0], offsets[1], arena.size)), (2, (offsets[0], offsets[1], arena.size - 64)),
@@ -377,5 +379,5 @@ def test_slots_outside_the_buffer(benches) -> None:
         (3, (64, strides[1])), (3, (-64, strides[1])), (3, (strides[0], 0)),
         (4, limits._replace(payload_capacity=arena.size)), (4, limits._replace(result_capacity=-1)),
     ]:  # fmt: skip
-        with pytest.raises(ValueError, match="do not lie in the buffer"):
+        with pytest.raises(ValueError, match=r"do not lie in the buffer|do not match the slots"):
             direct.Direct(*good[:place], bad, *good[place + 1 :])

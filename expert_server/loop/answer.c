@@ -1,0 +1,171 @@
+/* One request: validate it in its slot, compute it there, and hand the slot to its client. */
+#include "slots.h"
+
+#define MOST_PAIRS (1u << 16) /* T * K: no product below overflows, for any H. */
+
+/* ---- the slot, without Python ------------------------------------------------------------------------ */
+
+static uint64_t
+align(uint64_t length)
+{
+    return (length + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+}
+
+/* Volatile: the compiler must not read a field in the slot again instead of the copy. */
+static void
+copy_header(const char *from, RequestHeader *header)
+{
+    const volatile uint64_t *words = (const volatile uint64_t *)from;
+    uint64_t copy[sizeof(RequestHeader) / sizeof(uint64_t)];
+    for (size_t i = 0; i < sizeof copy / sizeof *copy; i++) {
+        copy[i] = words[i];
+    }
+    memcpy(header, copy, sizeof copy);
+}
+
+/* Whether this is a valid request (`validate_request` in slot.py) of the plain kind; sets the offsets. */
+static bool
+is_plain(Request *request, const Limits *limits, unsigned long long generation)
+{
+    const RequestHeader *header = &request->header;
+    if (header->magic != WIRE_MAGIC || header->version != WIRE_VERSION || header->generation != generation ||
+        header->flags != 0 || header->checksum != 0 ||
+        (header->dtype != WIRE_FLOAT32 && header->dtype != WIRE_BFLOAT16) ||
+        header->hidden_size != limits->hidden_size || header->layer >= limits->num_layers) {
+        return false;
+    }
+    /* With a budget of 0 it has expired. Any other begins now. */
+    if (header->budget_us == 0) {
+        return false;
+    }
+    uint64_t tokens = header->batch_size;
+    uint64_t pairs = tokens * header->top_k;
+    if (tokens > MOST_PAIRS || pairs == 0 || pairs > MOST_PAIRS) {
+        return false;
+    }
+    uint64_t values = tokens * header->hidden_size;
+    uint64_t ids_offset = align(values * (header->dtype == WIRE_BFLOAT16 ? 2 : 4));
+    uint64_t scores_offset = ids_offset + align(pairs * sizeof(int32_t));
+    uint64_t total = scores_offset + pairs * sizeof(float);
+    request->ids_offset = ids_offset;
+    request->scores_offset = scores_offset;
+    return header->payload_length == total && total <= limits->payload_capacity &&
+           values * sizeof(float) <= limits->result_capacity;
+}
+
+static uint64_t
+service_us(double seconds)
+{
+    /* 0 means unknown. */
+    return seconds >= 1e-6 ? (uint64_t)(seconds * 1e6) : 1;
+}
+
+/* Compute and reply. Returns false if the kernel cannot. */
+static bool
+answer_slot(Direct *self, const Request *request, const DirectLayer *layer, BellLine *bell, double seen_at,
+            double *ended)
+{
+    const RequestHeader *header = &request->header;
+    char *slot = self->slots + (size_t)request->slot * self->slot_stride;
+    const char *payload = slot + sizeof(RequestHeader);
+    char *result = slot + self->request_stride;
+    if (!layer->run(layer, payload, header->dtype == WIRE_BFLOAT16,
+                    (const int32_t *)(payload + request->ids_offset),
+                    (const float *)(payload + request->scores_offset), (int)header->batch_size,
+                    (int)header->top_k, (float *)(result + sizeof(ResultHeader)))) {
+        return false;
+    }
+    *ended = now_s();
+    const ResultHeader answer = {
+        .magic = WIRE_MAGIC,
+        .version = WIRE_VERSION,
+        .status = STATUS_OK,
+        .generation = header->generation,
+        .request_id = header->request_id,
+        .rows = header->batch_size,
+        .hidden_size = header->hidden_size,
+        .length = (uint64_t)header->batch_size * header->hidden_size * sizeof(float),
+        .service_us = service_us(*ended - seen_at),
+    };
+    memcpy(result, &answer, sizeof answer);
+    /* Before the flag: a client with the answer finds it counted. */
+    __atomic_fetch_add(&self->answered, 1, __ATOMIC_RELAXED);
+    uint32_t written = SLOT_WRITTEN;
+    if (__atomic_compare_exchange_n(&self->flags[request->slot].value, &written, SLOT_DONE, false,
+                                    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        ring_bell(bell);
+    }
+    return true;
+}
+
+/* ---- with the GIL ---------------------------------------------------------------------------------------- */
+
+static void
+drop_view(Py_buffer *view)
+{
+    if (view->obj != NULL) {
+        PyBuffer_Release(view);
+        view->obj = NULL;
+    }
+}
+
+void
+drop_buffers(Direct *self)
+{
+    drop_view(&self->view);
+    drop_view(&self->owners.busy);
+    drop_view(&self->owners.generations);
+    drop_view(&self->owners.bells);
+}
+
+/* The layer of an accepted header, borrowed; NULL: only Python can call the kernel for it. */
+static PyObject *
+prepared_layer(const Direct *self, const RequestHeader *header)
+{
+    if ((Py_ssize_t)header->layer >= PyList_Size(self->layers)) {
+        return NULL;
+    }
+    PyObject *capsule = PyList_GetItem(self->layers, (Py_ssize_t)header->layer);
+    if (!PyCapsule_IsValid(capsule, DIRECT_LAYER)) {
+        return NULL;
+    }
+    const DirectLayer *layer = PyCapsule_GetPointer(capsule, DIRECT_LAYER);
+    return layer->hidden == header->hidden_size ? capsule : NULL;
+}
+
+bool
+accept_slot(Direct *self, Py_ssize_t slot, unsigned long long generation)
+{
+    Py_CLEAR(self->request.layer);
+    if (self->released || __atomic_load_n(&self->flags[slot].value, __ATOMIC_ACQUIRE) != SLOT_WRITTEN) {
+        return false;
+    }
+    Request request = {.slot = slot};
+    copy_header(self->slots + (size_t)slot * self->slot_stride, &request.header);
+    if (!is_plain(&request, &self->limits, generation) ||
+        (request.layer = prepared_layer(self, &request.header)) == NULL) {
+        return false;
+    }
+    Py_INCREF(request.layer);
+    self->request = request;
+    return true;
+}
+
+bool
+answer_accepted(Direct *self, Py_ssize_t bell, double seen_at, double *ended)
+{
+    Request request = self->request;
+    self->request.layer = NULL;
+    const DirectLayer *layer = PyCapsule_GetPointer(request.layer, DIRECT_LAYER);
+    bool answered;
+    self->in_use = true;
+    Py_BEGIN_ALLOW_THREADS
+    answered = answer_slot(self, &request, layer, &self->bells[bell], seen_at, ended);
+    Py_END_ALLOW_THREADS
+    self->in_use = false;
+    Py_DECREF(request.layer);
+    if (self->released) {
+        drop_buffers(self);
+    }
+    return answered;
+}
