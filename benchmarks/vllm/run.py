@@ -20,6 +20,8 @@ __all__ = ["bench_vllm"]
 _PLAIN = "vllm, local experts"
 _TOKEN_S = 300.0
 _WARM_TOKENS = 16
+# vLLM's processes poll for a second after their last token, and would take the next engine's cores.
+_PAUSE_S = 1.5
 
 
 def bench_vllm(
@@ -81,6 +83,7 @@ async def _measure(
         for turn in range(rounds):
             say(f"{streams} streams, round {turn + 1} of {rounds}")
             for name, url in urls.items():
+                await asyncio.sleep(_PAUSE_S)
                 rates[name].append(await _load(http, url, model, streams, max_tokens))
     return [
         {

@@ -103,13 +103,14 @@ direct_serve(Direct *self, PyObject *const *args, Py_ssize_t nargs)
         if (served.requests > 0 && (once || now >= until_ns)) {
             break;
         }
+        uint64_t spin_ns = spin_for(&self->spins, limits_ns[0]);
         Wait wait = {
             .flags = self->flags,
             .count = self->count,
             .mask = 1u << SLOT_WRITTEN,
             .bell = doorbell,
             .seen_seq = seen,
-            .spin_until_ns = now + limits_ns[0],
+            .spin_until_ns = now + spin_ns,
             .deadline_ns = until_ns,
         };
         self->since = (double)until_ns * 1e-9;
@@ -119,6 +120,9 @@ direct_serve(Direct *self, PyObject *const *args, Py_ssize_t nargs)
         outcome = wait_slice(&wait);
         Py_END_ALLOW_THREADS
         self->in_use = false;
+        if (outcome == WAIT_READY) {
+            learn_spin(&self->spins, now_ns() - now, spin_ns, limits_ns[0]);
+        }
         if (PyErr_CheckSignals() < 0) {
             return NULL;
         }

@@ -80,6 +80,7 @@ typedef struct {
     unsigned long long answered;
     bool in_use;         /* without the GIL */
     bool released;
+    SpinHistory spins;
     bool leaving;        /* `serve` returns after the current request */
     double since;        /* what `serve` does: a batch of `doing` tokens since then, or 0 tokens: it waits */
     uint32_t doing;
