@@ -18,7 +18,7 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from attention_client.cluster import Cluster
-from attention_client.engines.vllm.staging import Staging
+from attention_client.engines.vllm.staging import Staged, Staging
 from attention_client.layer_call.calls import RemoteCall
 from eaas.errors import ClusterError, ExpertsUnavailableError
 from eaas.log import get_logger
@@ -39,6 +39,7 @@ class _Started(NamedTuple):
 
     call: RemoteCall
     arguments: Any
+    staged: Staged
 
 
 _attached: _Attached | None = None
@@ -77,13 +78,21 @@ class _Tokens(NamedTuple):
     """Tokens of a forward pass that this rank sends.
 
     Attributes:
-        wanted_T: bool (T,) on the CPU; None: all.
+        padding_T: bool (T,) on the device: vLLM's padding, which is not sent. None: there is none.
+        rank: This rank sends every `ranks`-th token, from `rank` on.
+        ranks: Ranks that have the same tokens.
     """
 
-    wanted_T: torch.Tensor | None
+    padding_T: torch.Tensor | None
+    rank: int
+    ranks: int
 
-
-_ALL = _Tokens(None)
+    def wanted(self, tokens: int, padding_T: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the mask of the tokens to send, bool (T,) on the CPU; None: all. `padding_T`: on the CPU."""
+        if padding_T is None and self.ranks == 1:
+            return None
+        wanted_T = torch.arange(tokens) % self.ranks == self.rank
+        return wanted_T if padding_T is None else wanted_T & ~padding_T
 
 
 def _tokens(x: torch.Tensor, rank: int, ranks: int) -> _Tokens | None:
@@ -98,13 +107,25 @@ def _tokens(x: torch.Tensor, rank: int, ranks: int) -> _Tokens | None:
         if not context.attn_metadata:
             return None
         padding_T = context.is_padding
-    if padding_T is None and ranks == 1:
-        return _ALL
-    tokens = x.shape[0]
-    wanted_T = torch.arange(tokens) % ranks == rank
-    if padding_T is not None:
-        wanted_T &= ~padding_T[:tokens].cpu()
-    return _Tokens(wanted_T)
+    return _Tokens(None if padding_T is None else padding_T[: x.shape[0]], rank, ranks)
+
+
+def _stage(
+    staging: Staging,
+    tokens: _Tokens,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    scores: torch.Tensor,
+    layer: int,
+) -> tuple[Staged, Any]:
+    """Bring the tensors of a call to the host; return them and the arguments of the layer call."""
+    if tokens.padding_T is None:
+        staged = staging.to_host(x, ids, scores)
+        padding_T = None
+    else:
+        staged = staging.to_host(x, ids, scores, tokens.padding_T)
+        padding_T = staged.tensors[3]
+    return staged, (layer, *staged.tensors[:3], tokens.wanted(x.shape[0], padding_T))
 
 
 # -- operators ---------------------------------------------------------------------------------------------
@@ -117,12 +138,12 @@ def _experts(
     if tokens is None:
         return torch.zeros_like(x)
     attached = _get()
-    arguments = (layer, *attached.staging.to_host(x, ids, scores), tokens.wanted_T)
+    staged, arguments = _stage(attached.staging, tokens, x, ids, scores, layer)
     try:
         out = attached.cluster.layer_call(*arguments)
     except ExpertsUnavailableError as error:
         out = _wait(attached, arguments, error)
-    return attached.staging.to_device(out, x)
+    return staged.to_device(out)
 
 
 def _start_experts(
@@ -132,11 +153,14 @@ def _start_experts(
     tokens = _tokens(x, rank, ranks)
     if tokens is not None:
         attached = _get()
-        arguments = (layer, *attached.staging.to_host(x, ids, scores), tokens.wanted_T)
         if len(_started) >= _MOST_STARTED:
             # Of a forward pass that failed between the halves.
-            _started.pop(next(iter(_started))).call.cancel()
-        _started[handle] = _Started(attached.cluster.start_layer_call(*arguments), arguments)
+            left = _started.pop(next(iter(_started)))
+            left.call.cancel()
+            left.staged.drop()
+        staged, arguments = _stage(attached.staging, tokens, x, ids, scores, layer)
+        call = attached.cluster.start_layer_call(*arguments)
+        _started[handle] = _Started(call, arguments, staged)
     return torch.tensor([handle])
 
 
@@ -151,7 +175,7 @@ def _finish_experts(
         out = started.call.finish()
     except ExpertsUnavailableError as error:
         out = _wait(attached, started.arguments, error)
-    return attached.staging.to_device(out, x)
+    return started.staged.to_device(out)
 
 
 def _wait(attached: _Attached, arguments: Any, error: ExpertsUnavailableError) -> torch.Tensor:
