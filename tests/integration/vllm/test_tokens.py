@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,28 @@ def test_greedy_tokens_equal_those_of_local_experts(
     ]
     assert {len(tokens) for tokens in expected} == {TOKENS}
     assert not different, f"{len(different)} of {PROMPTS} prompts have other tokens: {different}"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_that_share_a_model(
+    start_cluster: Callable[..., LocalCluster],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parallel: str,
+) -> None:
+    """Each rank is a client: of its share of the tokens, or of its layers."""
+    path = tmp_path / "model"
+    write_demo_model(path, layers=4, hidden=256, experts=8, top_k=2, seed=1)
+    prompts = some_prompts(PROMPTS)
+    expected, _ = generate(path, prompts, TOKENS, tmp_path)
+    cluster = start_cluster(path, attention_client=False, servers=3, redundancy=2)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, cores)))
+    found, _ = generate(
+        path, prompts, TOKENS, tmp_path, cluster.monitor_address, **{parallel: 2}
+    )
+    assert found == expected
 
 
 def test_no_memory_for_the_experts(
