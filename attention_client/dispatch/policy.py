@@ -46,8 +46,8 @@ class DispatchPolicy:
     Step 2: choose a server for each chunk by the shares; if splitting, by the shares that would finish this
     call soonest if chunks were divisible (`eaas.minmax`), which single moves cannot always reach.
     Step 3, if levelling: move chunks of the server that would finish last to another replica, the most
-    helpful move first, while the call finishes earlier. If servers are as fast and as idle as the placement
-    assumed, the shares are kept.
+    helpful move first, while the call finishes earlier. Then ask fewer servers, where a request less ends the
+    call sooner than even work.
     Step 4: make the parts. A token goes to a server once, with all its experts there.
 
     Args:

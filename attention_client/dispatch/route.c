@@ -287,7 +287,7 @@ merge_requests(const Routing *routing, Choice *choice, Choice *trial, uint8_t *t
             room_s += s != least && choice->chunks_S[s] > 0 ? (until - choice->ends_S[s]) / routing->rate_S[s] : 0;
         }
         if (room_s < (choice->ends_S[least] - routing->backlog_S[least]) / routing->rate_S[least]) {
-            break;
+            continue;
         }
         copy_choice(routing, trial, choice);
         if (!empty_server(routing, trial, least)) {
