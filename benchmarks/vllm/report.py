@@ -20,7 +20,7 @@ def print_report(document: dict[str, Any]) -> None:
         box=None,
         title_justify="left",
     )
-    table.title = f"{document['model']}: decoding, medians of {document['rounds']} rounds"
+    table.title = f"{document['model']}: answers, medians of {document['rounds']} rounds"
     for row in document["rows"]:
         table.add_row(
             str(row["streams"]),

@@ -4,8 +4,8 @@ from _typeshed import WriteableBuffer
 
 from eaas.wire.slot import SlotLimits
 
-# Requests, tokens, seconds and most seconds per token; then of the last request: slot (-1: none), layer, tokens,
-# and when it was seen and answered.
+# Requests, tokens, seconds and most seconds per token; then of the last request: slot (-1: none), layer,
+# tokens, and when it was seen and answered.
 Served = tuple[int, int, float, float, int, int, int, float, float]
 
 class Direct:
@@ -13,8 +13,8 @@ class Direct:
 
     Attributes:
         answered: Requests answered so far; a client that has its answer finds it counted.
-        doing: What `serve` does: monotonic seconds since when, and the tokens of the batch. 0 tokens: it waits,
-            and the seconds are those of the end of the wait.
+        doing: What `serve` does: monotonic seconds since when, and the tokens of the batch. 0 tokens: it
+            waits, and the seconds are those of the end of the wait.
     """
 
     answered: int
@@ -69,7 +69,9 @@ class Direct:
             ValueError: No request is accepted, or after `release`.
         """
 
-    def serve(self, spin_us: int, idle_us: int, most_us: int, once: bool, /) -> tuple[list[int], Served]:
+    def serve(
+        self, spin_us: int, idle_us: int, most_us: int, once: bool, /
+    ) -> tuple[list[int], Served]:
         """Wait for a request, answer it, and so on, while each is the only one, and plain. Releases the GIL.
 
         Args:

@@ -2,8 +2,8 @@
 
 For one token, the loop's Python takes several times as long as a small layer. So compiled code (`_direct.c`)
 validates a request that would be a batch of its own, computes it in its slot, and answers it. While no batch
-ever waits for others (`Policy.never_waits`), it also waits for the requests: then no Python runs between two of
-them. All other requests take the ordinary path.
+ever waits for others (`Policy.never_waits`), it also waits for the requests: then no Python runs between two
+of them. All other requests take the ordinary path.
 """
 
 from __future__ import annotations

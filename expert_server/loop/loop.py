@@ -28,8 +28,8 @@ from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
 from expert_server.kernels import ExpertKernel
-from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.loop._direct import Direct
+from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.loop.direct import create_direct
 from expert_server.loop.latency import AddedLatency
 from expert_server.loop.liveness import Liveness
@@ -253,9 +253,7 @@ class ServeLoop:
     def _serve(self, direct: Direct) -> list[int]:
         """Let compiled code wait and answer; return the slots with requests that it left to this loop."""
         with self.liveness.compiled(direct):
-            ready, served = direct.serve(
-                self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set()
-            )
+            ready, served = direct.serve(self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set())
         requests, _, seconds, slowest, slot, layer, tokens, began, ended = served
         if requests:
             self.busy_s += seconds

@@ -15,9 +15,9 @@ Why the loop needs no lock while it works on a slot:
         writes the result, WRITTEN to DONE
     L5  release: not busy
 
-Compiled code that serves a lone client (`expert_server.loop.serve.c`) claims without the lock, under the
-interpreter's. It sets busy before it reads the generation, and S1 clears the generation before S2 reads busy: so
-either it finds no owner, or S2 finds the slot busy.
+Compiled code that serves a lone client (serve.c of the loop) claims without the lock, under the
+interpreter's. It sets busy before it reads the generation, and S1 clears the generation before S2 reads busy:
+so either it finds no owner, or S2 finds the slot busy.
 
 Between L2 and L5 the slot cannot be granted (S2), so it has no other owner than at L2, and only that owner or
 the loop writes its bytes. If S1 and S2 came between L1 and L2, the owner is the new one: L3 finds FREE, and

@@ -1,7 +1,7 @@
 """Copies of hidden states between the device that runs attention and the memory that goes to the servers.
 
-On the CPU nothing is copied. From a GPU, the tensors of many tokens pass through pinned memory, in the stream of
-the forward pass, and the host waits for one event. For a few tokens that takes longer than plain copies.
+On the CPU nothing is copied. From a GPU, the tensors of many tokens pass through pinned memory, in the stream
+of the forward pass, and the host waits for one event. For a few tokens that takes longer than plain copies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 __all__ = ["Staged", "Staging"]
 
 _RESULT = "result"
-# Below this, a copy from the GPU takes less time than the calls around pinned memory: 45 and 69 us for one token,
-# 143 and 85 us for 512 KiB (H100).
+# Below this, a copy from the GPU takes less time than the calls around pinned memory: 45 and 69 us for one
+# token, 143 and 85 us for 512 KiB (H100).
 _PLAIN_BYTES = 64 << 10
 
 

@@ -80,9 +80,7 @@ def test_ranks_that_share_a_model(
     cluster = start_cluster(path, attention_client=False, servers=3, redundancy=2)
     cores = sorted(os.sched_getaffinity(0))[:2]
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, cores)))
-    found, _ = generate(
-        path, prompts, TOKENS, tmp_path, cluster.monitor_address, **{parallel: 2}
-    )
+    found, _ = generate(path, prompts, TOKENS, tmp_path, cluster.monitor_address, **{parallel: 2})
     assert found == expected
 
 

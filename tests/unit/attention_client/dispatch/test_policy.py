@@ -377,12 +377,16 @@ def test_the_compiled_plan_checks_its_arguments() -> None:
 @pytest.mark.parametrize(("unit_s", "servers"), [(15e-6, 2), (1e-3, 3)])
 def test_a_small_call_asks_fewer_servers_and_a_large_one_all(unit_s: float, servers: int) -> None:
     """Six experts, each on two of three servers: two requests cost less than a third of the work saves."""
-    shares_SE = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1]], np.float32) / 2
+    shares_SE = (
+        np.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1]], np.float32) / 2
+    )
     load = Load(np.full(3, unit_s), np.zeros(3))
     policy = dispatch_policy("least_loaded")
     asked = [0, 0, 0]
     for _ in range(90):
-        parts, _ = policy.plan(np.arange(6)[None, :], np.ones((1, 6), bool), shares_SE, load, [ROOM] * 3)
+        parts, _ = policy.plan(
+            np.arange(6)[None, :], np.ones((1, 6), bool), shares_SE, load, [ROOM] * 3
+        )
         assert len(parts) == servers
         for part in parts:
             asked[part.server] += 1
