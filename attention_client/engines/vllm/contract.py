@@ -66,10 +66,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     f"{_FUSED_MOE}.fused_moe_method_base:FusedMoEMethodBase.mk_can_overlap_shared_experts": (),
     f"{_FUSED_MOE}.config:FUSED_MOE_UNQUANTIZED_CONFIG": (),
     f"{_FUSED_MOE}.config:FusedMoEConfig.is_sequence_parallel": (),
-    f"{_FUSED_MOE}.config:FusedMoEConfig.tp_size": (),
-    f"{_FUSED_MOE}.config:FusedMoEConfig.tp_rank": (),
     f"{_FUSED_MOE}.runner.shared_experts:SharedExperts.forward": ("shared_experts_input", "order"),
     f"{_FUSED_MOE}.runner.shared_experts:SharedExpertsOrder.MK_INTERNAL_OVERLAPPED": (),
+    "vllm.distributed.parallel_state:get_tensor_model_parallel_rank": (),
+    "vllm.distributed.parallel_state:get_tensor_model_parallel_world_size": (),
     "vllm.model_executor.model_loader:register_model_loader": ("load_format",),
     "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.load_model": (
         "vllm_config",

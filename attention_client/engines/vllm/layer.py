@@ -9,6 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -43,10 +47,11 @@ class RemoteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     def __init__(self, moe: Any, layer: int) -> None:
         super().__init__(moe)
         self._layer: int = layer
-        # The ranks of a tensor-parallel group have the same tokens, unless sequence parallelism splits them.
+        # The ranks of a tensor-parallel group have the same tokens, unless sequence parallelism splits them. Not
+        # `moe.tp_size`, which counts data-parallel ranks, too, and no rank under expert parallelism.
         shared = not moe.is_sequence_parallel
-        self._rank: int = moe.tp_rank if shared else 0
-        self._ranks: int = moe.tp_size if shared else 1
+        self._rank: int = get_tensor_model_parallel_rank() if shared else 0
+        self._ranks: int = get_tensor_model_parallel_world_size() if shared else 1
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
         """Make no weights."""

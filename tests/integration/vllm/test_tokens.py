@@ -65,14 +65,14 @@ def test_greedy_tokens_equal_those_of_local_experts(
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
-@pytest.mark.parametrize("parallel", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("expert_parallel", [False, True])
 def test_ranks_that_share_a_model(
     start_cluster: Callable[..., LocalCluster],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    parallel: str,
+    expert_parallel: bool,
 ) -> None:
-    """Each rank is a client: of its share of the tokens, or of its layers."""
+    """Each tensor-parallel rank is a client, of its share of the tokens."""
     path = tmp_path / "model"
     write_demo_model(path, layers=4, hidden=256, experts=8, top_k=2, seed=1)
     prompts = some_prompts(PROMPTS)
@@ -80,7 +80,15 @@ def test_ranks_that_share_a_model(
     cluster = start_cluster(path, attention_client=False, servers=3, redundancy=2)
     cores = sorted(os.sched_getaffinity(0))[:2]
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, cores)))
-    found, _ = generate(path, prompts, TOKENS, tmp_path, cluster.monitor_address, **{parallel: 2})
+    found, _ = generate(
+        path,
+        prompts,
+        TOKENS,
+        tmp_path,
+        cluster.monitor_address,
+        tensor_parallel_size=2,
+        enable_expert_parallel=expert_parallel,
+    )
     assert found == expected
 
 
