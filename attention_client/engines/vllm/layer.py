@@ -47,8 +47,8 @@ class RemoteExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     def __init__(self, moe: Any, layer: int) -> None:
         super().__init__(moe)
         self._layer: int = layer
-        # The ranks of a tensor-parallel group have the same tokens, unless sequence parallelism splits them. Not
-        # `moe.tp_size`, which counts data-parallel ranks, too, and no rank under expert parallelism.
+        # The ranks of a tensor-parallel group have the same tokens, unless sequence parallelism splits them.
+        # `moe.tp_size` is another number: it counts data-parallel ranks, and is 1 under expert parallelism.
         shared = not moe.is_sequence_parallel
         self._rank: int = get_tensor_model_parallel_rank() if shared else 0
         self._ranks: int = get_tensor_model_parallel_world_size() if shared else 1
