@@ -9,8 +9,8 @@
 #define NOWHERE (-1)
 /* A move must save this share of the chunk's own time: less is noise of the rates. */
 #define WORTH_MOVING 0.02
-/* Time that one more request costs a layer call: to write it, wake a server, wait and sum. Measured with
- * `python -m benchmarks.dispatch --no-server` (docs/performance.md). */
+/* Time that one more request costs a layer call: about the compiled client's own for a call with one request
+ * (docs/performance.md). */
 #define REQUEST_S 20e-6
 
 /* ---- group: pairs to chunks ------------------------------------------------------------------------------ */

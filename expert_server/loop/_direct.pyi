@@ -4,9 +4,9 @@ from _typeshed import WriteableBuffer
 
 from eaas.wire.slot import SlotLimits
 
-# Requests, tokens, seconds and most seconds per token; then of the last request: slot (-1: none), layer,
-# tokens, and when it was seen and answered.
-Served = tuple[int, int, float, float, int, int, int, float, float]
+# Requests, seconds and most seconds per token; then of the last request: slot (-1: none), layer, tokens, and
+# when it was seen and answered.
+Served = tuple[int, float, float, int, int, int, float, float]
 
 class Direct:
     """Answers requests in their slots, in compiled code (slots.h). One caller at a time.
@@ -69,9 +69,7 @@ class Direct:
             ValueError: No request is accepted, or after `release`.
         """
 
-    def serve(
-        self, spin_us: int, idle_us: int, most_us: int, once: bool, /
-    ) -> tuple[list[int], Served]:
+    def serve(self, spin_us: int, idle_us: int, most_us: int, once: bool, /) -> Served:
         """Wait for a request, answer it, and so on, while each is the only one, and plain. Releases the GIL.
 
         Args:
@@ -81,8 +79,8 @@ class Direct:
             once: Return after one request.
 
         Returns:
-            The slots with requests that it did not answer, for the ordinary path, and what it answered. Also
-            returns soon after `leave`, an interrupt of the doorbell, or a signal that raises.
+            What it answered; the ordinary path looks for the requests that it left. Also returns soon after
+            `leave` or an interrupt of the doorbell.
         """
 
     def leave(self) -> None:

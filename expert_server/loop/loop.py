@@ -253,8 +253,8 @@ class ServeLoop:
     def _serve(self, direct: Direct) -> list[int]:
         """Let compiled code wait and answer; return the slots with requests that it left to this loop."""
         with self.liveness.compiled(direct):
-            ready, served = direct.serve(self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set())
-        requests, _, seconds, slowest, slot, layer, tokens, began, ended = served
+            served = direct.serve(self._spin_us, _IDLE_US, _MOST_US, not self._idle.is_set())
+        requests, seconds, slowest, slot, layer, tokens, began, ended = served
         if requests:
             self.busy_s += seconds
             self.liveness.ended(1, slowest)
@@ -262,7 +262,7 @@ class ServeLoop:
             grant = self._table.owner(slot)
             if grant is not None:
                 self._batcher.computed_alone(grant, layer, tokens, began, ended)
-        return ready
+        return self._arena.flags.scan(0, self._arena.slots, _WRITTEN)
 
     def _answer_directly(self, slot: int, now: float) -> bool:
         """Answer the only request there is in compiled code (`expert_server.loop.direct`).

@@ -1,24 +1,6 @@
 /* One request after the other, while each is the only one and plain. */
 #include "slots.h"
 
-/* The WRITTEN slots as a list, for Python. */
-static PyObject *
-written_slots(const Direct *self)
-{
-    PyObject *list = PyList_New(0);
-    for (Py_ssize_t slot = 0; list != NULL && slot < self->count; slot++) {
-        if (!flag_matches(&self->flags[slot], 1u << SLOT_WRITTEN)) {
-            continue;
-        }
-        PyObject *item = PyLong_FromSsize_t(slot);
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
-    }
-    return list;
-}
-
 /* The only WRITTEN slot; -1: there is none, or another one. */
 static Py_ssize_t
 only_written(const Direct *self)
@@ -47,7 +29,7 @@ serve_slot(Direct *self, Py_ssize_t slot, Served *served)
     bool answered = false;
     if (generation != 0 && bell >= 0 && bell <= self->count && accept_slot(self, slot, generation)) {
         served->layer = self->request.header.layer;
-        served->last_tokens = self->doing = self->request.header.batch_size;
+        served->tokens = self->doing = self->request.header.batch_size;
         self->since = seen_at;
         answered = answer_accepted(self, bell, seen_at, &ended);
         self->doing = 0;
@@ -56,9 +38,8 @@ serve_slot(Direct *self, Py_ssize_t slot, Served *served)
         *busy = 0;
     }
     if (answered) {
-        double per_token = (ended - seen_at) / served->last_tokens;
+        double per_token = (ended - seen_at) / served->tokens;
         served->requests++;
-        served->tokens += served->last_tokens;
         served->seconds += ended - seen_at;
         served->slowest = per_token > served->slowest ? per_token : served->slowest;
         served->slot = slot;
@@ -138,10 +119,6 @@ direct_serve(Direct *self, PyObject *const *args, Py_ssize_t nargs)
         }
     }
     self->leaving = false;
-    PyObject *ready = self->released ? PyList_New(0) : written_slots(self);
-    if (ready == NULL) {
-        return NULL;
-    }
-    return Py_BuildValue("N(KKddnIIdd)", ready, served.requests, served.tokens, served.seconds, served.slowest,
-                         served.slot, served.layer, served.last_tokens, served.began, served.ended);
+    return Py_BuildValue("(KddnIIdd)", served.requests, served.seconds, served.slowest, served.slot, served.layer,
+                         served.tokens, served.began, served.ended);
 }

@@ -57,10 +57,10 @@ typedef struct {
 
 /* What `serve` has done since its call. */
 typedef struct {
-    unsigned long long requests, tokens;
+    unsigned long long requests;
     double seconds, slowest;  /* slowest: seconds per token */
     Py_ssize_t slot;          /* of the last request */
-    uint32_t layer, last_tokens;
+    uint32_t layer, tokens;
     double began, ended;
 } Served;
 
