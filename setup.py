@@ -61,6 +61,7 @@ setup(
             sources=[
                 "attention_client/exchange/exchange.c",
                 "attention_client/exchange/lane.c",
+                "attention_client/exchange/tensors.c",
                 "attention_client/dispatch/route.c",
             ],
             depends=[
@@ -69,6 +70,7 @@ setup(
                 "eaas/wire/spin.h",
                 "attention_client/dispatch/route.h",
                 "attention_client/exchange/exchange.h",
+                "attention_client/exchange/tensors.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],

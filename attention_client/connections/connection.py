@@ -379,6 +379,7 @@ class Connection:
             if unanswered is None:
                 return
             self._abandoned[ticket.slot] = _Abandoned(ticket, overdue, unanswered)
+            self.lane.abandoned = len(self._abandoned)
             self._let_go()
 
     def adopt(self, slot: int, request_id: int, rows: int, work: float) -> Ticket:
@@ -390,11 +391,6 @@ class Connection:
             # From here on, the ticket keeps the arena open.
             self.lane.leave()
         return ticket
-
-    @property
-    def has_abandoned(self) -> bool:
-        """Whether a request was abandoned and not answered since; compiled layer calls then stay away."""
-        return bool(self._abandoned)
 
     # -- slots ----------------------------------------------------------------------------------------
 
@@ -471,6 +467,7 @@ class Connection:
             answer = ResultHeader.unpack_from(arena.buffer, arena.result_offset(slot))
             if arena.client_free(slot):
                 del self._abandoned[slot]
+                self.lane.abandoned = len(self._abandoned)
                 if abandoned.unanswered:
                     self.lane.add_work(-abandoned.ticket.work)
                 self.lane.give(slot)

@@ -3,9 +3,13 @@ from mmap import mmap
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 _Float32 = npt.NDArray[np.float32]
 _Float64 = npt.NDArray[np.float64]
+
+reads_tensors: int
+"""Whether this torch has DLPack's C exchange interface, without which `Route.start` sends nothing."""
 
 class Lane:
     """The client's slots on one server: which are free, and their memory. Thread-safe."""
@@ -41,6 +45,8 @@ class Lane:
     """Requests of exchanges: in flight, or handed over and without an owner yet (`leave`)."""
     writers: int
     """Exchanges that write a request now."""
+    abandoned: int
+    """Requests that nobody waits for and the server has not answered; routes stay away meanwhile."""
 
     def take(self) -> int:
         """Take a free slot; -1 if there is none."""
@@ -67,12 +73,17 @@ class Lane:
 class Exchange:
     """The requests of one layer call, in flight."""
 
-    def finish(self, out: int, dtype: int, /) -> int:
-        """Wait for the answers, write their sum to `out` (T x H, float32 or bfloat16), free the slots.
+    view: object
+    """The view of its route."""
+    top_k: int
+    """Experts of a token."""
+
+    def finish(self) -> torch.Tensor | None:
+        """Wait for the answers, sum them in float32 and free the slots.
 
         Returns:
-            The tokens with a NaN or infinite value. -1: an answer is late, lost or not a result; call
-            `requests`. -2: a slot was lost during the sum; all is over, and `out` is worthless.
+            (T, H) in the dtype of the hidden states. None: an answer is late, lost or not a result, or a
+            slot was lost during the sum; `requests` returns what is left to wait for.
         """
 
     def requests(
@@ -90,6 +101,7 @@ class Route:
 
     def __new__(
         cls,
+        view: object,
         lanes: Sequence[Lane | None],
         shares: _Float32,
         layers: int,
@@ -98,7 +110,8 @@ class Route:
         levels: bool,
         least_s: float,
     ) -> Route:
-        """Use these shares (L, S, E). `least_s`: least seconds to wait for a server.
+        """Use these shares (L, S, E). `view`: for `Exchange.view`. `least_s`: least seconds to wait for a
+        server.
 
         Raises:
             ValueError: A size is out of range.
@@ -111,24 +124,22 @@ class Route:
     def start(
         self,
         layer: int,
-        x: int,
-        dtype: int,
-        ids: int,
-        ids_are_int64: bool,
-        scores: int,
-        wanted: int,
-        tokens: int,
-        top_k: int,
-        hidden: int,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
+        wanted: torch.Tensor | None,
         epoch: int,
         left_s: float,
         /,
     ) -> Exchange | None:
-        """Send a layer call's requests: addresses of contiguous arrays (T, H), (T, K), (T, K), bool (T) or 0.
+        """Send a layer call's requests: (T, H), (T, K), (T, K), bool (T) or None for all tokens.
+
+        The tensors must not change until the call ends.
 
         Returns:
-            None if the call is not of the common case (no free slot, an expert without a server, a server
-            whose times are unknown, ...); nothing was sent then.
+            None if the call is not of the common case (a tensor that is strided, on a device or of another
+            dtype, no free slot, an expert without a server, a server whose times are unknown or that owes an
+            answer, ...); nothing was sent then.
         """
 
     def set_rates(self, rates: _Float64, /) -> None:
@@ -136,10 +147,11 @@ class Route:
 
     def take(
         self,
-    ) -> tuple[int, int, list[int], list[tuple[int, int, float, float, float]], list[float]]:
+    ) -> tuple[int, int, int, list[int], list[tuple[int, int, float, float, float]], list[float]]:
         """Read and reset what happened since the last call.
 
         Returns:
-            Exchanges, (token, expert) pairs, answers of each server, samples (server, tokens, work, seconds
-            seen by the client, seconds in the server), and seconds of the first exchanges.
+            Exchanges, (token, expert) pairs, tokens with a NaN or infinite sum, answers of each server,
+            samples (server, tokens, work, seconds seen by the client, seconds in the server), and seconds of
+            the first exchanges.
         """

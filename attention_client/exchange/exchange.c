@@ -12,6 +12,8 @@
  */
 #include "exchange.h"
 
+#include "tensors.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +42,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
+    PyObject *view;  /* the caller's: what the servers are */
     PyObject *lanes; /* tuple of Lane or None, by server */
     Array shares;
     Py_ssize_t layers, servers, experts, chunk_pairs;
@@ -48,7 +51,7 @@ typedef struct {
     uint32_t *calls; /* of each layer */
     double *rate_S, *backlog_S;
     uint64_t *answered_S; /* since the last `take` */
-    uint64_t exchanges, pairs; /* since the last `take` */
+    uint64_t exchanges, pairs, nonfinite; /* since the last `take` */
     Py_ssize_t running;
     double took_s[MOST_SAMPLES]; /* of the first exchanges since the last `take` */
     Sample samples[MOST_SAMPLES];
@@ -65,7 +68,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    Route *route; /* a reference */
+    Route *route;  /* a reference */
+    PyObject *x;   /* the hidden states: the result is made like them */
+    int dtype;
     int64_t *rows_R; /* the tokens of all requests, and their experts behind them */
     int32_t *ids_RK;
     Py_ssize_t tokens, top_k, hidden;
@@ -97,6 +102,7 @@ static void
 route_dealloc(Route *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF(self->view);
     Py_XDECREF(self->lanes);
     close_arrays(&self->shares, 1);
     free(self->calls);
@@ -110,12 +116,12 @@ route_dealloc(Route *self)
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"lanes", "shares", "layers", "experts", "chunk_pairs", "levels", "least_s", NULL};
-    PyObject *lanes, *shares;
+    static char *names[] = {"view", "lanes", "shares", "layers", "experts", "chunk_pairs", "levels", "least_s", NULL};
+    PyObject *view, *lanes, *shares;
     Py_ssize_t layers, experts, chunk_pairs;
     double least_s;
     int levels;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOnnnpd:Route", names, &lanes, &shares, &layers, &experts,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnnnpd:Route", names, &view, &lanes, &shares, &layers, &experts,
                                      &chunk_pairs, &levels, &least_s)) {
         return NULL;
     }
@@ -124,6 +130,7 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_XDECREF((PyObject *)self);
         return NULL;
     }
+    self->view = Py_NewRef(view);
     Py_ssize_t servers = PyTuple_Size(self->lanes);
     bool right = servers >= 1 && servers <= MOST_SERVERS && layers >= 1 && experts >= 1 && experts <= INT32_MAX &&
                  chunk_pairs >= 1 && chunk_pairs <= INT32_MAX && layers <= PY_SSIZE_T_MAX / 64 / servers / experts;
@@ -192,12 +199,12 @@ route_take(Route *self, PyObject *Py_UNUSED(ignored))
         Py_XDECREF(item);
     }
     if (right) {
-        taken = Py_BuildValue("KKOOO", (unsigned long long)self->exchanges, (unsigned long long)self->pairs, answered,
-                              samples, took);
+        taken = Py_BuildValue("KKKOOO", (unsigned long long)self->exchanges, (unsigned long long)self->pairs,
+                              (unsigned long long)self->nonfinite, answered, samples, took);
     }
     if (taken != NULL) {
         memset(self->answered_S, 0, (size_t)self->servers * sizeof *self->answered_S);
-        self->exchanges = self->pairs = 0;
+        self->exchanges = self->pairs = self->nonfinite = 0;
         self->sample_count = 0;
     }
     Py_XDECREF(answered);
@@ -455,31 +462,70 @@ exchange_dealloc(Exchange *self)
         end_exchange(self);
         Py_DECREF((PyObject *)self->route);
     }
+    Py_XDECREF(self->x);
     free(self->rows_R);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
-static PyObject *
-route_start(Route *self, PyObject *args)
+/* Read the tensors of a call. False: compiled code cannot. */
+static bool
+read_inputs(PyObject *const *args, Inputs *inputs, Tensor *ids, const uint8_t **wanted_T)
 {
-    unsigned long long x, ids, scores, wanted, epoch;
-    int dtype, wide;
-    double left_s;
-    Inputs inputs = {0};
-    if (!PyArg_ParseTuple(args, "nKiKpKKnnnKd:start", &inputs.layer, &x, &dtype, &ids, &wide, &scores, &wanted,
-                          &inputs.tokens, &inputs.top_k, &inputs.hidden, &epoch, &left_s)) {
+    Tensor x, scores, wanted = {0};
+    if (!read_tensor(args[1], 2, &x) || !read_tensor(args[2], 2, ids) || !read_tensor(args[3], 2, &scores) ||
+        (args[4] != Py_None && !read_tensor(args[4], 1, &wanted))) {
+        return false;
+    }
+    if ((x.values != FLOAT32_VALUES && x.values != BFLOAT16_VALUES) || scores.values != FLOAT32_VALUES ||
+        (ids->values != INT32_VALUES && ids->values != INT64_VALUES) || ids->rows != x.rows ||
+        scores.rows != x.rows || scores.columns != ids->columns ||
+        (args[4] != Py_None && (wanted.values != BOOL_VALUES || wanted.rows != x.rows)) || x.rows < 1 ||
+        x.columns < 1 || ids->columns < 1 || x.rows > INT32_MAX / 64 / ids->columns) {
+        return false;
+    }
+    inputs->x = x.data;
+    inputs->dtype = x.values == FLOAT32_VALUES ? WIRE_FLOAT32 : WIRE_BFLOAT16;
+    inputs->scores = (const float *)scores.data;
+    inputs->tokens = x.rows;
+    inputs->hidden = x.columns;
+    inputs->top_k = ids->columns;
+    *wanted_T = (const uint8_t *)wanted.data;
+    return true;
+}
+
+/* Note each server's backlog. False: one owes the answer to an abandoned request. */
+static bool
+read_backlogs(Route *route)
+{
+    for (Py_ssize_t s = 0; s < route->servers; s++) {
+        PyObject *lane = PyTuple_GetItem(route->lanes, s);
+        if (lane != Py_None && ((Lane *)lane)->abandoned > 0) {
+            return false;
+        }
+        route->backlog_S[s] = lane == Py_None ? 0.0 : route->rate_S[s] * ((Lane *)lane)->work;
+    }
+    return true;
+}
+
+static PyObject *
+route_start(Route *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 7) {
+        PyErr_SetString(PyExc_TypeError, "start(layer, x, ids, scores, wanted, epoch, left_s)");
         return NULL;
     }
-    if (inputs.layer < 0 || inputs.layer >= self->layers || inputs.tokens < 1 || inputs.top_k < 1 ||
-        inputs.hidden < 1 || inputs.tokens > INT32_MAX / 64 / inputs.top_k ||
-        (dtype != WIRE_FLOAT32 && dtype != WIRE_BFLOAT16)) {
+    Inputs inputs = {.layer = PyLong_AsSsize_t(args[0]), .epoch = PyLong_AsUnsignedLongLong(args[5])};
+    double left_s = PyFloat_AsDouble(args[6]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Tensor ids;
+    const uint8_t *wanted_T;
+    if (inputs.layer < 0 || inputs.layer >= self->layers || !read_inputs(args, &inputs, &ids, &wanted_T) ||
+        !read_backlogs(self)) {
         Py_RETURN_NONE;
     }
-    inputs.x = (const char *)x;
-    inputs.scores = (const float *)scores;
-    inputs.dtype = dtype;
-    inputs.epoch = epoch;
     size_t pairs = (size_t)(inputs.tokens * inputs.top_k), servers = (size_t)self->servers;
     size_t most = (size_t)inputs.tokens * (servers < (size_t)inputs.top_k ? servers : (size_t)inputs.top_k);
     Exchange *exchange = (Exchange *)PyType_GenericAlloc(exchange_type, 0);
@@ -489,6 +535,8 @@ route_start(Route *self, PyObject *args)
     exchange->route = (Route *)Py_NewRef((PyObject *)self);
     self->running++;
     exchange->started_at = seconds();
+    exchange->x = Py_NewRef(args[1]);
+    exchange->dtype = inputs.dtype;
     exchange->tokens = inputs.tokens;
     exchange->top_k = inputs.top_k;
     exchange->hidden = inputs.hidden;
@@ -504,11 +552,7 @@ route_start(Route *self, PyObject *args)
     int64_t *count_S = scratch + pairs;
     double *work_S = (double *)(count_S + servers);
     uint8_t *wanted_P = (uint8_t *)(work_S + servers);
-    for (size_t s = 0; s < servers; s++) {
-        PyObject *lane = PyTuple_GetItem(self->lanes, (Py_ssize_t)s);
-        self->backlog_S[s] = lane == Py_None ? 0.0 : self->rate_S[s] * ((Lane *)lane)->work;
-    }
-    int64_t sent = copy_ids((const void *)ids, wide != 0, (const uint8_t *)wanted, &inputs, self->experts, scratch, wanted_P);
+    int64_t sent = copy_ids(ids.data, ids.values == INT64_VALUES, wanted_T, &inputs, self->experts, scratch, wanted_P);
     Routing routing = {
         .tokens = inputs.tokens,
         .top_k = inputs.top_k,
@@ -550,9 +594,9 @@ route_start(Route *self, PyObject *args)
 }
 
 static PyMethodDef route_methods[] = {
-    {"start", (PyCFunction)route_start, METH_VARARGS, "see _exchange.pyi"},
+    {"start", (PyCFunction)(void (*)(void))route_start, METH_FASTCALL, "see _exchange.pyi"},
     {"set_rates", (PyCFunction)route_set_rates, METH_O, "set_rates(rates): seconds per unit of work of each server"},
-    {"take", (PyCFunction)route_take, METH_NOARGS, "take() -> (exchanges, pairs, answers of each server, samples)"},
+    {"take", (PyCFunction)route_take, METH_NOARGS, "see _exchange.pyi"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -765,62 +809,68 @@ free_slots(Exchange *exchange)
     return own;
 }
 
-static PyObject *
-exchange_finish(Exchange *self, PyObject *args)
+/* Wait for all answers, and check them. False: `LayerCall` must go on, or an exception is set. */
+static bool
+answers_came(Exchange *exchange, uint64_t *service_us)
 {
-    unsigned long long out;
-    int dtype;
-    if (!PyArg_ParseTuple(args, "Ki:finish", &out, &dtype)) {
-        return NULL;
-    }
-    if (self->over || (dtype != WIRE_FLOAT32 && dtype != WIRE_BFLOAT16)) {
-        PyErr_SetString(PyExc_ValueError, "the exchange is over, or the dtype is unknown");
-        return NULL;
-    }
-    float *row = malloc((size_t)self->hidden * sizeof(float));
-    if (row == NULL) {
-        return PyErr_NoMemory();
-    }
     Progress progress;
     int at = 0;
     do {
         Py_BEGIN_ALLOW_THREADS
-        progress = wait_for_all(self, &at);
+        progress = wait_for_all(exchange, &at);
         Py_END_ALLOW_THREADS
         if (progress == SIGNAL && PyErr_CheckSignals() < 0) {
-            free(row);
-            return NULL;
+            return false;
         }
     } while (progress == SIGNAL);
-    uint64_t service_us[MOST_PARTS];
-    for (int i = 0; progress == ALL_DONE && i < self->count; i++) {
-        if (!is_answer(self, &self->requests[i], &service_us[i])) {
+    for (int i = 0; progress == ALL_DONE && i < exchange->count; i++) {
+        if (!is_answer(exchange, &exchange->requests[i], &service_us[i])) {
             progress = TROUBLE;
         }
     }
-    if (progress == TROUBLE) {
+    return progress == ALL_DONE;
+}
+
+static PyObject *
+exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->over) {
+        PyErr_SetString(PyExc_ValueError, "the exchange is over");
+        return NULL;
+    }
+    uint64_t service_us[MOST_PARTS];
+    if (!answers_came(self, service_us)) {
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    }
+    PyObject *out = empty_like(self->x);
+    Tensor made;
+    float *row = malloc((size_t)self->hidden * sizeof(float));
+    if (out == NULL || row == NULL || !read_tensor(out, 2, &made)) {
+        Py_XDECREF(out);
         free(row);
-        return PyLong_FromLong(-1);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     }
     int64_t nonfinite;
     Py_BEGIN_ALLOW_THREADS
-    nonfinite = sum_answers(self, (char *)out, dtype, row);
+    nonfinite = sum_answers(self, (char *)made.data, self->dtype, row);
     Py_END_ALLOW_THREADS
     free(row);
+    Route *route = self->route;
     for (int i = 0; i < self->count; i++) {
-        add_sample(self->route, &self->requests[i], service_us[i]);
+        add_sample(route, &self->requests[i], service_us[i]);
     }
     end_exchange(self);
     if (!free_slots(self)) {
-        return PyLong_FromLong(-2);
+        Py_DECREF(out);
+        Py_RETURN_NONE;
     }
-    Route *route = self->route;
     if (route->exchanges < MOST_SAMPLES) {
         route->took_s[route->exchanges] = seconds() - self->started_at;
     }
     route->exchanges++;
-    self->route->pairs += self->pairs;
-    return PyLong_FromLongLong(nonfinite);
+    route->pairs += self->pairs;
+    route->nonfinite += (uint64_t)nonfinite;
+    return out;
 }
 
 /* Hand the requests over: [(server, slot, request_id, rows, ids, work, sent_at, hedge_at, expires_at)]. */
@@ -854,13 +904,35 @@ exchange_requests(Exchange *self, PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef exchange_methods[] = {
-    {"finish", (PyCFunction)exchange_finish, METH_VARARGS, "see _exchange.pyi"},
+    {"finish", (PyCFunction)exchange_finish, METH_NOARGS, "see _exchange.pyi"},
     {"requests", (PyCFunction)exchange_requests, METH_NOARGS, "see _exchange.pyi"},
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *
+exchange_view(Exchange *self, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(self->route->view);
+}
+
+static PyObject *
+exchange_top_k(Exchange *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(self->top_k);
+}
+
+static PyGetSetDef exchange_getset[] = {
+    {"view", (getter)exchange_view, NULL, "the view of its route", NULL},
+    {"top_k", (getter)exchange_top_k, NULL, "experts of a token", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot exchange_slots[] = {
-    {Py_tp_dealloc, exchange_dealloc}, {Py_tp_methods, exchange_methods}, {Py_tp_doc, "see _exchange.pyi"}, {0, NULL},
+    {Py_tp_dealloc, exchange_dealloc},
+    {Py_tp_methods, exchange_methods},
+    {Py_tp_getset, exchange_getset},
+    {Py_tp_doc, "see _exchange.pyi"},
+    {0, NULL},
 };
 
 static PyType_Spec exchange_spec = {
@@ -890,7 +962,8 @@ PyMODINIT_FUNC
 PyInit__exchange(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made != NULL && ((lane_type = add_type(made, &lane_spec)) == NULL ||
+    if (made != NULL && (!load_tensors() || PyModule_AddIntConstant(made, "reads_tensors", can_read_tensors()) < 0 ||
+                         (lane_type = add_type(made, &lane_spec)) == NULL ||
                          (route_type = add_type(made, &route_spec)) == NULL ||
                          (exchange_type = add_type(made, &exchange_spec)) == NULL)) {
         Py_CLEAR(made);

@@ -27,6 +27,7 @@ typedef struct {
     double work;                    /* in flight */
     double expected_s[SIZE_CLASSES]; /* of a request, by size class; 0: unknown */
     double tail;                    /* times that, after which a request is hedged; 0: never */
+    Py_ssize_t abandoned;           /* requests that nobody waits for and the server has not answered */
     Py_ssize_t users;               /* exchanges that may touch the buffer */
     Py_ssize_t writers;             /* those that write a request now */
     SpinHistory spins;

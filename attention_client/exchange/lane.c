@@ -197,7 +197,28 @@ static PyMethodDef lane_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *
+lane_abandoned(Lane *lane, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(lane->abandoned);
+}
+
+static int
+lane_set_abandoned(Lane *lane, PyObject *value, void *Py_UNUSED(closure))
+{
+    Py_ssize_t abandoned = value == NULL ? -1 : PyLong_AsSsize_t(value);
+    if (abandoned < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "abandoned must not be negative");
+        }
+        return -1;
+    }
+    lane->abandoned = abandoned;
+    return 0;
+}
+
 static PyGetSetDef lane_getset[] = {
+    {"abandoned", (getter)lane_abandoned, (setter)lane_set_abandoned, "abandoned requests without an answer", NULL},
     {"free", (getter)lane_free, NULL, "number of free slots", NULL},
     {"work", (getter)lane_work, NULL, "work in flight", NULL},
     {"users", (getter)lane_users, NULL, "requests of exchanges, in flight or handed over", NULL},

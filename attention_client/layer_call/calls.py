@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from attention_client.connections.messages import LayerInput
+from attention_client.exchange import Exchange
 from attention_client.layer_call.call import LayerCall
-from attention_client.layer_call.compiled import CompiledCalls, Sent, abandon, attempts_of
+from attention_client.layer_call.compiled import CompiledCalls, abandon, attempts_of
 from attention_client.layer_call.shared import Dispatcher
 from eaas.errors import ExpertsUnavailableError
 
@@ -78,17 +79,16 @@ class LayerCalls:
         wanted_T: torch.Tensor | None,
     ) -> torch.Tensor:
         """Make a layer call and wait for its result: `start` and `finish` in one, with less overhead."""
-        compiled, timeout_s = self.compiled, self.shared.timeout_s
-        sent = compiled.start(layer, x_TH, ids_TK, scores_TK, wanted_T, timeout_s)
-        out_TH = None
+        timeout_s = self.shared.timeout_s
+        sent = self.compiled.start(layer, x_TH, ids_TK, scores_TK, wanted_T, timeout_s)
         if sent is not None:
-            out_TH = torch.empty_like(x_TH)
             try:
-                if compiled.finish(sent, out_TH):
-                    return out_TH
+                out_TH = sent.finish()
             except BaseException:
-                abandon(sent, ids_TK.shape[1])
+                abandon(sent)
                 raise
+            if out_TH is not None:
+                return out_TH
         arguments = Arguments(layer, x_TH, ids_TK, scores_TK, wanted_T)
         return RemoteCall(self, arguments, sent, overlapped=False).finish_slowly()
 
@@ -153,7 +153,7 @@ class RemoteCall:
     """
 
     def __init__(
-        self, calls: LayerCalls, arguments: Arguments, sent: Sent | None, *, overlapped: bool
+        self, calls: LayerCalls, arguments: Arguments, sent: Exchange | None, *, overlapped: bool
     ) -> None:
         self._calls = calls
         self._arguments = arguments
@@ -185,14 +185,14 @@ class RemoteCall:
             WrongRequestError: A server refused the request.
         """
         if self._sent is not None:
-            out_TH = torch.empty_like(self._arguments.x_TH)
             try:
-                if self._calls.compiled.finish(self._sent, out_TH):
-                    self._sent = None
-                    return out_TH
+                out_TH = self._sent.finish()
             except BaseException:
                 self.cancel()
                 raise
+            if out_TH is not None:
+                self._sent = None
+                return out_TH
         return self.finish_slowly()
 
     def finish_slowly(self) -> torch.Tensor:
@@ -209,7 +209,7 @@ class RemoteCall:
         """End the call: abandon its requests in flight. Idempotent."""
         sent, self._sent = self._sent, None
         if sent is not None:
-            abandon(sent, self._arguments.ids_TK.shape[1])
+            abandon(sent)
         if self._counted is not None:
             counted, self._counted = self._counted, None
             self._calls.end(counted)
@@ -219,7 +219,7 @@ class RemoteCall:
             self._counted = self._calls.begin(self._arguments)
             sent, self._sent = self._sent, None
             # Nothing is left to take over if a slot was lost during the sum.
-            attempts = [] if sent is None else attempts_of(sent, self._arguments.ids_TK.shape[1])
+            attempts = [] if sent is None else attempts_of(sent)
             if not attempts:
                 return self._counted.call.run()
             self._counted.call.take_over(attempts, self._deadline)

@@ -9,41 +9,25 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
-from attention_client.connections.messages import WIRE_DTYPES
 from attention_client.dispatch.parts import CHUNK_PAIRS, Part
-from attention_client.exchange import Exchange, Route
+from attention_client.exchange import Exchange, Route, reads_tensors
 from attention_client.layer_call.attempts import Attempt
 from attention_client.layer_call.shared import ClusterView, Dispatcher
 from attention_client.telemetry.request_outcomes import Outcome
-from eaas.wire.slot import WireDtype
 
 if TYPE_CHECKING:
     from attention_client.connections.connection import Connection
 
-__all__ = ["CompiledCalls", "Sent", "abandon", "attempts_of"]
+__all__ = ["CompiledCalls", "abandon", "attempts_of"]
 
-_DTYPES = {d: int(w) for d, w in WIRE_DTYPES.items() if w is not WireDtype.FLOAT16}
-_IDS = (torch.int32, torch.int64)
 # Read the measurements after so many calls. Each reading learns from a few of them.
 _READ_EACH = 32
 _LEARN_FROM = 4
-
-
-class Sent(NamedTuple):
-    """A layer call that compiled code has sent.
-
-    Attributes:
-        exchange: The requests in flight.
-        view: The view that they were sent by.
-    """
-
-    exchange: Exchange
-    view: ClusterView
 
 
 class CompiledCalls:
@@ -56,7 +40,12 @@ class CompiledCalls:
 
     def __init__(self, shared: Dispatcher, checksum: bool) -> None:
         self._shared = shared
-        self._possible = shared.policy.is_compiled and not checksum and shared.traces is None
+        self._possible = (
+            bool(reads_tensors)
+            and shared.policy.is_compiled
+            and not checksum
+            and shared.traces is None
+        )
         self._lock = threading.Lock()
         # Both at once, because calls of other threads replace them.
         self._current: tuple[ClusterView, Route | None] | None = None
@@ -81,21 +70,13 @@ class CompiledCalls:
         scores_TK: torch.Tensor,
         wanted_T: torch.Tensor | None,
         left_s: float,
-    ) -> Sent | None:
+    ) -> Exchange | None:
         """Send a layer call, or return None if it is not of the common case; then nothing was sent.
 
         The tensors must stay as they are until the call ends. `left_s`: seconds until its deadline.
         """
         shared = self._shared
-        dtype = _DTYPES.get(x_TH.dtype)
-        if (
-            not self._possible
-            or dtype is None
-            or shared.attribution.is_watching
-            or ids_TK.dtype not in _IDS
-            or scores_TK.dtype is not torch.float32
-            or not _are_plain(x_TH, ids_TK, scores_TK, wanted_T)
-        ):
+        if not self._possible or shared.attribution.is_watching:
             return None
         view, current = shared.replicas.view(), self._current
         if current is None or current[0] is not view:
@@ -103,42 +84,15 @@ class CompiledCalls:
         route = current[1]
         if route is None or shared.ejections.any_out(shared.clock):
             return None
-        for connection in view.connections:
-            if connection is not None and connection.has_abandoned:
-                return None
-        tokens, top_k = ids_TK.shape
         exchange = route.start(
-            layer,
-            x_TH.data_ptr(),
-            dtype,
-            ids_TK.data_ptr(),
-            ids_TK.dtype is torch.int64,
-            scores_TK.data_ptr(),
-            0 if wanted_T is None else wanted_T.data_ptr(),
-            tokens,
-            top_k,
-            x_TH.shape[1],
-            view.placement.epoch,
-            left_s,
+            layer, x_TH, ids_TK, scores_TK, wanted_T, view.placement.epoch, left_s
         )
         if route.waiting >= _READ_EACH:
             self.read()
         if exchange is None:
             # Perhaps a server's times were unknown and have been learnt since.
             self._tell(view, route)
-            return None
-        return Sent(exchange, view)
-
-    def finish(self, sent: Sent, out_TH: torch.Tensor) -> bool:
-        """Wait for the answers and write their sum to `out_TH`, float32 or bfloat16, contiguous.
-
-        Returns:
-            Whether the sum is there. If not, a LayerCall must go on from `attempts_of`.
-        """
-        nonfinite = sent.exchange.finish(out_TH.data_ptr(), _DTYPES[out_TH.dtype])
-        if nonfinite > 0:
-            self._shared.metrics.nonfinite_rows.inc(nonfinite)
-        return nonfinite >= 0
+        return exchange
 
     def read(self) -> None:
         """Read what compiled calls have measured: counts, and samples of times to learn from.
@@ -160,6 +114,7 @@ class CompiledCalls:
             route = None
             if usable_S.any():
                 route = Route(
+                    view,
                     [
                         connection.lane if connection is not None and usable else None
                         for connection, usable in zip(view.connections, usable_S, strict=True)
@@ -194,13 +149,14 @@ class CompiledCalls:
             self._read(self._current[0], self._current[1])
 
     def _read(self, view: ClusterView, route: Route) -> None:
-        calls, pairs, answered, samples, took_s = route.take()
+        calls, pairs, nonfinite, answered, samples, took_s = route.take()
         if not calls and not any(answered):
             return
         shared, metrics = self._shared, self._shared.metrics
         self.finished += calls
         metrics.layer_calls.inc(calls)
         metrics.pairs.inc(pairs)
+        metrics.nonfinite_rows.inc(nonfinite)
         metrics.server_requests.inc(sum(answered))
         shared.hedges.earn(sum(answered))
         for seconds in took_s:
@@ -221,47 +177,24 @@ class CompiledCalls:
         self._tell(view, route)
 
 
-def _are_plain(
-    x_TH: torch.Tensor,
-    ids_TK: torch.Tensor,
-    scores_TK: torch.Tensor,
-    wanted_T: torch.Tensor | None,
-) -> bool:
-    """Whether compiled code may read the tensors by address; if not, `LayerCall` copies or refuses them."""
-    tokens = x_TH.shape[0]
-    if wanted_T is not None and not (
-        wanted_T.dtype is torch.bool and wanted_T.shape == (tokens,) and wanted_T.is_contiguous()
-    ):
-        return False
-    return (
-        x_TH.dim() == ids_TK.dim() == 2
-        and ids_TK.shape[0] == tokens
-        and scores_TK.shape == ids_TK.shape
-        and x_TH.is_cpu
-        and ids_TK.is_cpu
-        and scores_TK.is_cpu
-        and x_TH.is_contiguous()
-        and ids_TK.is_contiguous()
-        and scores_TK.is_contiguous()
-    )
-
-
-def abandon(sent: Sent, top_k: int) -> None:
+def abandon(exchange: Exchange) -> None:
     """Stop waiting for the requests of a call; their slots are freed once the servers answer."""
-    for attempt in attempts_of(sent, top_k):
+    for attempt in attempts_of(exchange):
         attempt.connection.abandon(attempt.ticket, overdue=False)
 
 
-def attempts_of(sent: Sent, top_k: int) -> list[Attempt]:
+def attempts_of(exchange: Exchange) -> list[Attempt]:
     """Take over the requests of a call from compiled code, as attempts of a `LayerCall`."""
     attempts = []
-    for server, slot, request_id, rows, ids, work, *times in sent.exchange.requests():
+    connections = cast(ClusterView, exchange.view).connections
+    for server, slot, request_id, rows, ids, work, *times in exchange.requests():
         rows_R = np.frombuffer(rows, np.int64)
-        part = Part(server, rows_R, np.frombuffer(ids, np.int32).reshape(-1, top_k), work)
-        connection: Connection | None = sent.view.connections[server]
+        ids_RK = np.frombuffer(ids, np.int32).reshape(-1, exchange.top_k)
+        connection: Connection | None = connections[server]
         assert connection is not None
         ticket = connection.adopt(slot, request_id, rows_R.size, work)
         sent_at, hedge_at, expires_at = times
         hedge_at = hedge_at if hedge_at < expires_at else math.inf
+        part = Part(server, rows_R, ids_RK, work)
         attempts.append(Attempt(part, connection, ticket, sent_at, hedge_at, expires_at))
     return attempts

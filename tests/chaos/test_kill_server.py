@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 import attention_client
 from attention_client.connections.connection import Connection
 from attention_client.connections.messages import Ticket
-from attention_client.layer_call.compiled import Sent
+from attention_client.exchange import Exchange
 from decoding import cluster_of, eager, generate, prompts
 from eaas.config import AttentionClientConfig
 from eaas.one_sided import why_not
@@ -161,7 +161,7 @@ def strike_server_of_request(
     compiled = joined._calls.compiled
     start = compiled.start
 
-    def start_compiled(*arguments: Any) -> Sent | None:
+    def start_compiled(*arguments: Any) -> Exchange | None:
         sent = start(*arguments)
         if sent is not None:
             count(next(c for c in connections if c.lane.users))
