@@ -95,6 +95,9 @@ class _Tokens(NamedTuple):
         return wanted_T if padding_T is None else wanted_T & ~padding_T
 
 
+_ALL = _Tokens(None, 0, 1)
+
+
 def _tokens(x: torch.Tensor, rank: int, ranks: int) -> _Tokens | None:
     """Return which tokens this rank sends: its share, without vLLM's padding. None: nothing is sent.
 
@@ -107,7 +110,9 @@ def _tokens(x: torch.Tensor, rank: int, ranks: int) -> _Tokens | None:
         if not context.attn_metadata:
             return None
         padding_T = context.is_padding
-    return _Tokens(None if padding_T is None else padding_T[: x.shape[0]], rank, ranks)
+    if padding_T is None:
+        return _ALL if ranks == 1 else _Tokens(None, rank, ranks)
+    return _Tokens(padding_T[: x.shape[0]], rank, ranks)
 
 
 def _stage(
@@ -138,12 +143,10 @@ def _experts(
     if tokens is None:
         return torch.zeros_like(x)
     attached = _get()
+    if tokens is _ALL and x.is_cpu:
+        return _call(attached, (layer, x, ids, scores, None))
     staged, arguments = _stage(attached.staging, tokens, x, ids, scores, layer)
-    try:
-        out = attached.cluster.layer_call(*arguments)
-    except ExpertsUnavailableError as error:
-        out = _wait(attached, arguments, error)
-    return staged.to_device(out)
+    return staged.to_device(_call(attached, arguments))
 
 
 def _start_experts(
@@ -176,6 +179,13 @@ def _finish_experts(
     except ExpertsUnavailableError as error:
         out = _wait(attached, started.arguments, error)
     return started.staged.to_device(out)
+
+
+def _call(attached: _Attached, arguments: Any) -> torch.Tensor:
+    try:
+        return attached.cluster.layer_call(*arguments)
+    except ExpertsUnavailableError as error:
+        return _wait(attached, arguments, error)
 
 
 def _wait(attached: _Attached, arguments: Any, error: ExpertsUnavailableError) -> torch.Tensor:
