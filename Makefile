@@ -29,7 +29,7 @@ setup: $(VENV)/.installed
 
 SOURCES := pyproject.toml constraints.txt setup.py \
   $(wildcard eaas/wire/*.[ch] eaas/minmax/*.[ch] balancer/policies/fractional/*.[ch] balancer/policies/native/*) \
-  $(wildcard attention_client/dispatch/*.[ch] attention_client/exchange/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
+  $(wildcard attention_client/engines/transformers/paged/*.[ch] attention_client/dispatch/*.[ch] attention_client/exchange/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
   $(wildcard expert_server/kernels/*.h expert_server/kernels/native/* expert_server/loop/*.c) benchmarks/dispatch/_floor.c
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 

@@ -77,6 +77,22 @@ setup(
             py_limited_api=True,
         ),
         Extension(
+            "attention_client.engines.transformers.paged._paged",
+            sources=[
+                "attention_client/engines/transformers/paged/_paged.c",
+                "attention_client/engines/transformers/paged/attend.c",
+                "attention_client/exchange/tensors.c",
+            ],
+            depends=[
+                "eaas/minmax/arrays.h",
+                "attention_client/engines/transformers/paged/attend.h",
+                "attention_client/exchange/tensors.h",
+            ],
+            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
             "attention_client.scheduler.strategies._select",
             sources=[
                 f"attention_client/scheduler/strategies/{name}.c"

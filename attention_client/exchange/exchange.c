@@ -473,23 +473,28 @@ static bool
 read_inputs(PyObject *const *args, Inputs *inputs, Tensor *ids, const uint8_t **wanted_T)
 {
     Tensor x, scores, wanted = {0};
+    bool some = args[4] != Py_None;
     if (!read_tensor(args[1], 2, &x) || !read_tensor(args[2], 2, ids) || !read_tensor(args[3], 2, &scores) ||
-        (args[4] != Py_None && !read_tensor(args[4], 1, &wanted))) {
+        (some && !read_tensor(args[4], 1, &wanted))) {
         return false;
     }
+    Py_ssize_t tokens = x.size[0], top_k = ids->size[1];
     if ((x.values != FLOAT32_VALUES && x.values != BFLOAT16_VALUES) || scores.values != FLOAT32_VALUES ||
-        (ids->values != INT32_VALUES && ids->values != INT64_VALUES) || ids->rows != x.rows ||
-        scores.rows != x.rows || scores.columns != ids->columns ||
-        (args[4] != Py_None && (wanted.values != BOOL_VALUES || wanted.rows != x.rows)) || x.rows < 1 ||
-        x.columns < 1 || ids->columns < 1 || x.rows > INT32_MAX / 64 / ids->columns) {
+        (ids->values != INT32_VALUES && ids->values != INT64_VALUES) || (some && wanted.values != BOOL_VALUES) ||
+        !is_contiguous(&x) || !is_contiguous(ids) || !is_contiguous(&scores) || (some && !is_contiguous(&wanted))) {
+        return false;
+    }
+    if (ids->size[0] != tokens || scores.size[0] != tokens || scores.size[1] != top_k ||
+        (some && wanted.size[0] != tokens) || tokens < 1 || x.size[1] < 1 || top_k < 1 ||
+        tokens > INT32_MAX / 64 / top_k) {
         return false;
     }
     inputs->x = x.data;
     inputs->dtype = x.values == FLOAT32_VALUES ? WIRE_FLOAT32 : WIRE_BFLOAT16;
     inputs->scores = (const float *)scores.data;
-    inputs->tokens = x.rows;
-    inputs->hidden = x.columns;
-    inputs->top_k = ids->columns;
+    inputs->tokens = tokens;
+    inputs->hidden = x.size[1];
+    inputs->top_k = top_k;
     *wanted_T = (const uint8_t *)wanted.data;
     return true;
 }
@@ -852,7 +857,7 @@ exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
     }
     int64_t nonfinite;
     Py_BEGIN_ALLOW_THREADS
-    nonfinite = sum_answers(self, (char *)made.data, self->dtype, row);
+    nonfinite = sum_answers(self, made.data, self->dtype, row);
     Py_END_ALLOW_THREADS
     free(row);
     Route *route = self->route;

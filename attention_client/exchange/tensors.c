@@ -107,19 +107,30 @@ read_tensor(PyObject *object, int dimensions, Tensor *tensor)
     if (found.device.kind != DL_CPU || found.ndim != dimensions) {
         return false;
     }
-    Py_ssize_t expected = 1;
+    *tensor = (Tensor){
+        .data = (char *)found.data + found.byte_offset,
+        .values = values_of(found.dtype),
+        .dimensions = dimensions,
+    };
+    Py_ssize_t stride = 1;
     for (int d = dimensions - 1; d >= 0; d--) {
-        if (found.shape[d] > 1 && found.strides != NULL && found.strides[d] != expected) {
+        tensor->size[d] = (Py_ssize_t)found.shape[d];
+        tensor->stride[d] = found.strides == NULL ? stride : (Py_ssize_t)found.strides[d];
+        stride *= tensor->size[d];
+    }
+    return true;
+}
+
+bool
+is_contiguous(const Tensor *tensor)
+{
+    Py_ssize_t expected = 1;
+    for (int d = tensor->dimensions - 1; d >= 0; d--) {
+        if (tensor->size[d] > 1 && tensor->stride[d] != expected) {
             return false;
         }
-        expected *= (Py_ssize_t)found.shape[d];
+        expected *= tensor->size[d];
     }
-    *tensor = (Tensor){
-        .data = (const char *)found.data + found.byte_offset,
-        .values = values_of(found.dtype),
-        .rows = (Py_ssize_t)found.shape[0],
-        .columns = dimensions == 2 ? (Py_ssize_t)found.shape[1] : 1,
-    };
     return true;
 }
 

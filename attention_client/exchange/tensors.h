@@ -6,18 +6,22 @@
 
 typedef enum { OTHER_VALUES, FLOAT32_VALUES, BFLOAT16_VALUES, INT32_VALUES, INT64_VALUES, BOOL_VALUES } Values;
 
-/* A contiguous tensor in the memory of the CPU, with one or two dimensions. */
+#define MOST_DIMENSIONS 4
+
+/* A tensor in the memory of the CPU. Strides count values. */
 typedef struct {
-    const char *data;
+    char *data;
     Values values;
-    Py_ssize_t rows, columns; /* columns: 1 with one dimension */
+    int dimensions;
+    Py_ssize_t size[MOST_DIMENSIONS], stride[MOST_DIMENSIONS];
 } Tensor;
 
 /* Find torch's interface; without it (torch before 2.10) no tensor can be read. False: an exception is set. */
 bool load_tensors(void);
 bool can_read_tensors(void);
-/* Read a tensor of so many dimensions. False: it is another object, on a device, strided or of another shape. */
+/* Read a tensor of so many dimensions. False: it is another object, on a device or of another shape. */
 bool read_tensor(PyObject *object, int dimensions, Tensor *tensor);
+bool is_contiguous(const Tensor *tensor);
 /* torch.empty_like. */
 PyObject *empty_like(PyObject *tensor);
 

@@ -1,0 +1,1 @@
+"""Attention over a paged key-value cache, for continuous batching on CPUs."""

@@ -1,0 +1,47 @@
+import torch
+
+reads_tensors: int
+"""Whether this torch has DLPack's C exchange interface, without which `attend` refuses its tensors."""
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    tables: torch.Tensor,
+    begins: torch.Tensor,
+    past: torch.Tensor,
+    block_rows: int,
+    page: int,
+    window: int,
+    scale: float,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    /,
+) -> None:
+    """Attend from a batch's new tokens to their sequences, and write their keys and values to the cache.
+
+    The cost grows with each sequence's own length (online softmax, Milakov and Gimelshein, 2018).
+
+    Args:
+        q: (1, heads, T, D), float32 or bfloat16; D is at most 256.
+        k: (1, kv_heads, T, D).
+        v: As k.
+        out: (1, T, heads, D), contiguous; written.
+        k_cache: (rows, kv_heads, D): row table[p // page] * block_rows + p % page has position p.
+        v_cache: As k_cache.
+        tables: int32 (S, blocks): each sequence's blocks.
+        begins: int32 (S + 1): first new token of each sequence, and the end.
+        past: int32 (S): tokens of each sequence in the cache.
+        block_rows: Rows from one block to the next.
+        page: Tokens of a block.
+        window: A token sees so many, itself included, and position p lies where p % window would; 0: all.
+        scale: Factor of the products of queries and keys.
+        softcap: Bound of the scores by tanh; 0.0: none.
+        sinks: float32 (heads): a logit without a value in each head's softmax (gpt-oss); None: none.
+
+    Raises:
+        ValueError: A tensor has another shape or dtype, or a sequence lies beyond batch or cache.
+    """

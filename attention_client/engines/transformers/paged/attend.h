@@ -1,0 +1,39 @@
+/* Attention of one sequence's new tokens to its keys and values in a paged cache. */
+#ifndef EAAS_ATTEND_H
+#define EAAS_ATTEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MOST_HEAD_SIZE 256
+
+/* One layer of a batch. Strides count values; a row is the head_size values of one token and head. */
+typedef struct {
+    bool bfloat16; /* of all values; else float32 */
+    ptrdiff_t heads, kv_heads, head_size;
+    const char *q, *k, *v; /* new tokens */
+    ptrdiff_t q_token, q_head, k_token, k_head, v_token, v_head;
+    char *out; /* tokens x heads x head_size */
+    char *k_cache, *v_cache;
+    ptrdiff_t cache_rows, cache_token; /* rows, and the stride from one to the next */
+    const int32_t *tables;             /* sequences x blocks: numbers of blocks in the cache */
+    ptrdiff_t blocks, block_rows, page;
+    ptrdiff_t window; /* tokens that a query sees, itself included, and the size of the ring in the cache; 0: all */
+    float scale, softcap; /* softcap: 0 for none */
+    const float *sinks;   /* a logit of each head without a value, or NULL */
+} Layer;
+
+/* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. */
+typedef struct {
+    ptrdiff_t index, first, count, past;
+} Sequence;
+
+/* Whether all rows of the cache that the sequence's tokens may have exist. */
+bool has_rows(const Layer *layer, const Sequence *sequence);
+
+/* Compute the sequence's rows of `out` for the query heads of one key-value head, then write its new keys and
+ * values to the cache. Online softmax (Milakov and Gimelshein, 2018) in float32. */
+void attend(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head);
+
+#endif

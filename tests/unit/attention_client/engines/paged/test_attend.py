@@ -1,0 +1,209 @@
+"""Attention over the paged cache, against torch's attention of each sequence alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_client.engines.transformers.paged._paged import attend
+
+PAGE = 4
+
+
+@dataclass
+class Batch:
+    """Sequences of one layer: all their keys and values, and how many of them are new."""
+
+    q: torch.Tensor  # (1, heads, T, D)
+    keys: list[torch.Tensor]  # of each sequence: (kv_heads, tokens, D)
+    values: list[torch.Tensor]
+    new: list[int]
+    window: int
+
+    @classmethod
+    def random(
+        cls,
+        lengths: list[tuple[int, int]],
+        heads: int,
+        group: int,
+        size: int,
+        window: int,
+        dtype: torch.dtype,
+    ) -> Batch:
+        """Make sequences of (past, new) tokens."""
+        generator = torch.Generator().manual_seed(len(lengths) * 1000 + size)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dtype)
+
+        kv_heads = heads // group
+        new = [count for _, count in lengths]
+        keys = [normal(kv_heads, past + count, size) for past, count in lengths]
+        values = [normal(kv_heads, past + count, size) for past, count in lengths]
+        return cls(normal(1, heads, sum(new), size), keys, values, new, window)
+
+    def expected(self, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """(1, T, heads, D) in float32."""
+        parts, first = [], 0
+        for keys, values, new in zip(self.keys, self.values, self.new, strict=True):
+            q = self.q[0, :, first : first + new].float()
+            first += new
+            group = q.shape[0] // keys.shape[0]
+            k, v = (x.float().repeat_interleave(group, 0) for x in (keys, values))
+            scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            tokens = keys.shape[1]
+            at, seen = torch.arange(tokens - new, tokens)[:, None], torch.arange(tokens)[None]
+            hidden = seen > at
+            if self.window:
+                hidden |= seen <= at - self.window
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                column = sinks[:, None, None].expand(-1, new, 1)
+                scores = torch.cat([scores, column], dim=-1)
+            weights = scores.softmax(-1)[..., :tokens]
+            parts.append((weights @ v).transpose(0, 1))
+        return torch.cat(parts)[None]
+
+    def run(self, **options: Any) -> tuple[torch.Tensor, Cache]:
+        cache = Cache(self)
+        _, heads, tokens, size = self.q.shape
+        out = torch.full((1, tokens, heads, size), torch.nan, dtype=self.q.dtype)
+        k, v = cache.new_of(self.keys), cache.new_of(self.values)
+        cache.attend(self.q, k, v, out, **options)
+        return out, cache
+
+
+class Cache:
+    """A cache with the sequences' past tokens, in blocks that are shuffled."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        kv_heads, _, size = batch.keys[0].shape
+        longest = max(keys.shape[1] for keys in batch.keys)
+        in_cache = min(longest, batch.window) if batch.window else longest
+        self.blocks = -(-in_cache // PAGE)
+        count = len(batch.keys)
+        order = torch.randperm(count * self.blocks, generator=torch.Generator().manual_seed(1))
+        self.tables = order.to(torch.int32).reshape(count, self.blocks)
+        # A block has the pages of two layers, each with keys and values; this is the second one.
+        self.block_rows = 4 * PAGE
+        rows = count * self.blocks * self.block_rows
+        # What no sequence has written must not matter.
+        flat = torch.full((rows, kv_heads, size), torch.nan, dtype=batch.q.dtype)
+        self.k, self.v = flat[2 * PAGE :], flat[3 * PAGE :]
+        for s, (keys, values, new) in enumerate(
+            zip(batch.keys, batch.values, batch.new, strict=True)
+        ):
+            for position in range(keys.shape[1] - new):
+                self.k[self.row(s, position)] = keys[:, position]
+                self.v[self.row(s, position)] = values[:, position]
+
+    def row(self, sequence: int, position: int) -> int:
+        slot = position % self.batch.window if self.batch.window else position
+        return int(self.tables[sequence, slot // PAGE]) * self.block_rows + slot % PAGE
+
+    def new_of(self, all_tokens: list[torch.Tensor]) -> torch.Tensor:
+        """(1, kv_heads, T, D), a transposed view as a model makes it."""
+        new = [
+            tokens[:, tokens.shape[1] - n :]
+            for tokens, n in zip(all_tokens, self.batch.new, strict=True)
+        ]
+        return torch.cat(new, dim=1).transpose(0, 1).contiguous().transpose(0, 1)[None]
+
+    def attend(self, q: Any, k: Any, v: Any, out: Any, **options: Any) -> None:
+        new = torch.tensor([0, *self.batch.new])
+        past = [
+            keys.shape[1] - n for keys, n in zip(self.batch.keys, self.batch.new, strict=True)
+        ]
+        arguments = {
+            "tables": self.tables,
+            "begins": new.cumsum(0).to(torch.int32),
+            "past": torch.tensor(past, dtype=torch.int32),
+            "block_rows": self.block_rows,
+            "page": PAGE,
+            "window": self.batch.window,
+            "scale": q.shape[-1] ** -0.5,
+            "softcap": 0.0,
+            "sinks": None,
+        } | options
+        attend(q, k, v, out, self.k, self.v, *arguments.values())
+
+
+def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
+    tolerance = 1e-5 if out.dtype is torch.float32 else 2e-2
+    return torch.allclose(out.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
+    lengths = data.draw(
+        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 70)), min_size=1, max_size=5),
+        "(past, new)",
+    )
+    group = data.draw(st.sampled_from([1, 2, 4, 7, 40]), "group")
+    heads = group * data.draw(st.integers(1, 3), "kv_heads")
+    size = data.draw(st.sampled_from([1, 8, 16, 24, 64, 80, 128, 256]), "size")
+    window = data.draw(st.sampled_from([0, 0, 1, 5, 32, 60, 200]), "window")
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), "dtype")
+    softcap = data.draw(st.sampled_from([0.0, 0.0, 1.5]), "softcap")
+    sinks = torch.randn(heads) if data.draw(st.booleans(), "sinks") else None
+    batch = Batch.random(lengths, heads, group, size, window, dtype)
+    out, cache = batch.run(softcap=softcap, sinks=sinks)
+    assert close(out, batch.expected(softcap, sinks))
+    for s, (keys, values) in enumerate(zip(batch.keys, batch.values, strict=True)):
+        tokens = keys.shape[1]
+        for position in range(max(0, tokens - window) if window else 0, tokens):
+            assert torch.equal(cache.k[cache.row(s, position)], keys[:, position])
+            assert torch.equal(cache.v[cache.row(s, position)], values[:, position])
+
+
+def test_large_scores_do_not_overflow() -> None:
+    batch = Batch.random([(40, 3)], 4, 2, 64, 0, torch.float32)
+    batch.q *= 1000
+    out, _ = batch.run()
+    assert close(out, batch.expected())
+
+
+def test_nan_stays_in_its_sequence() -> None:
+    batch = Batch.random([(3, 2), (5, 1)], 4, 2, 64, 0, torch.float32)
+    batch.keys[0][:, 1] = torch.nan
+    out, _ = batch.run()
+    assert out[0, :2].isnan().all()
+    assert close(out[:, 2:], batch.expected()[:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"tables": torch.zeros(2, 9, dtype=torch.int64)}, "int32"),
+        ({"tables": torch.full((2, 9), 10_000, dtype=torch.int32)}, "beyond"),
+        ({"tables": torch.full((2, 9), -1, dtype=torch.int32)}, "beyond"),
+        ({"begins": torch.tensor([0, 2, 99], dtype=torch.int32)}, "beyond"),
+        ({"begins": torch.tensor([0, 3, 2], dtype=torch.int32)}, "beyond"),
+        ({"past": torch.tensor([3, 5_000], dtype=torch.int32)}, "beyond"),
+        ({"past": torch.tensor([3, -1], dtype=torch.int32)}, "beyond"),
+        ({"page": 0}, "range"),
+        ({"sinks": torch.zeros(3)}, "sinks"),
+    ],
+)
+def test_wrong_arguments_are_refused(changes: dict[str, Any], word: str) -> None:
+    batch = Batch.random([(3, 2), (5, 1)], 4, 2, 16, 0, torch.float32)
+    with pytest.raises(ValueError, match=word):
+        batch.run(**changes)
+
+
+def test_tensors_of_different_dtypes_are_refused() -> None:
+    batch = Batch.random([(3, 2)], 4, 2, 16, 0, torch.float32)
+    batch.q = batch.q.bfloat16()
+    cache = Cache(batch)
+    out = torch.empty(1, 2, 4, 16)
+    with pytest.raises(ValueError, match="bfloat16"):
+        cache.attend(batch.q, cache.new_of(batch.keys), cache.new_of(batch.values), out)
