@@ -1,0 +1,159 @@
+"""The operators by which a forward pass reaches what is not in it: the paged cache and the expert servers.
+
+They are opaque to torch.export, which sees only their shapes. A thread that runs a pass says what they reach
+(`reaching`); they take only tensors and numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+__all__ = ["ATTENTION", "Outside", "reaching"]
+
+ATTENTION = "eaas_flash"
+"""Name of the attention in transformers. It builds masks and index lists unless the name has "flash"."""
+
+
+class Outside(Protocol):
+    """What a forward pass reaches."""
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        softcap: float,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend to the sequences of the batch: (1, heads, T, D), twice (1, kv_heads, T, D) -> (1, T, heads, D).
+
+        `_paged.attend` describes the arguments.
+        """
+
+    def routed_experts(
+        self, layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute the routed experts of a MoE layer: (T, H) in the dtype of x."""
+
+
+class _Current(threading.local):
+    outside: Outside | None = None
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def reaching(outside: Outside) -> Iterator[None]:
+    """Let the operators of this thread reach `outside` inside the block."""
+    before, _current.outside = _current.outside, outside
+    try:
+        yield
+    finally:
+        _current.outside = before
+
+
+def _outside() -> Outside:
+    if _current.outside is None:
+        raise RuntimeError("this operator runs only in a forward pass of the engine")
+    return _current.outside
+
+
+# -- operators ---------------------------------------------------------------------------------------------
+
+
+def _paged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    layer: int,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    return _outside().attend(layer, q, k, v, scale, softcap, sinks)
+
+
+def _paged_attention_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    layer: int,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+def _routed_experts(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int
+) -> torch.Tensor:
+    return _outside().routed_experts(layer, x, ids, scores)
+
+
+def _routed_experts_fake(
+    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int
+) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_library = torch.library.Library("eaas", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _signature, _run, _fake in (
+    (
+        "paged_attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, int layer, float scale, "
+        "float softcap) -> Tensor",
+        _paged_attention,
+        _paged_attention_fake,
+    ),
+    (
+        "routed_experts(Tensor x, Tensor ids, Tensor scores, int layer) -> Tensor",
+        _routed_experts,
+        _routed_experts_fake,
+    ),
+):
+    _name = _signature.partition("(")[0]
+    _library.define(_signature)
+    _library.impl(_name, _run, "CPU")
+    torch.library.register_fake(f"eaas::{_name}", _fake, lib=_library)
+
+
+# -- transformers' attention interface ---------------------------------------------------------------------
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    if position_bias is not None:
+        raise ValueError("its attention adds a bias to the scores")
+    layer = module.layer_idx
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    sinks = None if s_aux is None else s_aux.float()
+    out = torch.ops.eaas.paged_attention(query, key, value, sinks, layer, scale, softcap or 0.0)
+    return out, None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Make no mask: the attention knows the sequences."""
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _no_mask)
