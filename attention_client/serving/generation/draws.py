@@ -112,11 +112,13 @@ def _gumbel(key: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     """Return Gumbel noise, float32, for keys and tokens of shapes that broadcast."""
     bits = key + token * _GOLDEN
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    bits = bits ^ ((bits >> 31) & ((1 << 33) - 1))
-    # 52 bits and a half: never 0 or 1, whose noise would be infinite.
-    uniform = (((bits >> 12) & ((1 << 52) - 1)).double() + 0.5) * 2.0**-52
-    return -(-uniform.log()).float().log()
+        bits ^= (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+        bits *= factor
+    bits ^= (bits >> 31).bitwise_and_((1 << 33) - 1)
+    # An exponential variable from 52 bits and a half. It is small where the noise is large, and there
+    # float32 is precise; it is never 0 or infinite.
+    uniform = (bits >> 12).bitwise_and_((1 << 52) - 1).float().add_(0.5).mul_(2.0**-52)
+    return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_().neg_()
 
 
 def _cutoff(scores_SV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

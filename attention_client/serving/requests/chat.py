@@ -43,6 +43,10 @@ class ChatHandler(Handler):
             service.tokenizer, service.model, prompt, tools=request.offered_tools
         )
 
+    def continues(self, request: ChatRequest) -> bool:
+        """Whether the prompt ends with the begin of the answer's message."""
+        return bool(request.continue_final_message)
+
     def logprobs_form(self, request: ChatRequest) -> ChatLogprobs:
         """Return a new converter of one choice's log-probabilities."""
         return ChatLogprobs(self._service.token_texts)

@@ -21,13 +21,14 @@ class TextHandler(Handler):
     default_tokens = 16  # OpenAI's
 
     def echo(self, request: CompletionRequest, prompt: list[int], index: int) -> str | None:
-        """Return the prompt's text if the request asks for it; that of token ids has their special tokens."""
+        """Return the prompt's text if the request asks for it: as it was given, or of its token ids."""
         if not request.echo:
             return None
         given = request.prompt[index]
         if isinstance(given, str):
             return given
-        return str(self._service.tokenizer.decode(prompt, skip_special_tokens=False))
+        skips_special = request.skip_special_tokens is not False
+        return str(self._service.tokenizer.decode(prompt, skip_special_tokens=skips_special))
 
     def scores_prompts(self, request: CompletionRequest) -> bool:
         """Whether the answer has the log-probabilities of the prompts."""

@@ -60,6 +60,7 @@ class TextRules:
         includes_stop: Whether the text includes the stop string or the token that ended it.
         skips_special: Whether the text has no special tokens. A parser of the answer needs them.
         echo: Text that goes before the answer: the prompt.
+        continues: Whether the prompt ends with the begin of the answer's message, which is not repeated.
         is_empty: Whether the answer has no tokens, so that only the prompt is processed.
     """
 
@@ -67,6 +68,7 @@ class TextRules:
     includes_stop: bool = False
     skips_special: bool = True
     echo: str | None = None
+    continues: bool = False
     is_empty: bool = False
 
 
@@ -121,7 +123,10 @@ class Generation:
             traces.begin(self._work.id, len(self._work.prompt), self._work.max_tokens)
         self._engine.submit(self._work, deliver)
         self._metrics.prompt_tokens.inc(len(self._work.prompt))
-        return self._of_events(self._parser.initial_events if self._parser else [])
+        if self._parser is None or self._rules.continues:
+            return iter(())
+        # What the parser found at the end of the prompt, such as the begin of the reasoning.
+        return self._of_events(self._parser.initial_events)
 
     def take(self, delivery: Delivery) -> Iterator[Any]:
         """Yield the pieces of a delivery: Served, Scored, str, ReasoningText (transformers'), Call, Finish.

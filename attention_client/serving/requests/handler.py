@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import secrets
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -28,6 +30,9 @@ _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _DONE = "data: [DONE]\n\n"
 _MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each of its choices
 _MOST_LOGPROBS = 2**20  # of one request
+_AT_ONCE = (
+    2**10
+)  # log-probabilities; more are formatted in a thread, so that they delay no other request
 
 
 class _EventStream(StreamingResponse):
@@ -65,11 +70,17 @@ class Handler:
         pieces: list[list[Any]] = [[] for _ in range(len(answer))]
         async for index, piece in answer.pieces():
             pieces[index].append(piece)
-        choices = [
-            self._whole_choice(request, answer.id, index, each) for index, each in enumerate(pieces)
-        ]
-        content = {"choices": choices, "usage": answer.usage}
-        return JSONResponse(self._head(answer, self.answer_object) | content)
+
+        def response() -> JSONResponse:
+            choices = [
+                self._whole_choice(request, answer.id, index, each)
+                for index, each in enumerate(pieces)
+            ]
+            content = {"choices": choices, "usage": answer.usage}
+            return JSONResponse(self._head(answer, self.answer_object) | content)
+
+        scored = [piece for each in pieces for piece in each if isinstance(piece, Scored)]
+        return await asyncio.to_thread(response) if _is_long(scored) else response()
 
     def _whole_choice(
         self, request: GenerationRequest, request_id: str, index: int, pieces: list[Any]
@@ -98,14 +109,19 @@ class Handler:
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []
         for index, prompt in enumerate(prompts):
-            echo = self.echo(request, prompt, index)
+            rules = self._rules(request, self.echo(request, prompt, index))
+            parser = self.parser(request, prompt)
             for choice in range(request.choices_per_prompt):
                 work_id = f"{answer_id}-{len(generations)}" if generations else answer_id
                 work = self._work(request, prompt, work_id, choice)
-                parser, rules = self.parser(request, prompt), self._rules(request, echo)
                 generations.append(
                     Generation(
-                        service.engine, work, service.tokenizer, rules, parser, service.metrics
+                        service.engine,
+                        work,
+                        service.tokenizer,
+                        rules,
+                        copy.deepcopy(parser) if choice else parser,
+                        service.metrics,
                     )
                 )
         return request, Answer(answer_id, generations, sum(map(len, prompts)))
@@ -183,7 +199,11 @@ class Handler:
                         yield event([], usage_of(index), servers=servers)
                     else:
                         reason = piece.reason if isinstance(piece, Finish) else None
-                        yield choice(index, self.chunk(answer.id, piece), reason)
+                        arguments = index, self.chunk(answer.id, piece), reason
+                        if _is_long(held[index]):
+                            yield await asyncio.to_thread(choice, *arguments)
+                        else:
+                            yield choice(*arguments)
             if options.include_usage:
                 yield event([], answer.usage)
         except ApiError as error:
@@ -222,12 +242,17 @@ class Handler:
         """Whether the answer has the log-probabilities of the prompts."""
         return False
 
+    def continues(self, request: Any) -> bool:
+        """Whether the prompt ends with the begin of the answer's message."""
+        return False
+
     def _rules(self, request: GenerationRequest, echo: str | None) -> TextRules:
         return TextRules(
             stops=tuple(request.stop),
             includes_stop=bool(request.include_stop_str_in_output),
             skips_special=request.skip_special_tokens is not False,
             echo=echo,
+            continues=self.continues(request),
             is_empty=request.token_budget == 0,
         )
 
@@ -281,3 +306,7 @@ class Handler:
             logprobs=request.likeliest,
             prompt_logprobs=self.scores_prompts(request),
         )
+
+
+def _is_long(scored: Sequence[Scored]) -> bool:
+    return sum(part.scores.top_TK.size + len(part.tokens) for part in scored) > _AT_ONCE
