@@ -210,8 +210,9 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         """Return scores (B, V); in rows with settings only the chosen token is finite. May overwrite them."""
         self._scores = {}
         if self._rows:
-            indices = [row.place for row in self._rows]
-            chosen_R, found = _choose_and_score(scores[indices], self._rows)
+            rows, self._rows = self._rows, []
+            indices = [row.place for row in rows]
+            chosen_R, found = _choose_and_score(scores[indices], rows)
             _leave_only(scores, indices, chosen_R)
             self._scores = {
                 name: each

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention_client.serving.generation import sequential
 from attention_client.serving.generation.live_admission import LiveAdmission
 from attention_client.serving.requests.token_texts import TokenTexts
 from http_box import CHAT, VOCABULARY, Box, events, tiny_model
@@ -81,8 +82,11 @@ def test_tokens_of_the_answer(both: tuple[Box, Reference], temperature: float) -
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
-def test_tokens_of_the_prompt(both: tuple[Box, Reference], max_tokens: int) -> None:
+def test_tokens_of_the_prompt(
+    both: tuple[Box, Reference], max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     box, reference = both
+    monkeypatch.setattr(sequential, "_PART", 32)
     expected_TV = reference.logprobs(LONG)
     expected = expected_TV[:-1].gather(1, torch.tensor([LONG[1:]]).T)[:, 0]
     for _ in range(2):  # the second time the prompt's keys and values are cached
