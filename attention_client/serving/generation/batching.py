@@ -90,6 +90,8 @@ class _Router(OutputRouter):  # type: ignore[misc]
         self._listeners: dict[str, _Listener] = {}
         # Requests that asked for the servers of their tokens, and the servers of the current step.
         self._asking: set[str] = set()
+        # Requests whose prompt is being scored.
+        self._scoring: set[str] = set()
         self._servers: dict[str, Mapping[str, int]] = {}
         self._guard = threading.Lock()
 
@@ -98,6 +100,12 @@ class _Router(OutputRouter):  # type: ignore[misc]
             self._listeners[work.id] = _Listener(work, deliver)
             if work.servers:
                 self._asking.add(work.id)
+            if work.sampling.prompt_logprobs:
+                self._scoring.add(work.id)
+
+    @property
+    def scores_prompts(self) -> bool:
+        return bool(self._scoring)
 
     @property
     def asks_for_servers(self) -> bool:
@@ -133,10 +141,10 @@ class _Router(OutputRouter):  # type: ignore[misc]
     def scored(self, request_id: str) -> int:
         """Return how many tokens of a request's prompt have scores; all, once they are delivered."""
         with self._guard:
-            listener = self._listeners.get(request_id)
-            if listener is None or listener.seen:
+            if request_id not in self._scoring:
                 return sys.maxsize
-            return sum(len(part.logprob_T) for part in listener.prompt_scores)
+            parts = self._listeners[request_id].prompt_scores
+            return sum(len(part.logprob_T) for part in parts)
 
     def forget(self, request_id: str) -> bool:
         """Remove a request's listener, so that it gets nothing more; return whether there was one."""
@@ -145,6 +153,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
 
     def _pop(self, request_id: str) -> _Listener | None:
         self._asking.discard(request_id)
+        self._scoring.discard(request_id)
         self._servers.pop(request_id, None)
         return self._listeners.pop(request_id, None)
 
@@ -159,6 +168,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
                 if listener is None:
                     continue  # cancelled
                 servers = self._servers.pop(output.request_id, NOBODY)
+                self._scoring.discard(output.request_id)
                 delivery = listener.delivery(output, servers)
                 if delivery.finished:
                     self._pop(output.request_id)
@@ -256,7 +266,8 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             self._attribution.watching(router.asks_for_servers) as seen,
         ):
             batch, model = outputs.requests_in_batch, self.model
-            if parts := unscored_rows(batch, router.scored):
+            parts = unscored_rows(batch, router.scored) if router.scores_prompts else []
+            if parts:
                 model = PromptScoring(model, parts, router.note_prompt_scores)
             self.batch_processor._generation_step(model)
         router.note_scores(self._sampler.take_scores())

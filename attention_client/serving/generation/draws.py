@@ -108,9 +108,9 @@ def _draw_kept(
     return chosen_S.scatter_reduce_(0, row_N, candidate_N, "amin")
 
 
-def _gumbel(key: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+def _gumbel(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return Gumbel noise, float32, for keys and tokens of shapes that broadcast."""
-    bits = key + token * _GOLDEN
+    bits = keys + tokens * _GOLDEN
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         bits ^= (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)
         bits *= factor
@@ -147,23 +147,24 @@ def _cutoff(scores_SV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 def _nucleus(scores_SV: torch.Tensor, cutoff_S: torch.Tensor, mass_S: torch.Tensor) -> torch.Tensor:
     """Return the score of the last token in each row's nucleus, among the tokens above its cutoff."""
     kept_SV = scores_SV.masked_fill(scores_SV < cutoff_S[:, None], -torch.inf)
-    total_S1 = kept_SV.logsumexp(dim=-1, keepdim=True)
+    best_S1 = kept_SV.amax(dim=-1, keepdim=True)
+    # Sums are in float64, where the order in which a device adds does not matter.
+    goal_S = mass_S * (kept_SV - best_S1).exp_().sum(dim=-1, dtype=torch.float64)
 
     def last(
-        top_SK: torch.Tensor, total_S1: torch.Tensor, mass_S: torch.Tensor
+        top_SK: torch.Tensor, best_S1: torch.Tensor, goal_S: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # In float64 the sums do not depend on the order in which a device adds.
-        sum_SK = (top_SK - total_S1).double().exp().cumsum(dim=-1)
-        count_S = (sum_SK < mass_S[:, None]).sum(dim=-1)
+        sum_SK = (top_SK - best_S1).exp_().cumsum(dim=-1, dtype=torch.float64)
+        count_S = (sum_SK < goal_S[:, None]).sum(dim=-1)
         is_inside_S = count_S < top_SK.shape[1]
         index_S = count_S.clamp(max=top_SK.shape[1] - 1)
         return top_SK.gather(-1, index_S[:, None])[:, 0], is_inside_S
 
     size = min(_LIKELY, kept_SV.shape[1])
-    least_S, is_inside_S = last(kept_SV.topk(size).values, total_S1, mass_S)
+    least_S, is_inside_S = last(kept_SV.topk(size).values, best_S1, goal_S)
     if size < kept_SV.shape[1]:
         flat = np.flatnonzero(~is_inside_S.cpu().numpy()).tolist()
         if flat:
             sorted_SV = kept_SV[flat].sort(dim=-1, descending=True).values
-            least_S[flat] = last(sorted_SV, total_S1[flat], mass_S[flat])[0]
+            least_S[flat] = last(sorted_SV, best_S1[flat], goal_S[flat])[0]
     return least_S

@@ -61,13 +61,15 @@ class Answer:
             for index, opening in enumerate(openings):
                 for piece in opening:
                     yield index, piece
-            while any(each.runs for each in self._generations):
+            running = len(self._generations)
+            while running:
                 index, delivery = await queue.get()
                 generation = self._generations[index]
                 if not generation.runs:
                     continue  # a delivery that was under way when a stop string matched
                 for piece in generation.take(delivery):
                     yield index, piece
+                running -= not generation.runs
         except Exception as error:
             reason = "error"
             raise as_api_error(error) from error

@@ -30,9 +30,8 @@ _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _DONE = "data: [DONE]\n\n"
 _MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each of its choices
 _MOST_LOGPROBS = 2**20  # of one request
-_AT_ONCE = (
-    2**10
-)  # log-probabilities; more are formatted in a thread, so that they delay no other request
+# More log-probabilities than this are formatted in a thread, so that they delay no other request.
+_AT_ONCE = 2**10
 
 
 class _EventStream(StreamingResponse):
@@ -196,7 +195,7 @@ class Handler:
                     elif isinstance(piece, Served):
                         # OpenAI's clients ignore unknown fields.
                         servers = dict(sorted(piece.servers.items()))
-                        yield event([], usage_of(index), servers=servers)
+                        yield event([], usage_of(index), index=index, servers=servers)
                     else:
                         reason = piece.reason if isinstance(piece, Finish) else None
                         arguments = index, self.chunk(answer.id, piece), reason

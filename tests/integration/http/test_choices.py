@@ -131,10 +131,12 @@ def test_a_failure_ends_all_choices(box: Box) -> None:
 def test_a_client_that_leaves_cancels_all_choices(engine: Box) -> None:
     engine.slow_s = 0.02
     body = {"prompt": PROMPTS, "n": 4, "max_tokens": 100, "ignore_eos": True, "stream": True}
-    with engine.http.stream("POST", "/v1/completions", json=body | {"logprobs": 2}) as response:
+    body |= {"logprobs": 2, "echo": True, "frequency_penalty": 1}
+    with engine.http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
     engine.slow_s = 0.0
     engine.wait_idle()
+    assert engine.metric("eaas_kv_cache_usage_perc") == 0
     assert engine.metric("eaas_generation_tokens_total") < engine.forwards * 32
     assert texts(engine.complete(PROMPTS)) == [engine.text(prompt) for prompt in PROMPTS]
 
