@@ -11,26 +11,36 @@ __all__ = ["AcceptedRequests", "BodyMemory"]
 
 
 class AcceptedRequests:
-    """Counts the generations of API and page that wait or run, up to a limit. For one event loop."""
+    """Counts the sequences that the requests of API and page generate, up to a limit. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
 
     @contextmanager
-    def accept(self) -> Iterator[None]:
-        """Count one generation until the block, its answer, ends. Raises ApiError (429) at the limit."""
-        if self._count >= self._most:
-            raise ApiError(
-                429,
-                f"{self._most} requests are already running or waiting. Try again later.",
-                code="overloaded",
-            )
-        self._count += 1
+    def accept(self) -> Iterator[Callable[[int], None]]:
+        """Count one sequence until the block, its request's answer, ends. Raises ApiError (429) at the limit.
+
+        Yields a function that counts this many further sequences of the same request; it raises, too.
+        """
+        held = 0
+
+        def add(sequences: int) -> None:
+            nonlocal held
+            if self._count + sequences > self._most:
+                raise ApiError(
+                    429,
+                    f"{self._most} requests are already running or waiting. Try again later.",
+                    code="overloaded",
+                )
+            self._count += sequences
+            held += sequences
+
         try:
-            yield
+            add(1)
+            yield add
         finally:
-            self._count -= 1
+            self._count -= held
 
 
 class BodyMemory:

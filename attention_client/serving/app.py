@@ -17,7 +17,7 @@ from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
-from attention_client.serving.guard import RequestGuard
+from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
 from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
@@ -112,7 +112,8 @@ def _add_generation(app: FastAPI, path: str, handler: Handler) -> None:
     @app.post(path)
     async def generate(request: Request) -> Response:
         # `request.body()` would keep the body in memory until the answer is complete.
-        return await handler.handle_request(b"".join([part async for part in request.stream()]))
+        body = b"".join([part async for part in request.stream()])
+        return await handler.handle_request(body, request.scope[MORE_SEQUENCES])
 
 
 def _add_routes(

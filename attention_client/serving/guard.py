@@ -22,7 +22,10 @@ from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from eaas.net.api_keys import ApiKeys
 
-__all__ = ["RequestGuard"]
+__all__ = ["MORE_SEQUENCES", "RequestGuard"]
+
+MORE_SEQUENCES = "eaas.more_sequences"
+"""Key in a generation's ASGI scope: the function that counts its further sequences (`AcceptedRequests`)."""
 
 _GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _NAMED_PATHS = _GENERATION_PATHS | {
@@ -122,7 +125,7 @@ class RequestGuard:
                 grow = stack.enter_context(self._memory.body())
                 unread = [await self._read(scope, receive, grow)]
                 if scope["path"] in _GENERATION_PATHS:
-                    stack.enter_context(self._accepted.accept())
+                    scope[MORE_SEQUENCES] = stack.enter_context(self._accepted.accept())
                 await self._serve(scope, unread, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)

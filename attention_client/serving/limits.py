@@ -18,7 +18,8 @@ class ServeLimits:
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
         max_model_len: Most tokens of one request, prompt plus answer. None: the limit of the model's
             positions and of the cache.
-        max_requests: Most requests that wait or run; the next one gets status 429.
+        max_requests: Most requests that wait or run; the next one gets status 429. A request counts once for
+            each sequence that it generates.
         max_body_bytes: Largest request body; a larger one gets status 413.
         max_bodies_bytes: Most bytes of all bodies together, without the first 64 KiB of each; a request that
             needs more gets status 429. If incomplete bodies need more than half, the oldest gets status 408.

@@ -19,6 +19,7 @@ __all__ = ["openapi_document"]
 _REFERENCE = "#/components/schemas/"
 _STRING, _INTEGER, _OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
+_LOGPROBS = {"type": ["object", "null"]}
 
 
 def _record(**fields: Any) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def _generated(kind: str, **content: Any) -> dict[str, Any]:
         object={"const": kind},
         created=_INTEGER,
         model=_STRING,
-        choices=_list_of(_record(index=_INTEGER, **content, finish_reason=finish)),
+        choices=_list_of(
+            _record(index=_INTEGER, **content, logprobs=_LOGPROBS, finish_reason=finish)
+        ),
         usage=_USAGE,
     )
 

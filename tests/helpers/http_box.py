@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import json
 import shutil
 import tempfile
@@ -59,7 +60,7 @@ def chat_tokenizer() -> Any:
     tokenizer.chat_template = (
         "{% for m in messages %}"
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
-        "[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+        "[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
     )
     # The prompt worker loads it from there.
     directory = tempfile.mkdtemp()
@@ -71,7 +72,8 @@ def chat_tokenizer() -> Any:
 
 def tiny_model(kind: str = "qwen3_moe") -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).eval()
+    config = copy.deepcopy(CONFIGS[kind])  # an engine sets the attention in it
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():  # otherwise all logits are nearly equal
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -10,6 +10,7 @@ The changes to transformers 5.23:
 - Output without a listener is dropped. In transformers it stays in memory.
 - Every waiting request fails if the worker dies, even one between two queues.
 - Each request has its own sampling settings (`sampling.py`).
+- A request may get the log-probabilities of its tokens and of its prompt (`prompt_scoring.py`).
 - A strategy chooses which waiting requests enter the batch (`strategy_scheduler.py`).
 - The idle thread wakes up once a second, not ten times.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +38,9 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.serving.generation.prompt_scoring import PromptScoring, unscored_rows
 from attention_client.serving.generation.sampling import BatchSampler
+from attention_client.serving.generation.scores import Scores
 from attention_client.serving.generation.strategy_scheduler import StrategyScheduler
 from attention_client.serving.heap import trim_heap
 from attention_client.serving.limits import ServeLimits
@@ -51,12 +55,31 @@ _ERROR_S, _ERROR_POLL_S = 1.0, 0.001
 
 
 class _Listener:
-    """The callback that gets one request's new tokens, and the HTTP event loop on which it runs."""
+    """The callback that gets one request's new tokens, and the HTTP event loop on which it runs.
 
-    def __init__(self, deliver: Callable[[Delivery], None]) -> None:
+    It holds what the next delivery adds to the tokens, so that nothing is left of a cancelled request.
+    """
+
+    def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         self.deliver = deliver
         self.loop = asyncio.get_running_loop()
         self.seen = 0  # tokens delivered
+        self.scores: Scores | None = None
+        sampling = work.sampling
+        self.prompt_scores: list[Scores] = []
+        if sampling.prompt_logprobs:
+            self.prompt_scores.append(Scores.none(sampling.logprobs or 0))
+
+    def delivery(self, output: Any, servers: Mapping[str, int]) -> Delivery:
+        """Make the delivery of a request's new tokens (transformers' `GenerationOutput`)."""
+        tokens = output.generated_tokens[self.seen :]
+        self.seen += len(tokens)
+        queued_s = output.lifespan[0] - output.created_time
+        prompt_scores = Scores.joined(self.prompt_scores) if self.prompt_scores else None
+        scores, self.scores, self.prompt_scores = self.scores, None, []
+        return Delivery(
+            tokens, output.is_finished(), output.error, queued_s, servers, scores, prompt_scores
+        )
 
 
 class _Router(OutputRouter):  # type: ignore[misc]
@@ -67,14 +90,22 @@ class _Router(OutputRouter):  # type: ignore[misc]
         self._listeners: dict[str, _Listener] = {}
         # Requests that asked for the servers of their tokens, and the servers of the current step.
         self._asking: set[str] = set()
+        # Requests whose prompt is being scored.
+        self._scoring: set[str] = set()
         self._servers: dict[str, Mapping[str, int]] = {}
         self._guard = threading.Lock()
 
-    def listen(self, request_id: str, deliver: Callable[[Delivery], None], servers: bool) -> None:
+    def listen(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         with self._guard:
-            self._listeners[request_id] = _Listener(deliver)
-            if servers:
-                self._asking.add(request_id)
+            self._listeners[work.id] = _Listener(work, deliver)
+            if work.servers:
+                self._asking.add(work.id)
+            if work.sampling.prompt_logprobs:
+                self._scoring.add(work.id)
+
+    @property
+    def scores_prompts(self) -> bool:
+        return bool(self._scoring)
 
     @property
     def asks_for_servers(self) -> bool:
@@ -94,6 +125,27 @@ class _Router(OutputRouter):  # type: ignore[misc]
                 if part.has_new_token and part.state.request_id in self._asking:
                     self._servers[part.state.request_id] = seen.of(end - 1)
 
+    def note_scores(self, scores: Mapping[str, Scores]) -> None:
+        """Keep the scores of this step's new tokens by request id; `deliver_batch` sends them."""
+        with self._guard:
+            for request_id, each in scores.items():
+                if (listener := self._listeners.get(request_id)) is not None:
+                    listener.scores = each
+
+    def note_prompt_scores(self, request_id: str, scores: Scores) -> None:
+        """Keep the scores of a prompt's next tokens until the request's first delivery."""
+        with self._guard:
+            if (listener := self._listeners.get(request_id)) is not None:
+                listener.prompt_scores.append(scores)
+
+    def scored(self, request_id: str) -> int:
+        """Return how many tokens of a request's prompt have scores; all, once they are delivered."""
+        with self._guard:
+            if request_id not in self._scoring:
+                return sys.maxsize
+            parts = self._listeners[request_id].prompt_scores
+            return sum(len(part.logprob_T) for part in parts)
+
     def forget(self, request_id: str) -> bool:
         """Remove a request's listener, so that it gets nothing more; return whether there was one."""
         with self._guard:
@@ -101,6 +153,7 @@ class _Router(OutputRouter):  # type: ignore[misc]
 
     def _pop(self, request_id: str) -> _Listener | None:
         self._asking.discard(request_id)
+        self._scoring.discard(request_id)
         self._servers.pop(request_id, None)
         return self._listeners.pop(request_id, None)
 
@@ -114,14 +167,11 @@ class _Router(OutputRouter):  # type: ignore[misc]
                 listener = self._listeners.get(output.request_id)
                 if listener is None:
                     continue  # cancelled
-                tokens = output.generated_tokens[listener.seen :]
-                listener.seen += len(tokens)
-                finished = output.is_finished()
                 servers = self._servers.pop(output.request_id, NOBODY)
-                if finished:
+                self._scoring.discard(output.request_id)
+                delivery = listener.delivery(output, servers)
+                if delivery.finished:
                     self._pop(output.request_id)
-                queued_s = output.lifespan[0] - output.created_time
-                delivery = Delivery(tokens, finished, output.error, queued_s, servers)
                 calls.append((listener, delivery))
         self._call(calls)
 
@@ -186,7 +236,8 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self.output_router = _Router()
         self._wake_up_loop = _Doorbell()
         processors = self.logit_processor
-        processors.logits_processor.append(BatchSampler())
+        self._sampler = BatchSampler()
+        processors.logits_processor.append(self._sampler)
         processors.tensors_required += 1
         processors.do_processing = True
         processors._retrieve_processors_kwargs()
@@ -214,7 +265,12 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             self._admission.watching(lambda: outputs.requests_in_batch),
             self._attribution.watching(router.asks_for_servers) as seen,
         ):
-            super()._generation_step()
+            batch, model = outputs.requests_in_batch, self.model
+            parts = unscored_rows(batch, router.scored) if router.scores_prompts else []
+            if parts:
+                model = PromptScoring(model, parts, router.note_prompt_scores)
+            self.batch_processor._generation_step(model)
+        router.note_scores(self._sampler.take_scores())
         if seen is not None:
             router.note_servers(outputs.requests_in_batch, seen)
 
@@ -346,7 +402,7 @@ class BatchingEngine:
         Raises CBWorkerDeadError if the engine has stopped.
         """
         router = self.manager.output_router
-        router.listen(work.id, deliver, work.servers)
+        router.listen(work, deliver)
         queued = self.manager.add_request(
             work.prompt,
             request_id=work.id,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.generation.scores import Scores
 
 __all__ = ["NOBODY", "Delivery", "Engine", "Work"]
 
@@ -17,7 +18,7 @@ NOBODY: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Work:
-    """One request, as an HTTP handler passes it to the engine: prompt, limits and sampling settings.
+    """One sequence of a request, as an HTTP handler passes it to the engine: prompt, limits and settings.
 
     Attributes:
         id: Unique in the process.
@@ -48,6 +49,9 @@ class Delivery:
         error: Why the request failed; then finished is true.
         queued_s: Time that the request waited before it ran, in seconds.
         servers: (token, expert) pairs of these tokens by server; empty if the work does not ask for them.
+        scores: Log-probabilities of these tokens; None if the work does not ask for them.
+        prompt_scores: Log-probabilities of the prompt's tokens, with the first delivery; None if the work
+            does not ask for them.
     """
 
     tokens: list[int]
@@ -55,6 +59,8 @@ class Delivery:
     error: Exception | None = None
     queued_s: float = 0.0
     servers: Mapping[str, int] = field(default_factory=lambda: NOBODY)
+    scores: Scores | None = None
+    prompt_scores: Scores | None = None
 
 
 class Engine(Protocol):

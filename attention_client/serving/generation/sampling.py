@@ -1,32 +1,31 @@
 """Choice of the next tokens, after the attention client's forward pass, by each request's own settings.
 
 transformers' continuous batching samples every request of a manager with one configuration. Here the
-manager is greedy, and a logits processor leaves each row only the token that the row's own settings choose.
-A greedy row is the exact argmax, whatever else is in the batch. A sampled row uses a generator seeded by the
-request's seed and the position: the same seed and logits give the same tokens.
+manager is greedy, and a logits processor leaves a row with settings only the token that these choose. Rows
+without settings stay as they are: the manager takes their exact argmax. A draw is decided by the request's
+seed and the position: the same seed and logits give the same tokens, whatever else is in the batch.
 
-Shapes: B rows (requests with a new token), V vocabulary.
+Shapes: B rows (requests with a new token), R rows with settings, V vocabulary.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LogitsProcessor
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
-from transformers.generation.logits_process import (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-__all__ = ["GREEDY", "BatchSampler", "Sampling", "SequenceSampler", "choose"]
+from attention_client.serving.generation.draws import Draw, draw, key
+from attention_client.serving.generation.penalties import History, penalize
+from attention_client.serving.generation.scores import Scores, score
+
+__all__ = ["GREEDY", "BatchSampler", "Row", "Sampling", "SequenceSampler", "choose"]
 
 
 @dataclass(frozen=True)
@@ -37,69 +36,155 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: Nucleus sampling: the smallest set of tokens with this probability; 1: all tokens.
         top_k: The k likeliest tokens; 0: all tokens.
+        min_p: Tokens with this fraction of the likeliest token's probability; 0: all tokens.
         seed: Seed of the random draws.
+        prompt_length: Tokens of the prompt; later ones are generated.
         min_length: Least length of prompt plus answer; no end token is chosen before.
         end_tokens: The tokens that end the answer.
+        presence_penalty: Subtracted from the logit of each token that was generated.
+        frequency_penalty: Subtracted once for each time that a token was generated.
+        repetition_penalty: Divides the positive logit of each token of prompt and answer, and multiplies a
+            negative one.
+        logit_bias: Tokens, and what is added to their logits.
+        logprobs: Report the log-probability of each chosen token and of this many likeliest tokens; None: no
+            report.
+        prompt_logprobs: Report them for the tokens of the prompt, too.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
+    prompt_length: int = 0
     min_length: int = 0
     end_tokens: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Whether the choice depends on the tokens before it other than through the logits."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty
+        return penalties != (0.0, 0.0, 1.0)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether each token is the argmax of the logits, and nothing is reported."""
+        return (
+            self.temperature == 0
+            and not self.min_length
+            and not self.has_penalties
+            and not self.logit_bias
+            and self.logprobs is None
+        )
 
 
 GREEDY = Sampling()
 
 
-def _draw(scores_V: torch.Tensor, sampling: Sampling, length: int) -> torch.Tensor:
-    """Draw one token by the Gumbel-max trick: argmax(score - log(Exponential)) is a draw of softmax."""
-    scores = TemperatureLogitsWarper(sampling.temperature)(None, scores_V[None])
-    if sampling.top_k:
-        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
-    if sampling.top_p < 1:
-        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
-    # Hashed: torch's CPU generator uses only the low 32 bits of its seed.
-    digest = hashlib.blake2b(f"{sampling.seed}:{length}".encode(), digest_size=8).digest()
-    generator = torch.Generator(device=scores.device)
-    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
-    noise = torch.empty_like(scores).exponential_(generator=generator)
-    # A draw of exactly 0 would turn a filtered token into NaN, which argmax prefers.
-    gumbel_V = -noise.clamp_min_(torch.finfo(noise.dtype).tiny).log()
-    return torch.argmax(scores + gumbel_V)
+class Row(NamedTuple):
+    """A row that needs more than its argmax.
+
+    Attributes:
+        place: Its index in the batch.
+        sampling: The settings of its request.
+        length: Tokens before the new one, prompt included.
+        history: These tokens, if the settings have penalties.
+    """
+
+    place: int
+    sampling: Sampling
+    length: int
+    history: History | None = None
 
 
-def choose(scores_BV: torch.Tensor, rows: Sequence[tuple[Sampling, int]]) -> torch.Tensor:
-    """Choose each row's next token: return scores in which only it is not -inf, so transformers must take it.
+def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Choose each row's next token; return them, int64 (R,).
 
     Args:
-        scores_BV: float (B, V). Not changed.
-        rows: The settings of each row and its length so far, prompt included.
+        scores_RV: float32 (R, V), the rows' logits, overwritten.
+        rows: The rows.
     """
-    early = [b for b, (sampling, length) in enumerate(rows) if length < sampling.min_length]
+    bias = [
+        (r, token, value) for r, row in enumerate(rows) for token, value in row.sampling.logit_bias
+    ]
+    if bias:
+        r, token, value = zip(*bias, strict=True)
+        scores_RV[list(r), list(token)] += torch.tensor(value, device=scores_RV.device)
+    early = [
+        (r, token)
+        for r, row in enumerate(rows)
+        if row.length < row.sampling.min_length
+        for token in row.sampling.end_tokens
+    ]
     if early:
-        scores_BV = scores_BV.clone()
-        for b in early:
-            scores_BV[b, list(rows[b][0].end_tokens)] = -torch.inf
-    chosen_B = scores_BV.argmax(dim=-1)  # the first index among equals
-    for b, (sampling, length) in enumerate(rows):
-        if sampling.temperature > 0:
-            chosen_B[b] = _draw(scores_BV[b], sampling, length)
-    return torch.full_like(scores_BV, -torch.inf).scatter_(-1, chosen_B[:, None], 0.0)
+        r, token = zip(*early, strict=True)
+        scores_RV[list(r), list(token)] = -torch.inf
+    penalized = [(r, row.sampling, row.history) for r, row in enumerate(rows) if row.history]
+    if penalized:
+        penalize(scores_RV, *zip(*penalized, strict=True))
+    drawn = [r for r, row in enumerate(rows) if row.sampling.temperature > 0]
+    if not drawn:
+        return scores_RV.argmax(dim=-1)  # the first index among equals
+    draws = [_draw_of(rows[r]) for r in drawn]
+    if len(drawn) == len(rows):
+        return draw(scores_RV, draws)
+    chosen_R = scores_RV.argmax(dim=-1)
+    chosen_R[drawn] = draw(scores_RV[drawn], draws)
+    return chosen_R
+
+
+def _draw_of(row: Row) -> Draw:
+    sampling = row.sampling
+    return Draw(
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        key(sampling.seed, row.length),
+    )
+
+
+def _choose_and_score(
+    logits_RV: torch.Tensor, rows: Sequence[Row]
+) -> tuple[torch.Tensor, list[Scores | None]]:
+    """Choose the rows' tokens; score them for the rows that report. `logits_RV` is overwritten."""
+    reporting = [r for r, row in enumerate(rows) if row.sampling.logprobs is not None]
+    raw = logits_RV[reporting] if reporting else None  # a copy
+    chosen_R = choose(logits_RV, rows)
+    scores: list[Scores | None] = [None] * len(rows)
+    if raw is not None:
+        tops = [rows[r].sampling.logprobs or 0 for r in reporting]
+        found = score(raw, chosen_R[reporting], max(tops))
+        for place, (r, top) in enumerate(zip(reporting, tops, strict=True)):
+            scores[r] = found.rows(place, place + 1, top)
+    return chosen_R, scores
+
+
+def _leave_only(scores_BV: torch.Tensor, indices: list[int], chosen_R: torch.Tensor) -> None:
+    scores_BV[indices] = -torch.inf
+    scores_BV[indices, chosen_R] = 0.0
 
 
 class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of each request in a continuous batch (`choose`).
 
-    A request passes its settings as the keyword "sampling".
+    A request passes its settings as the keyword "sampling". The history of its tokens stays with the
+    request's own state, so it ends with the request.
     """
 
     supported_kwargs: dict[str, type] = {"sampling": Sampling}  # noqa: RUF012 (the base's form)
     ignored_kwargs: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Sampling, int]] = []
+        self._rows: list[Row] = []
+        self._names: list[str] = []
+        self._scores: dict[str, Scores] = {}
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         """Zero the tensor of settings, which transformers requires and which is not used here."""
@@ -110,21 +195,51 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
 
         The pass follows at once, because batching is synchronous.
         """
-        states = [request.state for request in requests_with_new_token]
-        self._rows = [
-            # The initial tokens of a request that was evicted to the queue include its answer, so only the
-            # sum of both is its length.
-            (
-                state.logit_processor_kwargs.get("sampling", GREEDY),
-                len(state.initial_tokens) + len(state.generated_tokens),
-            )
-            for state in states
+        special = [
+            (index, request.state, sampling)
+            for index, request in enumerate(requests_with_new_token)
+            if not (
+                sampling := request.state.logit_processor_kwargs.get("sampling", GREEDY)
+            ).is_plain
         ]
-        return torch.zeros(len(states), dtype=torch.int32)
+        self._names = [state.request_id for _, state, _ in special]
+        self._rows = [_row(index, state, sampling) for index, state, sampling in special]
+        return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        """Return scores (B, V) in which only each row's chosen token is finite."""
-        return choose(scores, self._rows)
+        """Return scores (B, V); in rows with settings only the chosen token is finite. May overwrite them."""
+        self._scores = {}
+        if self._rows:
+            rows, self._rows = self._rows, []
+            indices = [row.place for row in rows]
+            chosen_R, found = _choose_and_score(scores[indices], rows)
+            _leave_only(scores, indices, chosen_R)
+            self._scores = {
+                name: each
+                for name, each in zip(self._names, found, strict=True)
+                if each is not None
+            }
+        return scores
+
+    def take_scores(self) -> Mapping[str, Scores]:
+        """Return the scores of the last pass's tokens by request id, for the requests that report."""
+        taken, self._scores = self._scores, {}
+        return taken
+
+
+def _row(index: int, state: Any, sampling: Sampling) -> Row:
+    # The initial tokens of a request that was evicted to the queue include its answer, so only the sum of
+    # both is its length.
+    initial, generated = state.initial_tokens, state.generated_tokens
+    length = len(initial) + len(generated)
+    if not sampling.has_penalties:
+        return Row(index, sampling, length)
+    settings = state.logit_processor_kwargs
+    history = settings.setdefault("history", History(sampling.prompt_length))
+    if history.length < len(initial):
+        history.extend(initial[history.length :])
+    history.extend(generated[history.length - len(initial) :])
+    return Row(index, sampling, length, history)
 
 
 class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
@@ -132,7 +247,22 @@ class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
+        self._history = History(sampling.prompt_length) if sampling.has_penalties else None
+        self._scores: Scores | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores (1, V) in which only the chosen token is finite."""
-        return choose(scores, [(self._sampling, input_ids.shape[1])])
+        """Return scores (1, V) in which only the chosen token is finite. May overwrite them."""
+        if self._sampling.is_plain:
+            return scores
+        history = self._history
+        if history is not None:
+            history.extend(input_ids[0, history.length :].tolist())
+        row = Row(0, self._sampling, input_ids.shape[1], history)
+        chosen_R, (self._scores,) = _choose_and_score(scores.clone(), [row])
+        _leave_only(scores, [0], chosen_R)
+        return scores
+
+    def take_scores(self) -> Scores | None:
+        """Return the scores of the last token, if the request reports them."""
+        taken, self._scores = self._scores, None
+        return taken

@@ -19,8 +19,11 @@ from transformers.cli.serving.utils import (
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.sampling import SequenceSampler
+from attention_client.serving.generation.scores import Scores, score
 
 __all__ = ["SequentialEngine"]
+
+_PART = 256  # tokens of a prompt that are scored at a time
 
 
 class _Job:
@@ -28,6 +31,8 @@ class _Job:
 
     def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         self.work = work
+        self.sampler = SequenceSampler(work.sampling)
+        self.prompt_scores: Scores | None = None
         self.cancelled = threading.Event()
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
@@ -40,7 +45,11 @@ class _Job:
     def send(self, tokens: list[int], *, finished: bool, error: Exception | None = None) -> None:
         if not self.cancelled.is_set():
             servers = self.seen.take_last() if self.seen is not None else NOBODY
-            delivery = Delivery(tokens, finished, error, self._queued_s, servers)
+            scores = self.sampler.take_scores() if tokens else None
+            delivery = Delivery(
+                tokens, finished, error, self._queued_s, servers, scores, self.prompt_scores
+            )
+            self.prompt_scores = None
             self._loop.call_soon_threadsafe(self._deliver, delivery)
 
     def begin(self) -> None:
@@ -135,12 +144,14 @@ class SequentialEngine:
             pad_token_id=0,
         )
         try:
+            if work.sampling.prompt_logprobs:
+                job.prompt_scores = self._score_prompt(job, prompt_1T)
             with self._attribution.watching(work.servers) as job.seen:
                 self._model.generate(
                     prompt_1T,
                     attention_mask=torch.ones_like(prompt_1T),
                     generation_config=config,
-                    logits_processor=[SequenceSampler(work.sampling)],
+                    logits_processor=[job.sampler],
                     streamer=job,
                 )
         except _GenerationCancelled:
@@ -150,3 +161,18 @@ class SequentialEngine:
         finally:
             self._current = None
             self._jobs.pop(work.id, None)
+
+    @torch.no_grad()
+    def _score_prompt(self, job: _Job, prompt_1T: torch.Tensor) -> Scores:
+        """Score a prompt's tokens in parts, in forward passes of their own. The first token has no score."""
+        top = job.work.sampling.logprobs or 0
+        scores, cache = [Scores.none(top)], None
+        for begin in range(0, prompt_1T.shape[1] - 1, _PART):
+            if job.cancelled.is_set():
+                raise _GenerationCancelled
+            part_1T = prompt_1T[:, begin : begin + _PART]
+            output = self._model(part_1T, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            next_T = prompt_1T[0, begin + 1 : begin + _PART + 1]
+            scores.append(score(output.logits[0, : len(next_T)], next_T, top))
+        return Scores.joined(scores)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
 from attention_client.scheduler.cost import Loads
 from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.serving.generation.prompt_scoring import scores_prompt
 
 __all__ = ["StrategyScheduler"]
 
@@ -15,7 +17,8 @@ __all__ = ["StrategyScheduler"]
 class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
     """A strategy chooses the next requests. The base class decides what fits into cache and forward pass.
 
-    A request evicted from a full cache returns before all others; in transformers it returns last.
+    A request evicted from a full cache returns before all others; in transformers it returns last. A request
+    that scores its prompt computes all of it, even if the cache holds a prefix.
     """
 
     def __init__(self, base: Scheduler, admission: LiveAdmission) -> None:
@@ -45,6 +48,13 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
         for state in cancelled:
             self._admission.leave(state.request_id)
         return cancelled
+
+    def _infer_request_tokens(
+        self, state: Any, request_ids_to_remove_from_waiting: set[str]
+    ) -> Any:
+        if state.status == RequestStatus.PENDING and scores_prompt(state):
+            return state.remaining_prefill_tokens
+        return super()._infer_request_tokens(state, request_ids_to_remove_from_waiting)
 
     def _get_waiting_candidates(self) -> list[Any]:
         names = self._admission.candidates(list(self.active_requests.values()))

@@ -7,6 +7,7 @@ answer (bookkeeping of OpenAI's API) is accepted. An unknown field is refused: m
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -15,7 +16,9 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core.core_schema import no_info_after_validator_function
@@ -23,6 +26,7 @@ from pydantic_core.core_schema import no_info_after_validator_function
 from attention_client.serving.api_error import ApiError
 
 __all__ = [
+    "MOST_PROMPTS",
     "ChatRequest",
     "CompletionRequest",
     "GenerationRequest",
@@ -34,6 +38,14 @@ __all__ = [
 _INT64 = 2**63
 _STOPS = 16
 _STOP_CHARACTERS = 1024
+_MOST_CHOICES = 128
+_MOST_TOP = 20
+_MOST_STOP_TOKENS = 128
+_MOST_BIASED = 1024
+_TOKEN_ID = "[0-9]{1,10}"
+
+MOST_PROMPTS = 1024
+"""Most prompts of one request."""
 
 
 class _only:
@@ -57,7 +69,12 @@ class _only:
 
 _STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
+_PROMPTS = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "string"}, _TOKENS]},
+    "minItems": 1,
+    "maxItems": MOST_PROMPTS,
+}
 _PARTS = {
     "type": "array",
     "items": {
@@ -70,7 +87,18 @@ _PARTS = {
 _STOPS_SCHEMA = {
     "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
 }
-_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS | {"minItems": 1}]}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS]}
+_BIAS_SCHEMA = {
+    "anyOf": [
+        {"type": "null"},
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_TOKEN_ID}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": _MOST_BIASED,
+        },
+    ]
+}
 _CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
 
 
@@ -90,16 +118,33 @@ def _stops(value: Any) -> Any:
     return stops
 
 
-def _prompt(value: Any) -> str | list[int]:
-    if isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int):
-        raise ValueError(f"has {len(value)} prompts; send one per request")
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
-        value = value[0]
-    if isinstance(value, str):
+def _prompts(value: Any) -> list[Any]:
+    """Return a list of prompts, each a string or a list of token ids."""
+    if isinstance(value, str) or _is_tokens(value):
+        return [value]
+    if isinstance(value, list) and len(value) > MOST_PROMPTS:
+        raise ValueError(f"has {len(value)} prompts; the limit is {MOST_PROMPTS}")
+    is_list = isinstance(value, list) and bool(value)
+    if is_list and all(isinstance(each, str) or _is_tokens(each) for each in value):
+        return list(value)
+    raise ValueError("must be a string, a list of token ids, or a list of these")
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def _bias(value: Any) -> Any:
+    if not isinstance(value, dict):
         return value
-    if isinstance(value, list) and value and all(type(token) is int for token in value):
-        return value
-    raise ValueError("must be a string, a list of token ids, or a list with one of these")
+    if len(value) > _MOST_BIASED:
+        raise ValueError(f"has {len(value)} tokens; the limit is {_MOST_BIASED}")
+    for token, bias in value.items():
+        if not re.fullmatch(_TOKEN_ID, token):
+            raise ValueError("must have token ids as keys")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise ValueError("must have values from -100 to 100")
+    return value
 
 
 def _content(value: Any) -> Any:
@@ -143,28 +188,55 @@ _SETTINGS = {
     "max_completion_tokens",
     "min_tokens",
     "ignore_eos",
+    "n",
+    "best_of",
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
     "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "echo",
     "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "tools",
     "tool_choice",
+}
+
+
+def _rule(field: str, value: dict[str, Any], needs: str, needed: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of: if a field has such a value, another field has such a value, too."""
+    return {
+        "if": {"properties": {field: value}, "required": [field]},
+        "then": {"properties": {needs: needed}, "required": [needs]},
+    }
+
+
+_STREAM_RULE = _rule("stream_options", {"type": "object"}, "stream", {"const": True})
+_BEST_OF_RULE = _rule("best_of", {"type": "integer", "minimum": 2}, "n", {"type": "integer"})
+_TOP_RULE = _rule("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True})
+_CONTINUE_RULE: dict[str, Any] = {
+    "not": {
+        "properties": {
+            "continue_final_message": {"const": True},
+            "add_generation_prompt": {"const": True},
+        },
+        "required": ["continue_final_message", "add_generation_prompt"],
+    }
 }
 
 
 class GenerationRequest(_Model):
     """Fields of a request's body that both generating endpoints have."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "if": {
-                "properties": {"stream_options": {"type": "object"}},
-                "required": ["stream_options"],
-            },
-            "then": {"properties": {"stream": {"const": True}}, "required": ["stream"]},
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE]})
 
     model: str | None = None
     stream: bool | None = None
@@ -175,14 +247,23 @@ class GenerationRequest(_Model):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: Annotated[
+        dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)
+    ] = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)] = []
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_STOP_TOKENS)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
 
     # Only neutral values are accepted.
-    n: Annotated[int | None, _only(1)] = None
-    presence_penalty: Annotated[float | None, _only(0)] = None
-    frequency_penalty: Annotated[float | None, _only(0)] = None
-    logit_bias: Annotated[dict[str, Any] | None, _only({})] = None
     response_format: Annotated[dict[str, Any] | None, _only({"type": "text"})] = None
 
     # No effect on the answer.
@@ -207,6 +288,21 @@ class GenerationRequest(_Model):
         """Most tokens of the request's answer; None: not set, so the handler's default holds."""
         return self.max_tokens
 
+    @property
+    def choices_per_prompt(self) -> int:
+        """Number of answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def likeliest(self) -> int | None:
+        """Number of likeliest tokens to report beside each token's log-probability; None: report nothing."""
+        return None
+
+    @property
+    def biased_tokens(self) -> dict[int, float]:
+        """What is added to the logits of tokens, by token id."""
+        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+
     def settings(self) -> dict[str, Any]:
         """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
         return self.placeholder | self.model_dump(include=_SETTINGS, exclude_unset=True)
@@ -215,14 +311,38 @@ class GenerationRequest(_Model):
 class CompletionRequest(GenerationRequest):
     """Body of /v1/completions."""
 
+    model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE, _BEST_OF_RULE]})
+
     placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Annotated[
+        list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)
+    ]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
 
-    best_of: Annotated[int | None, _only(1)] = None
-    echo: Annotated[bool | None, _only(False)] = None
-    logprobs: Annotated[int | None, _only()] = None
     suffix: Annotated[str | None, _only("")] = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_is_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != (info.data.get("n") or 1):
+            raise ValueError("is not supported other than equal to n")
+        return value
+
+    @property
+    def likeliest(self) -> int | None:
+        """Number of likeliest tokens to report beside each token's log-probability; None: report nothing."""
+        return self.logprobs
+
+    def settings(self) -> dict[str, Any]:
+        """Return the base's settings, and for echo the prompts that are strings."""
+        settings = super().settings()
+        if self.echo:
+            settings["prompt"] = [each if isinstance(each, str) else [0] for each in self.prompt]
+        return settings
 
 
 class FunctionCall(BaseModel):
@@ -329,16 +449,22 @@ class Tool(_Model):
 class ChatRequest(GenerationRequest):
     """Body of /v1/chat/completions."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"allOf": [_STREAM_RULE, _TOP_RULE, _CONTINUE_RULE]}
+    )
+
     placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: list[Tool] | None = None
     tool_choice: Annotated[Any, _only("auto", "none")] = None
 
-    logprobs: Annotated[bool | None, _only(False)] = None
-    top_logprobs: Annotated[int | None, _only(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
     modalities: Annotated[list[str] | None, _only(["text"])] = None
     audio: Annotated[Any, _only()] = None
     functions: Annotated[Any, _only()] = None
@@ -349,6 +475,25 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _top_logprobs_need_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
+        return value
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _one_way_to_end(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and info.data.get("add_generation_prompt"):
+            raise ValueError("excludes add_generation_prompt: true")
+        return value
+
+    @property
+    def likeliest(self) -> int | None:
+        """Number of likeliest tokens to report beside each token's log-probability; None: report nothing."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:

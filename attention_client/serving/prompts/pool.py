@@ -45,7 +45,7 @@ class PromptPool:
         self._starting: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
 
-    async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
+    async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
         """Read one request body (`PromptReader.read`) where its size allows it to delay nobody.
 
         Raises ApiError (400, 503).

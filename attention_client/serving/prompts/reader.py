@@ -11,6 +11,7 @@ import jinja2
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
+    MOST_PROMPTS,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -56,31 +57,38 @@ class PromptReader:
         self._limits = limits
         self._bound = bound
 
-    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
-        """Return the validated request and its prompt's tokens, which leave room for the answer.
+    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+        """Return the validated request and its prompts' tokens, each of which leaves room for the answer.
 
         Raises ApiError (400).
         """
         fields = load_json(body)
-        self._check_list(fields.get("prompt"))
+        self._check_lists(fields.get("prompt"))
         request = parse(cls, fields)
+        self._check_token_ids(request)
         if isinstance(request, ChatRequest):
             # The template contains the special tokens.
             text = self._render(request)
-            return request, self._encode(text, "messages", request, add_special_tokens=False)
+            return request, [self._encode(text, "messages", request, add_special_tokens=False)]
         assert isinstance(request, CompletionRequest)
-        if isinstance(request.prompt, str):
-            tokens = self._encode(request.prompt, "prompt", request, add_special_tokens=True)
-        else:
-            tokens = self._check(request.prompt, "prompt", request)
-        return request, tokens
+        return request, [
+            self._encode(prompt, "prompt", request, add_special_tokens=True)
+            if isinstance(prompt, str)
+            else self._check(prompt, "prompt", request)
+            for prompt in request.prompt
+        ]
 
-    def _check_list(self, prompt: Any) -> None:
+    def _check_lists(self, prompt: Any) -> None:
         """Refuse too many token ids before their validation, which is slow."""
-        if isinstance(prompt, list) and len(prompt) == 1:
-            prompt = prompt[0]
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
-            self._check_room(len(prompt), "prompt", 1, at_least=False)
+        if not isinstance(prompt, list):
+            return
+        for tokens in (prompt, *prompt[:MOST_PROMPTS]):
+            if isinstance(tokens, list) and tokens and isinstance(tokens[0], int):
+                self._check_room(len(tokens), "prompt", 1, at_least=False)
+
+    def _check_token_ids(self, request: GenerationRequest) -> None:
+        for field in ("logit_bias", "stop_token_ids"):
+            self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
 
     def _render(self, request: ChatRequest) -> str:
         tools = self._tools(request)
@@ -94,10 +102,17 @@ class PromptReader:
         if not self._tokenizer.chat_template:
             raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
         messages = [message.for_template() for message in request.messages]
+        continues = bool(request.continue_final_message)
+        opens = request.add_generation_prompt
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tools=tools, add_generation_prompt=True, tokenize=False, **extra
+                    messages,
+                    tools=tools,
+                    add_generation_prompt=not continues if opens is None else opens,
+                    continue_final_message=continues,
+                    tokenize=False,
+                    **extra,
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
@@ -142,13 +157,16 @@ class PromptReader:
         self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
         if not tokens:
             raise ApiError.invalid(field, f"'{field}': has no tokens.")
+        self._check_vocabulary(tokens, field)
+        return tokens
+
+    def _check_vocabulary(self, tokens: list[int], field: str) -> None:
         wrong = next((token for token in tokens if not 0 <= token < self._limits.vocabulary), None)
         if wrong is not None:
             raise ApiError.invalid(
                 field,
                 f"'{field}': token {wrong} is not one of the model's {self._limits.vocabulary}.",
             )
-        return tokens
 
     def _check_room(self, count: int, field: str, wanted: int, *, at_least: bool) -> None:
         most = self._limits.max_model_len

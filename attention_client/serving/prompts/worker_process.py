@@ -10,6 +10,7 @@ import sys
 import threading
 from array import array
 from dataclasses import asdict
+from itertools import islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -73,7 +74,7 @@ class WorkerProcess:
             ) from error
         self.ready = True
 
-    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[int]]:
+    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
         """Read one body (`PromptReader.read`). Raises ApiError (503) if the process ends or cannot start."""
         self.start()
         try:
@@ -93,7 +94,9 @@ class WorkerProcess:
         answer = json.loads(reply[4:end])
         if "error" in answer:
             raise ApiError(**answer["error"])
-        return parse(cls, answer["request"]), array("I", reply[end:]).tolist()
+        tokens = iter(array("I", reply[end:]))
+        prompts = [list(islice(tokens, length)) for length in answer["lengths"]]
+        return parse(cls, answer["request"]), prompts
 
     def _ask(self, message: bytes, timeout_s: float) -> bytes:
         """Send the worker a message, return its reply. TimeoutError ends it; raises OSError, EOFError."""

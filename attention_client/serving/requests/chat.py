@@ -13,6 +13,7 @@ from transformers.cli.serving.utils import (
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.generation import Call, Finish
 from attention_client.serving.requests.handler import Handler
+from attention_client.serving.requests.logprobs import ChatLogprobs
 
 __all__ = ["ChatHandler"]
 
@@ -42,22 +43,30 @@ class ChatHandler(Handler):
             service.tokenizer, service.model, prompt, tools=request.offered_tools
         )
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Return the choice of a stream's first event, sent before any token: it has the role."""
-        return [_choice({"role": "assistant", "content": ""})]
+    def continues(self, request: ChatRequest) -> bool:
+        """Whether the prompt ends with the begin of the answer's message."""
+        return bool(request.continue_final_message)
+
+    def logprobs_form(self, request: ChatRequest) -> ChatLogprobs:
+        """Return a new converter of one choice's log-probabilities."""
+        return ChatLogprobs(self._service.token_texts)
+
+    def opening(self) -> dict[str, Any]:
+        """Return the content of each choice's first event, sent before any token: it has the role."""
+        return {"delta": {"role": "assistant", "content": ""}}
 
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """Convert a piece of the answer, or its Finish, to the choice of a stream's event."""
+        """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
         if isinstance(piece, Finish):
-            return _choice({}, piece.reason)
+            return {"delta": {}}
         if isinstance(piece, Call):
             call = {"index": piece.index, **_tool_call(request_id, piece)}
-            return _choice({"tool_calls": [call]})
+            return {"delta": {"tool_calls": [call]}}
         field = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
-        return _choice({field: piece})
+        return {"delta": {field: piece}}
 
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """Convert all pieces to the one message of an answer that is not streamed."""
+        """Convert all pieces to the message of a choice that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
         message: dict[str, Any] = {
             "role": "assistant",
@@ -68,10 +77,6 @@ class ChatHandler(Handler):
         if calls := [_tool_call(request_id, piece) for piece in pieces if isinstance(piece, Call)]:
             message["tool_calls"] = calls
         return {"message": message}
-
-
-def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
 def _tool_call(request_id: str, call: Call) -> dict[str, Any]:

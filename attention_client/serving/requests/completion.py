@@ -7,6 +7,7 @@ from typing import Any
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.generation import Finish
 from attention_client.serving.requests.handler import Handler
+from attention_client.serving.requests.logprobs import CompletionLogprobs
 
 __all__ = ["TextHandler"]
 
@@ -19,16 +20,29 @@ class TextHandler(Handler):
     answer_object = chunk_object = "text_completion"
     default_tokens = 16  # OpenAI's
 
+    def echo(self, request: CompletionRequest, prompt: list[int], index: int) -> str | None:
+        """Return the prompt's text if the request asks for it: as it was given, or of its token ids."""
+        if not request.echo:
+            return None
+        given = request.prompt[index]
+        if isinstance(given, str):
+            return given
+        skips_special = request.skip_special_tokens is not False
+        return str(self._service.tokenizer.decode(prompt, skip_special_tokens=skips_special))
+
+    def scores_prompts(self, request: CompletionRequest) -> bool:
+        """Whether the answer has the log-probabilities of the prompts."""
+        return bool(request.echo) and request.logprobs is not None
+
+    def logprobs_form(self, request: CompletionRequest) -> CompletionLogprobs:
+        """Return a new converter of one choice's log-probabilities."""
+        skips_special = request.skip_special_tokens is not False
+        return CompletionLogprobs(self._service.token_texts, skips_special=skips_special)
+
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """Convert a piece of the answer, or its Finish, to the choice of a stream's event."""
-        ended = isinstance(piece, Finish)
-        return {
-            "index": 0,
-            "text": "" if ended else piece,
-            "logprobs": None,
-            "finish_reason": piece.reason if ended else None,
-        }
+        """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
+        return {"text": "" if isinstance(piece, Finish) else piece}
 
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """Join all pieces to the text of an answer that is not streamed."""
-        return {"text": "".join(pieces), "logprobs": None}
+        """Join all pieces to the text of a choice that is not streamed."""
+        return {"text": "".join(pieces)}

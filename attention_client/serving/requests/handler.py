@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import secrets
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
@@ -17,13 +19,19 @@ from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.engine import Work
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
-from attention_client.serving.requests.generation import Generation, Served
+from attention_client.serving.requests.answer import Answer
+from attention_client.serving.requests.generation import Finish, Generation, Served, TextRules
+from attention_client.serving.requests.logprobs import LogprobsForm, Scored
 from attention_client.serving.requests.service import Service
 
 __all__ = ["Handler"]
 
 _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _DONE = "data: [DONE]\n\n"
+_MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each of its choices
+_MOST_LOGPROBS = 2**20  # of one request
+# More log-probabilities than this are formatted in a thread, so that they delay no other request.
+_AT_ONCE = 2**10
 
 
 class _EventStream(StreamingResponse):
@@ -46,118 +54,258 @@ class Handler:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def handle_request(self, body: bytes) -> Response:
-        """Answer one HTTP request, whole or as a stream. Raises ApiError before the generation begins."""
-        request, generation = await self.generation(body)
-        del body  # may be megabytes
-        if request.stream:
-            return _EventStream(self._events(generation, request), media_type="text/event-stream")
-        *pieces, finish = [piece async for piece in generation.pieces()]
-        choice = {"index": 0, "finish_reason": finish.reason, **self.whole(generation.id, pieces)}
-        answer = {"choices": [choice], "usage": generation.usage}
-        return JSONResponse(self._head(generation, self.answer_object) | answer)
+    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
+        """Answer one HTTP request, whole or as a stream. Raises ApiError before the generation begins.
 
-    async def generation(self, body: bytes) -> tuple[GenerationRequest, Generation]:
-        """Parse a body from the API or the page's chat; return the request and its generation, not begun.
+        Args:
+            body: The request's body.
+            more: Counts the sequences beyond the first against the endpoint's limit (`AcceptedRequests`).
+        """
+        request, answer = await self.answer(body)
+        del body  # may be megabytes
+        more(len(answer) - 1)
+        if request.stream:
+            return _EventStream(self._events(answer, request), media_type="text/event-stream")
+        pieces: list[list[Any]] = [[] for _ in range(len(answer))]
+        async for index, piece in answer.pieces():
+            pieces[index].append(piece)
+
+        def response() -> JSONResponse:
+            choices = [
+                self._whole_choice(request, answer.id, index, each)
+                for index, each in enumerate(pieces)
+            ]
+            content = {"choices": choices, "usage": answer.usage}
+            return JSONResponse(self._head(answer, self.answer_object) | content)
+
+        scored = [piece for each in pieces for piece in each if isinstance(piece, Scored)]
+        return await asyncio.to_thread(response) if _is_long(scored) else response()
+
+    def _whole_choice(
+        self, request: GenerationRequest, request_id: str, index: int, pieces: list[Any]
+    ) -> dict[str, Any]:
+        *pieces, finish = pieces
+        scored = [piece for piece in pieces if isinstance(piece, Scored)]
+        content = [piece for piece in pieces if not isinstance(piece, Scored)]
+        logprobs = self.logprobs_form(request).convert(Scored.joined(scored)) if scored else None
+        return {
+            "index": index,
+            **self.whole(request_id, content),
+            "logprobs": logprobs,
+            "finish_reason": finish.reason,
+        }
+
+    async def answer(self, body: bytes) -> tuple[GenerationRequest, Answer]:
+        """Parse a body from the API or the page's chat; return the request and its answer, not begun.
 
         Raises ApiError.
         """
         service = self._service
         service.check_engine()
-        request, prompt = await service.prompts.read(self.request_class, body)
+        request, prompts = await service.prompts.read(self.request_class, body)
         service.check_name(request.model)
-        work = self._work(request, prompt)
-        parser = self.parser(request, prompt)
-        return request, Generation(
-            service.engine, work, service.tokenizer, request.stop, parser, service.metrics
-        )
+        self._check_size(request, prompts)
+        answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        generations: list[Generation] = []
+        for index, prompt in enumerate(prompts):
+            rules = self._rules(request, self.echo(request, prompt, index))
+            parser = self.parser(request, prompt)
+            for choice in range(request.choices_per_prompt):
+                work_id = f"{answer_id}-{len(generations)}" if generations else answer_id
+                work = self._work(request, prompt, work_id, choice)
+                generations.append(
+                    Generation(
+                        service.engine,
+                        work,
+                        service.tokenizer,
+                        rules,
+                        copy.deepcopy(parser) if choice else parser,
+                        service.metrics,
+                    )
+                )
+        return request, Answer(answer_id, generations, sum(map(len, prompts)))
+
+    def echo(self, request: Any, prompt: list[int], index: int) -> str | None:
+        """Return the text that goes before each answer to the request's prompt `index`; None: no text."""
+        return None
+
+    @abstractmethod
+    def logprobs_form(self, request: Any) -> LogprobsForm:
+        """Return a new converter of one choice's log-probabilities."""
 
     def parser(self, request: Any, prompt: list[int]) -> Any | None:
         """Return the parser that splits the answer into reasoning, tool calls and text; None: no parser."""
         return None
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Return the choices of the events that a stream sends before the first token."""
-        return []
+    def opening(self) -> dict[str, Any] | None:
+        """Return the content of each choice's event before its first token; None: no such event."""
+        return None
 
     @abstractmethod
     def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
-        """Return the choice of a stream's event for a piece of the answer or its Finish."""
+        """Return the content of a choice in a stream's event, for a piece of the choice or its Finish."""
 
     @abstractmethod
     def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
-        """Return the content of the only choice of an answer that is not streamed."""
+        """Return the content of a choice in an answer that is not streamed."""
 
-    def _head(self, generation: Generation, kind: str) -> dict[str, Any]:
+    def _head(self, answer: Answer, kind: str) -> dict[str, Any]:
         service = self._service
         return {
-            "id": generation.id,
+            "id": answer.id,
             "object": kind,
             "created": service.clock(),
             "model": service.name,
         }
 
-    async def _events(
-        self, generation: Generation, request: GenerationRequest
-    ) -> AsyncIterator[str]:
+    async def _events(self, answer: Answer, request: GenerationRequest) -> AsyncIterator[str]:
         options = request.stream_options or StreamOptions()
-        head = self._head(generation, self.chunk_object)
+        head = self._head(answer, self.chunk_object)
+        forms = [self.logprobs_form(request) for _ in range(len(answer))]
+        # The scores of tokens whose text is not complete yet.
+        held: list[list[Scored]] = [[] for _ in forms]
 
-        def event(choices: list[dict[str, Any]], *, last: bool = False, **fields: Any) -> str:
+        def event(
+            choices: list[dict[str, Any]], usage: dict[str, int] | None, **fields: Any
+        ) -> str:
             data = head | {"choices": choices} | fields
             if options.include_usage:
-                # As with OpenAI, only the last event has counts: clients add up all counts that they find.
-                is_counted = last or options.continuous_usage_stats
-                data["usage"] = generation.usage if is_counted else None
+                data["usage"] = usage
             return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
-        for choice in self.opening():
-            yield event([choice])
+        def usage_of(index: int) -> dict[str, int] | None:
+            # As with OpenAI, only the last event has counts: clients add up all counts that they find.
+            return answer.usage_of(index) if options.continuous_usage_stats else None
+
+        def choice(index: int, content: dict[str, Any], reason: str | None = None) -> str:
+            scored, held[index] = held[index], []
+            logprobs = forms[index].convert(Scored.joined(scored)) if scored else None
+            fields = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+            return event([fields], usage_of(index))
+
+        opening = self.opening()
+        if opening is not None:
+            for index in range(len(answer)):
+                yield choice(index, opening)
         try:
-            async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
-                async for piece in pieces:
-                    if isinstance(piece, Served):
+            async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+                async for index, piece in pieces:
+                    if isinstance(piece, Scored):
+                        held[index].append(piece)
+                    elif isinstance(piece, Served):
                         # OpenAI's clients ignore unknown fields.
-                        yield event([], servers=dict(sorted(piece.servers.items())))
+                        servers = dict(sorted(piece.servers.items()))
+                        yield event([], usage_of(index), index=index, servers=servers)
                     else:
-                        yield event([self.chunk(generation.id, piece)])
+                        reason = piece.reason if isinstance(piece, Finish) else None
+                        arguments = index, self.chunk(answer.id, piece), reason
+                        if _is_long(held[index]):
+                            yield await asyncio.to_thread(choice, *arguments)
+                        else:
+                            yield choice(*arguments)
             if options.include_usage:
-                yield event([], last=True)
+                yield event([], answer.usage)
         except ApiError as error:
             yield error.sse()
         yield _DONE
 
-    def _work(self, request: GenerationRequest, prompt: list[int]) -> Work:
-        service, options = self._service, request.stream_options
+    def _check_size(self, request: GenerationRequest, prompts: list[list[int]]) -> None:
+        """Refuse too many sequences, prompt tokens or log-probabilities. Raises ApiError (400)."""
+        per_prompt, most = request.choices_per_prompt, self._service.max_sequences
+        field = "n" if len(prompts) == 1 else "prompt"
+        sequences, tokens = len(prompts) * per_prompt, sum(map(len, prompts)) * per_prompt
+        if sequences > most:
+            raise ApiError.invalid(
+                field, f"'{field}': asks for {sequences} sequences; the limit is {most}."
+            )
+        if sequences > 1 and tokens > _MOST_PROMPT_TOKENS:
+            raise ApiError.invalid(
+                field,
+                f"'{field}': the prompts of all sequences have {tokens} tokens; the limit is "
+                f"{_MOST_PROMPT_TOKENS}.",
+            )
+        if request.likeliest is None:
+            return
+        scored = sum(self._budget(request, prompt) for prompt in prompts) * per_prompt
+        if self.scores_prompts(request):
+            scored += tokens
+        logprobs = scored * (request.likeliest + 1)
+        if logprobs > _MOST_LOGPROBS:
+            raise ApiError.invalid(
+                "logprobs",
+                f"'logprobs': up to {logprobs} log-probabilities; the limit is {_MOST_LOGPROBS}. Ask for "
+                "fewer tokens, sequences or likeliest tokens.",
+            )
+
+    def scores_prompts(self, request: Any) -> bool:
+        """Whether the answer has the log-probabilities of the prompts."""
+        return False
+
+    def continues(self, request: Any) -> bool:
+        """Whether the prompt ends with the begin of the answer's message."""
+        return False
+
+    def _rules(self, request: GenerationRequest, echo: str | None) -> TextRules:
+        return TextRules(
+            stops=tuple(request.stop),
+            includes_stop=bool(request.include_stop_str_in_output),
+            skips_special=request.skip_special_tokens is not False,
+            echo=echo,
+            continues=self.continues(request),
+            is_empty=request.token_budget == 0,
+        )
+
+    def _budget(self, request: GenerationRequest, prompt: list[int]) -> int:
         budget = request.token_budget
         if budget is None:
-            budget = min(self.default_tokens, service.max_model_len - len(prompt))
+            return min(self.default_tokens, self._service.max_model_len - len(prompt))
+        return budget
+
+    def _work(
+        self, request: GenerationRequest, prompt: list[int], work_id: str, choice: int
+    ) -> Work:
+        service, options = self._service, request.stream_options
+        budget = self._budget(request, prompt)
         if request.min_tokens is not None and request.min_tokens > budget:
             raise ApiError.invalid(
                 "min_tokens",
                 f"min_tokens ({request.min_tokens}) is larger than max_tokens ({budget}).",
             )
+        stops = tuple(request.stop_token_ids or ())
         return Work(
-            id=f"{self.id_prefix}-{uuid.uuid4().hex}",
+            id=work_id,
             prompt=prompt,
-            max_tokens=budget,
-            end_tokens=() if request.ignore_eos else service.end_tokens,
-            sampling=self._sampling(request, len(prompt)),
+            max_tokens=max(1, budget),  # the engine processes a prompt to its first token
+            end_tokens=stops if request.ignore_eos else (*service.end_tokens, *stops),
+            sampling=self._sampling(request, len(prompt), choice),
             min_tokens=request.min_tokens or 0,
             servers=bool(options is not None and options.include_servers),
         )
 
-    def _sampling(self, request: GenerationRequest, prompt_length: int) -> Sampling:
+    def _sampling(self, request: GenerationRequest, prompt_length: int, choice: int) -> Sampling:
         defaults = self._service.sampling
         temperature = request.temperature
         if temperature is None:
-            asks = request.top_p is not None or request.top_k is not None
+            asked = (request.top_p, request.top_k, request.min_p)
+            asks = any(each is not None for each in asked)
             temperature = defaults.temperature or (1.0 if asks else 0.0)
         return Sampling(
             temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
             top_p=defaults.top_p if request.top_p is None else request.top_p,
             top_k=defaults.top_k if request.top_k is None else max(request.top_k, 0),
-            seed=secrets.randbits(63) if request.seed is None else request.seed,
-            min_length=prompt_length + (request.min_tokens or 0),
-            end_tokens=self._service.end_tokens,
+            min_p=request.min_p or 0.0,
+            seed=secrets.randbits(63) if request.seed is None else request.seed + choice,
+            prompt_length=prompt_length,
+            min_length=prompt_length + request.min_tokens if request.min_tokens else 0,
+            end_tokens=(*self._service.end_tokens, *(request.stop_token_ids or ())),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=request.repetition_penalty or 1.0,
+            logit_bias=tuple(request.biased_tokens.items()),
+            logprobs=request.likeliest,
+            prompt_logprobs=self.scores_prompts(request),
         )
+
+
+def _is_long(scored: Sequence[Scored]) -> bool:
+    return sum(part.scores.top_TK.size + len(part.tokens) for part in scored) > _AT_ONCE

@@ -34,9 +34,9 @@ class PageChat:
         else:
             body["prompt"] = text
         with self._accepted.accept():
-            _, generation = await self._handler.generation(json.dumps(body).encode())
-            async with aclosing(generation.pieces()) as pieces:  # type: ignore[type-var]
-                async for piece in pieces:
+            _, answer = await self._handler.answer(json.dumps(body).encode())
+            async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+                async for _, piece in pieces:
                     if isinstance(piece, Served):
                         yield piece.servers
                     elif isinstance(piece, str):

@@ -13,8 +13,10 @@ from attention_client.serving.generation.engine import Engine
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.prompts.bodies import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
+from attention_client.serving.requests.token_texts import TokenTexts
 
 __all__ = ["Service"]
 
@@ -36,6 +38,7 @@ class Service:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.token_texts = TokenTexts(tokenizer)
         self.name = name
         self.engine = engine
         self.metrics = metrics
@@ -47,6 +50,7 @@ class Service:
             getattr(text_config, "max_position_embeddings", None),
             engine.capacity,
         )
+        self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
         self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
         tools = get_response_template(tokenizer, model) is not None
         self.prompts = PromptPool(

@@ -43,15 +43,16 @@ class _Matcher:
 
 
 class StopStrings:
-    """Passes an answer's text up to the first stop string.
+    """Passes an answer's text up to the first stop string, or with it.
 
     The string that is complete first wins; among several, the longest. So the result does not depend on how
     the text is split into pieces. Text that may be the beginning of a stop string is held back. A string
     that ends in unsearched text does not match; a match may begin there. Each character is read once.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        self._include = include
         self._held = ""
         self.matched = False
 
@@ -65,7 +66,7 @@ class StopStrings:
             if complete and search:
                 self.matched = True
                 self._held = ""
-                return buffer[: end - max(complete)]
+                return buffer[: end if self._include else end - max(complete)]
         keep = max((matcher.begun for matcher in self._matchers), default=0)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]

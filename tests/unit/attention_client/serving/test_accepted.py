@@ -26,6 +26,18 @@ def test_the_next_request_beyond_the_limit_is_refused_until_one_ends() -> None:
         pass
 
 
+def test_each_sequence_of_a_request_is_counted_until_its_end() -> None:
+    accepted = AcceptedRequests(4)
+    with accepted.accept() as add:
+        add(2)
+        with pytest.raises(ApiError, match="4 requests"):
+            add(2)
+        with accepted.accept() as add_other, pytest.raises(ApiError):
+            add_other(1)
+    with accepted.accept() as add:
+        add(3)
+
+
 def test_a_failed_request_is_not_counted_any_more() -> None:
     accepted = AcceptedRequests(1)
     for _ in range(3):

@@ -12,7 +12,8 @@ from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.requests.generation import Call, Finish, Generation
+from attention_client.serving.requests.answer import Answer
+from attention_client.serving.requests.generation import Call, Finish, Generation, TextRules
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
@@ -49,16 +50,21 @@ def generation(
     stops: tuple[str, ...] = (),
     parser: Any = None,
     min_tokens: int = 0,
+    **rules: Any,
 ) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
     engine, registry = ScriptedEngine(deliveries), CollectorRegistry()
     work = Work("x-1", [1, 2, 3], 1000, (END,), GREEDY, min_tokens)
     metrics = ServeMetrics(registry)
-    return Generation(engine, work, TOKENIZER, stops, parser, metrics), engine, registry
+    return (
+        Generation(engine, work, TOKENIZER, TextRules(stops, **rules), parser, metrics),
+        engine,
+        registry,
+    )
 
 
 def collect(it: Generation) -> list[Any]:
     async def run() -> list[Any]:
-        return [piece async for piece in it.pieces()]
+        return [piece async for _, piece in Answer("x", [it], 3).pieces()]
 
     return asyncio.run(run())
 
@@ -150,8 +156,8 @@ def test_closing_the_iterator_cancels() -> None:
     it, engine, registry = generation([Delivery(ids("a")), Delivery(ids("b"))])
 
     async def run() -> None:
-        pieces = it.pieces()
-        assert await anext(pieces) == "a"
+        pieces = Answer("x", [it], 3).pieces()
+        assert await anext(pieces) == (0, "a")
         assert engine.cancelled == []
         await pieces.aclose()  # type: ignore[attr-defined]
 
@@ -159,3 +165,12 @@ def test_closing_the_iterator_cancels() -> None:
     assert engine.cancelled == ["x-1"]
     labels = {"finished_reason": "abort"}
     assert registry.get_sample_value("eaas_request_success_total", labels) == 1
+
+
+@pytest.mark.parametrize(("continues", "content"), [(False, "Once upon a time"), (True, " a time")])
+def test_the_begin_of_a_continued_message_is_not_repeated(continues: bool, content: str) -> None:
+    parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\nOnce upon", tools=None)
+    it, *_ = generation(one_by_one([*ids(" a time"), END]), parser=parser, continues=continues)
+    *pieces, finish = collect(it)
+    assert "".join(pieces) == content
+    assert finish == Finish("stop")

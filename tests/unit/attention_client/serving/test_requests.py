@@ -62,9 +62,24 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": ["a" * 1025]}, "stop"),
         ({"stream": "yes"}, "stream"),
-        ({"n": 2}, "n"),
-        ({"presence_penalty": 0.1}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -88,6 +103,11 @@ def test_a_chat_request_is_refused_by_name(change: dict[str, Any], param: str | 
         {"stop": ["x" * 1024] * 16},
         {"stop": None, "temperature": None, "stream": None, "n": None, "tools": None},
         {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False},
+        {"presence_penalty": 2, "frequency_penalty": -2, "repetition_penalty": 1e-9, "min_p": 1},
+        {"logit_bias": {"5": -100, "6": 1.5}, "stop_token_ids": [3], "n": 128},
+        {"logprobs": True, "top_logprobs": 20, "skip_special_tokens": False},
+        {"top_logprobs": 0, "include_stop_str_in_output": True},
+        {"continue_final_message": True, "add_generation_prompt": False},
         {"response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto"},
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"stream": True, "stream_options": {"include_usage": True}},
@@ -108,14 +128,25 @@ def test_a_chat_request_is_accepted(change: dict[str, Any]) -> None:
     parse(ChatRequest, {"messages": [USER]} | change)
 
 
-@pytest.mark.parametrize("prompt", ["x", "", [1, 2], ["x"], [[1, 2]]])
-def test_forms_of_one_prompt(prompt: Any) -> None:
-    one = prompt[0] if isinstance(prompt, list) and not isinstance(prompt[0], int) else prompt
-    assert parse(CompletionRequest, {"prompt": prompt}).prompt == one
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("x", ["x"]),
+        ("", [""]),
+        ([1, 2], [[1, 2]]),
+        (["x"], ["x"]),
+        ([[1, 2]], [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [2, 3]], ["a", [2, 3]]),
+    ],
+)
+def test_forms_of_prompts(prompt: Any, prompts: list[Any]) -> None:
+    assert parse(CompletionRequest, {"prompt": prompt}).prompt == prompts
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, 5, [], [[]], ["a", "b"], [[1], [2]], [1, "a"], [True], [1.0], {"a": 1}]
+    "prompt", [None, 5, [], [[]], [1, "a"], [[1], 2], [True], [1.0], {"a": 1}, ["a"] * 1025]
 )
 def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(ApiError) as caught:
@@ -124,9 +155,34 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"echo": True}, {"best_of": 2}, {"logprobs": 0}, {"suffix": "x"}, {"messages": []}]
+    "change",
+    [
+        {"best_of": 2},
+        {"best_of": 2, "n": 3},
+        {"logprobs": 21},
+        {"logprobs": True},
+        {"max_tokens": -1},
+        {"suffix": "x"},
+        {"messages": []},
+    ],
 )
 def test_a_completion_request_is_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         parse(CompletionRequest, {"prompt": "x"} | change)
     assert caught.value.param == next(iter(change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"echo": True, "max_tokens": 0, "logprobs": 20},
+        {"n": 3, "best_of": 3},
+        {"best_of": 1},
+        {"logprobs": 0, "stream": True},
+    ],
+)
+def test_a_completion_request_is_accepted(change: dict[str, Any]) -> None:
+    request = parse(CompletionRequest, {"prompt": ["x", [1, 2]]} | change)
+    again = parse(CompletionRequest, request.settings())
+    assert again.settings() == request.settings()
+    assert again.prompt == (["x", [0]] if request.echo else [[0]])

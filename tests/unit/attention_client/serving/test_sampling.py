@@ -1,20 +1,28 @@
+from __future__ import annotations
+
+import copy
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.generation.sampling import GREEDY, Sampling, choose
+from attention_client.serving.generation.sampling import (
+    GREEDY,
+    BatchSampler,
+    Row,
+    Sampling,
+    choose,
+)
 
 VOCABULARY = 50
 
 
 def chosen(scores_BV: torch.Tensor, rows: list[tuple[Sampling, int]]) -> list[int]:
-    out_BV = choose(scores_BV, rows)
-    assert out_BV.shape == scores_BV.shape
-    assert (out_BV > -torch.inf).sum(-1).tolist() == [1] * len(rows)
-    return out_BV.argmax(-1).tolist()
+    settings = [Row(place, *row) for place, row in enumerate(rows)]
+    return choose(scores_BV.clone(), settings).tolist()
 
 
 def random_scores(rows: int, seed: int = 0) -> torch.Tensor:
@@ -27,12 +35,10 @@ def test_greedy_rows_are_the_argmax_whatever_runs_beside_them(
 ) -> None:
     # Rounding to bf16 makes ties.
     scores_BV = random_scores(len(greedy), seed).bfloat16().float()
-    before_BV = scores_BV.clone()
     rows = [(GREEDY if g else Sampling(temperature=1.5, seed=7), 4) for g in greedy]
     for b, token in enumerate(chosen(scores_BV, rows)):
         if greedy[b]:
             assert token == int(scores_BV[b].argmax())
-    assert torch.equal(scores_BV, before_BV)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 10_000))
@@ -79,3 +85,74 @@ def test_no_end_token_before_the_minimum_length(temperature: float) -> None:
     sampling = Sampling(temperature=temperature, min_length=10, end_tokens=(5, 6))
     assert chosen(scores_BV, [(sampling, 9)])[0] not in (5, 6)
     assert chosen(scores_BV, [(sampling, 10)])[0] in (5, 6)
+
+
+class State:
+    """What the sampler reads of transformers' request."""
+
+    def __init__(self, name: str, prompt: list[int], sampling: Sampling | None) -> None:
+        self.request_id = name
+        self.initial_tokens = prompt
+        self.generated_tokens: list[int] = []
+        self.logit_processor_kwargs: dict[str, Any] = {}
+        if sampling is not None:
+            self.logit_processor_kwargs["sampling"] = sampling
+
+    @property
+    def state(self) -> State:
+        return self
+
+    def evicted(self) -> State:
+        again = State(self.request_id, self.initial_tokens + self.generated_tokens, None)
+        again.logit_processor_kwargs = copy.deepcopy(self.logit_processor_kwargs)
+        return again
+
+
+def step(sampler: BatchSampler, states: list[State], scores_BV: torch.Tensor) -> list[int]:
+    arguments = sampler.prepare_tensor_args(states)
+    assert arguments.shape == (len(states),)
+    return sampler(scores_BV, arguments).argmax(-1).tolist()
+
+
+def test_plain_rows_are_left_alone() -> None:
+    sampler, scores_BV = BatchSampler(), random_scores(4)
+    before_BV = scores_BV.clone()
+    states = [State("a", [1], None), State("b", [2, 3], GREEDY)]
+    out_BV = sampler(scores_BV[:2], sampler.prepare_tensor_args(states))
+    assert out_BV.data_ptr() == scores_BV.data_ptr()
+    drawn = State("c", [1], Sampling(temperature=1.0))
+    reported = State("d", [1], Sampling(logprobs=3))
+    chosen = step(sampler, [*states, drawn, reported], scores_BV)
+    assert torch.equal(scores_BV[:2], before_BV[:2])
+    assert (scores_BV[2:] > -torch.inf).sum(-1).tolist() == [1, 1]
+    assert chosen[:2] == before_BV[:2].argmax(-1).tolist()
+    assert chosen[3] == int(before_BV[3].argmax())
+    scores = sampler.take_scores()
+    assert list(scores) == ["d"]
+    assert scores["d"].logprob_T[0] == scores["d"].top_logprob_TK[0, 0]
+    assert scores["d"].top_TK[0].tolist() == before_BV[3].topk(3).indices.tolist()
+    assert sampler.take_scores() == {}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 2**31))
+def test_an_evicted_request_keeps_its_penalties(evictions: list[bool], seed: int) -> None:
+    """A request that leaves the cache and returns chooses as if it had stayed."""
+    settings = Sampling(
+        prompt_length=2, frequency_penalty=1.5, repetition_penalty=1.2, temperature=0.9, seed=seed
+    )
+    sampler = BatchSampler()
+    stays, moves = State("a", [4, 5], settings), State("b", [4, 5], settings)
+    for n, evicts in enumerate(evictions):
+        scores_BV = random_scores(1, seed + n).expand(2, -1).clone()
+        first, second = step(sampler, [stays, moves], scores_BV)
+        assert first == second
+        stays.generated_tokens.append(first)
+        moves.generated_tokens.append(second)
+        if evicts:
+            moves = moves.evicted()
+
+
+def test_a_bias_is_added_before_the_choice() -> None:
+    scores_BV = random_scores(2)
+    sampling = Sampling(logit_bias=((7, 100.0), (8, -100.0)))
+    assert chosen(scores_BV, [(sampling, 3), (GREEDY, 3)]) == [7, int(scores_BV[1].argmax())]

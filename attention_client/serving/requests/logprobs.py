@@ -1,0 +1,116 @@
+"""Log-probabilities in OpenAI's two forms: that of chat, and the older one of completions."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from attention_client.serving.generation.scores import Scores
+from attention_client.serving.requests.token_texts import TokenTexts
+
+__all__ = ["ChatLogprobs", "CompletionLogprobs", "LogprobsForm", "Scored"]
+
+_LEAST = -9999.0  # JSON has no -inf
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Tokens of an answer with their scores; the piece of the answer that goes before their text."""
+
+    tokens: list[int]
+    scores: Scores
+
+    @classmethod
+    def joined(cls, parts: Sequence[Scored]) -> Scored:
+        """Concatenate consecutive parts, at least one."""
+        tokens = [token for part in parts for token in part.tokens]
+        return cls(tokens, Scores.joined([part.scores for part in parts]))
+
+
+class LogprobsForm(Protocol):
+    """Converts one choice's scored tokens, in order, to the choice's `logprobs`."""
+
+    def convert(self, scored: Scored) -> dict[str, Any]:
+        """Return the `logprobs` of the next tokens."""
+
+
+class ChatLogprobs:
+    """The form of /v1/chat/completions: a record of each token."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+
+    def convert(self, scored: Scored) -> dict[str, Any]:
+        """Return the `logprobs` of the next tokens."""
+        content = [
+            self._record(token, logprob)
+            | {"top_logprobs": [self._record(*likely) for likely in likeliest]}
+            for token, logprob, likeliest in _rows(scored)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _record(self, token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self._texts.text(token),
+            "logprob": max(logprob, _LEAST),
+            "bytes": list(self._texts.data(token)),
+        }
+
+
+class CompletionLogprobs:
+    """The form of /v1/completions: lists over the tokens. It counts the text before each token.
+
+    Args:
+        texts: The tokens' texts.
+        skips_special: Whether the choice's text has no special tokens.
+    """
+
+    def __init__(self, texts: TokenTexts, *, skips_special: bool) -> None:
+        self._texts = texts
+        self._skips_special = skips_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def convert(self, scored: Scored) -> dict[str, Any]:
+        """Return the `logprobs` of the next tokens; null for a token that nothing precedes."""
+        tokens: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token, logprob, likeliest in _rows(scored):
+            tokens.append(self._texts.text(token))
+            offsets.append(self._offset)
+            if not (self._skips_special and self._texts.is_special(token)):
+                self._offset += len(self._decoder.decode(self._texts.data(token)))
+            if math.isnan(logprob):
+                logprobs.append(None)
+                tops.append(None)
+                continue
+            logprobs.append(max(logprob, _LEAST))
+            # Of tokens with the same text, the likeliest counts.
+            top: dict[str, float] = {}
+            for likely, value in (*likeliest, (token, logprob)):
+                top.setdefault(self._texts.text(likely), max(value, _LEAST))
+            tops.append(top)
+        return {
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+def _rows(scored: Scored) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+    """Iterate over tokens, their log-probabilities, and the likeliest tokens with theirs."""
+    scores = scored.scores
+    for token, logprob, ids, values in zip(
+        scored.tokens,
+        scores.logprob_T.tolist(),
+        scores.top_TK.tolist(),
+        scores.top_logprob_TK.tolist(),
+        strict=True,
+    ):
+        yield token, logprob, list(zip(ids, values, strict=True))

@@ -1,0 +1,56 @@
+"""The text and the bytes of single tokens, for answers with log-probabilities."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+__all__ = ["TokenTexts"]
+
+_MOST_CACHED = 65_536
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+class TokenTexts:
+    """Looks up the bytes of tokens. The bytes of an answer's tokens together are those of its text.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._byte_of: dict[str, int] = {}
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        if decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__())):
+            self._byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
+        self.data = functools.lru_cache(_MOST_CACHED)(self._data)
+
+    def text(self, token: int) -> str:
+        """Return a token's text, with U+FFFD for an incomplete character."""
+        return self.data(token).decode(errors="replace")
+
+    def is_special(self, token: int) -> bool:
+        """Whether the tokenizer leaves the token out of the text, if it skips special tokens."""
+        return token in self._special
+
+    def _data(self, token: int) -> bytes:
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(name, str):
+            return b""  # no text: the vocabulary of the model is larger than that of the tokenizer
+        if token in self._special:
+            return name.encode()
+        if self._byte_of:
+            if all(character in self._byte_of for character in name):
+                return bytes(self._byte_of[character] for character in name)
+            return name.encode()  # an added token
+        if byte := _BYTE.fullmatch(name):
+            return bytes([int(byte[1], 16)])
+        # A decoder may drop the space before the first token only, so the second one shows the whole text.
+        alone, twice = (str(self._tokenizer.decode([token] * times)) for times in (1, 2))
+        return twice[len(alone) :].encode()

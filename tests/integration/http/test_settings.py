@@ -1,0 +1,161 @@
+"""Penalties, biases and the other settings that change the choice of tokens or the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from http_box import CHAT, END, Box, error_of, tiny_model
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
+    """A server with the batching or the sequential engine."""
+    box = Box(request.param)
+    yield box
+    box.close()
+
+
+def text(box: Box, prompt: Any = "Hello", **fields: Any) -> str:
+    return str(box.complete(prompt, **fields)["choices"][0]["text"])
+
+
+@torch.no_grad()
+def greedy(kind: str, prompt: list[int], steps: int, change: Any) -> list[int]:
+    """A plain greedy loop over the model; `change` edits the logits by the tokens so far."""
+    model, tokens = tiny_model(kind), list(prompt)
+    for _ in range(steps):
+        logits_V = model(torch.tensor([tokens])).logits[0, -1].float()
+        tokens.append(int(change(logits_V, tokens[len(prompt) :], tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_a_repetition_penalty_is_that_of_transformers(engine: Box) -> None:
+    kind = engine.model.config.model_type
+    prompt = engine.tokenizer("Hello")["input_ids"]
+    config = GenerationConfig(
+        max_new_tokens=16, do_sample=False, repetition_penalty=1.7, eos_token_id=-1
+    )
+    prompt_1T = torch.tensor([prompt])
+    expected = tiny_model(kind).generate(
+        prompt_1T, attention_mask=torch.ones_like(prompt_1T), generation_config=config
+    )[0, len(prompt) :]
+    assert text(engine, max_tokens=16, repetition_penalty=1.7) == engine.tokenizer.decode(
+        expected, skip_special_tokens=True
+    )
+
+
+def test_penalties_of_the_answer(engine: Box) -> None:
+    def change(logits_V: torch.Tensor, generated: list[int], _: list[int]) -> torch.Tensor:
+        count_V = torch.bincount(torch.tensor(generated, dtype=torch.int64), minlength=260)
+        return logits_V - 1.5 * count_V - 0.5 * (count_V > 0)
+
+    prompt = engine.tokenizer("Hello")["input_ids"]
+    expected = greedy(engine.model.config.model_type, prompt, 20, change)
+    fields = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
+    got = text(engine, max_tokens=20, skip_special_tokens=False, **fields)
+    assert got == engine.tokenizer.decode(expected)
+    assert got != engine.text("Hello", 20)
+
+
+def test_penalties_beside_other_requests_and_evictions(box: Box) -> None:
+    fields: list[dict[str, Any]] = [
+        {"frequency_penalty": 2.0},
+        {},
+        {"repetition_penalty": 1.3},
+        {"temperature": 1.0, "seed": 3, "top_k": 40, "presence_penalty": 1.0},
+        {"temperature": 0.8, "seed": 4, "top_p": 0.9, "min_p": 0.01},
+        {"logit_bias": {"65": 4.0}},
+    ]
+    alone = [text(box, max_tokens=80, **each) for each in fields]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda each: text(box, max_tokens=80, **each), fields * 2))
+    assert together == alone * 2
+    assert len(set(alone)) == len(fields)
+
+
+def test_a_bias_forces_or_forbids_a_token(engine: Box) -> None:
+    letter = engine.tokenizer("A")["input_ids"][0]
+    assert text(engine, max_tokens=5, logit_bias={str(letter): 100}) == "AAAAA"
+    assert text(engine, max_tokens=5, logit_bias={}) == engine.text("Hello", 5)
+    first = engine.expected["Hello"][0]
+    forbidden = engine.complete(max_tokens=1, logit_bias={str(first): -100}, logprobs=1)
+    logprobs = forbidden["choices"][0]["logprobs"]
+    # The report is of the model's own distribution.
+    assert logprobs["token_logprobs"][0] < max(logprobs["top_logprobs"][0].values())
+
+
+def test_min_p_leaves_the_likeliest(engine: Box) -> None:
+    assert text(engine, temperature=2.0, seed=1, min_p=1.0) == engine.text("Hello")
+    assert text(engine, temperature=2.0, seed=1) != engine.text("Hello")
+
+
+def test_stop_tokens(engine: Box) -> None:
+    tokens = engine.expected["Hello"]
+    first = tokens.index(tokens[5])
+    for fields in ({}, {"ignore_eos": False}):
+        answer = engine.complete(stop_token_ids=[tokens[5], 3], **fields)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["choices"][0]["text"] == engine.text("Hello", first)
+        assert answer["usage"]["completion_tokens"] == first + 1
+    shown = engine.complete(stop_token_ids=[tokens[5]], include_stop_str_in_output=True)
+    assert shown["choices"][0]["text"] == engine.text("Hello", first + 1)
+    late = engine.complete(stop_token_ids=[tokens[5]], min_tokens=first + 2)
+    assert late["usage"]["completion_tokens"] >= first + 2
+
+
+def test_a_stop_string_may_be_shown(box: Box) -> None:
+    stop = box.text("Hello")[8:11]
+    end = box.text("Hello").index(stop) + len(stop)
+    assert text(box, stop=stop, include_stop_str_in_output=True) == box.text("Hello")[:end]
+
+
+def test_special_tokens_may_be_shown(engine: Box) -> None:
+    fields = {"max_tokens": 2, "logit_bias": {str(END): 100}}
+    assert text(engine, **fields) == ""
+    assert text(engine, skip_special_tokens=False, **fields) == "</s></s>"
+    shown = engine.complete(
+        ignore_eos=False, skip_special_tokens=False, include_stop_str_in_output=True, **fields
+    )
+    assert shown["choices"][0]["text"] == "</s>"
+
+
+def test_no_tokens(engine: Box) -> None:
+    answer = engine.complete(max_tokens=0)
+    assert answer["choices"][0]["text"] == ""
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["logprobs"] is None
+    assert answer["usage"]["completion_tokens"] == 0
+    assert text(engine, ["Hello"], max_tokens=0, echo=True) == "Hello"
+    assert text(engine, "Hello", max_tokens=3, echo=True) == "Hello" + engine.text("Hello", 3)
+    # Text of a large body comes from the prompt worker.
+    assert text(engine, "é" * 40, max_tokens=0, echo=True, metadata="m" * 70_000) == "é" * 40
+    engine.wait_idle()
+
+
+def test_the_answer_continues_a_message(box: Box) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "Once upon"}]
+
+    def ask(**fields: Any) -> Any:
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        return box.http.post("/v1/chat/completions", json=body | fields)
+
+    def expected(prompt: str) -> str:
+        return text(box, prompt, max_tokens=8)
+
+    def content(**fields: Any) -> str:
+        return str(ask(**fields).json()["choices"][0]["message"]["content"])
+
+    begin = "[user] hi\n[assistant] Once upon"
+    assert content(continue_final_message=True) == expected(begin)
+    assert content() == expected(begin + "\n[assistant] ")
+    response = ask(continue_final_message=True, add_generation_prompt=True)
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "continue_final_message"
