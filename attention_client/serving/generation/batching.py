@@ -10,6 +10,8 @@ The changes to transformers 5.23:
 - Output without a listener is dropped. In transformers it stays in memory.
 - Every waiting request fails if the worker dies, even one between two queues.
 - Each request has its own sampling settings (`sampling.py`).
+- On CPUs, attention reads the cache through block tables (`engines/transformers/paged`). In transformers each
+  query is computed against all sequences' keys.
 - A request may get the log-probabilities of its tokens and of its prompt (`prompt_scoring.py`).
 - A strategy chooses which waiting requests enter the batch (`strategy_scheduler.py`).
 - The idle thread wakes up once a second, not ten times.
@@ -35,6 +37,8 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 
+from attention_client.engines.transformers.paged.batch import PagedBatch
+from attention_client.engines.transformers.paged.model import PagedModel, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.live_admission import LiveAdmission
@@ -215,8 +219,11 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         limits: ServeLimits,
         admission: LiveAdmission,
         attribution: ExpertAttribution,
+        is_paged: bool,
     ) -> None:
         self._admission, self._attribution = admission, attribution
+        self._is_paged = is_paged
+        before = use_paged_attention(model) if is_paged else None
         super().__init__(
             model=model,
             # Greedy: the sampler below leaves one token to choose. No end token: each request has its own.
@@ -233,6 +240,9 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
                 auto_switch_to_flash=False,
             ),
         )
+        # transformers restores it at the end.
+        if before is not None:
+            self._original_attn_impl = before
         self.output_router = _Router()
         self._wake_up_loop = _Doorbell()
         processors = self.logit_processor
@@ -241,6 +251,8 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         processors.tensors_required += 1
         processors.do_processing = True
         processors._retrieve_processors_kwargs()
+        # What runs at each step: the model, or a `PagedModel` of it.
+        self.stepped: Any = model
 
     def start(self) -> None:
         """Start the generation thread; as a daemon, it does not keep the process alive if a pass is stuck."""
@@ -256,7 +268,24 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         if not isinstance(processor.scheduler, StrategyScheduler):
             scheduler = StrategyScheduler(processor.scheduler, self._admission)
             processor.scheduler = processor.offloading_manager.scheduler = scheduler
+            if self._is_paged:
+                self._page(processor)
         return processor
+
+    def _page(self, processor: Any) -> None:
+        """Let a new processor prepare its batches for `PagedModel`."""
+        batch = PagedBatch(
+            processor.cache,
+            processor.config,
+            processor.cb_config,
+            processor.model_device,
+            processor.model_dtype,
+            processor.logit_processor,
+        )
+        processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = batch
+        # transformers' budget of tokens read at a step is the size of its index lists.
+        processor.cache.max_tokens_read = sys.maxsize
+        self.stepped = PagedModel(self.model, processor.cache, batch, None)
 
     def _generation_step(self) -> None:
         outputs = self.batch_processor.inputs_and_outputs
@@ -265,7 +294,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             self._admission.watching(lambda: outputs.requests_in_batch),
             self._attribution.watching(router.asks_for_servers) as seen,
         ):
-            batch, model = outputs.requests_in_batch, self.model
+            batch, model = outputs.requests_in_batch, self.stepped
             parts = unscored_rows(batch, router.scored) if router.scores_prompts else []
             if parts:
                 model = PromptScoring(model, parts, router.note_prompt_scores)
@@ -326,21 +355,23 @@ class _ReachedError(Exception):
     """Ends the forward pass of `fits_paged_cache` after the first attention module."""
 
 
-def fits_paged_cache(manager: Any) -> bool:
+def fits_paged_cache(manager: _Manager) -> bool:
     """Whether the model's attention uses the paged cache, tested at start; else `SequentialEngine` serves it.
 
-    Runs one token through the first attention module, which needs no expert, and checks whether the cache
-    has changed. Latent attention, whose keys and values differ in size, fails earlier.
+    Runs one token through the first attention module, which needs no expert. Latent attention, whose keys and
+    values differ in size, fails earlier.
     """
     processor = manager.batch_processor
-    cache = processor.cache.cache_tensor  # bytes
-    untouched = 255  # not 0: all keys of a padding token may be 0
-    cache.fill_(untouched)
-    written = False
+    cache, update = processor.cache, processor.cache.update
+    used = False
+
+    def watched_update(*args: Any, **kwargs: Any) -> Any:
+        nonlocal used
+        found = update(*args, **kwargs)
+        used = True
+        return found
 
     def stop_here(*_: Any) -> None:
-        nonlocal written
-        written = int(cache.min()) < untouched
         raise _ReachedError
 
     attention = next(
@@ -348,19 +379,27 @@ def fits_paged_cache(manager: Any) -> bool:
     )
     if attention is None:
         return False
+    cache.update = watched_update
     hook = attention.register_forward_hook(stop_here)
     try:
         # The call catches every exception of the forward pass and frees the blocks.
         with torch.no_grad():
-            processor.model_runner.run_one_warmup(manager.model, num_q_tokens=1, max_kv_read=0)
+            processor.model_runner.run_one_warmup(manager.stepped, num_q_tokens=1, max_kv_read=0)
     finally:
         hook.remove()
-    cache.zero_()
-    return written
+        del cache.update
+    return used or (isinstance(manager.stepped, PagedModel) and manager.stepped.attended)
 
 
 class BatchingEngine:
     """Engine that runs many requests in one batch, over a paged key-value cache (`Engine`).
+
+    Args:
+        model: A transformers causal language model.
+        limits: Sizes of cache and batch.
+        admission: Chooses the requests that enter the batch.
+        attribution: Records which servers compute a token's experts.
+        is_paged: Whether `PagedModel` runs the passes, else the model over transformers' own attention.
 
     Raises:
         ConfigError: The cache does not fit into memory.
@@ -373,8 +412,10 @@ class BatchingEngine:
         limits: ServeLimits,
         admission: LiveAdmission,
         attribution: ExpertAttribution,
+        *,
+        is_paged: bool,
     ) -> None:
-        self.manager = _Manager(model, limits, admission, attribution)
+        self.manager = _Manager(model, limits, admission, attribution, is_paged)
         self._admission = admission
         self._stopping = threading.Lock()
         self._stopped = False

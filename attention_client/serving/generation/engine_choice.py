@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from attention_client.engines.transformers.paged.model import can_be_paged
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.generation.batching import BatchingEngine, fits_paged_cache
 from attention_client.serving.generation.engine import Engine
@@ -32,16 +33,18 @@ def build_engine(
         ConfigError: The cache does not fit into memory.
     """
     attention = model.config._attn_implementation
-    try:
-        engine = BatchingEngine(model, limits, admission, attribution)
-    except (ValueError, AttributeError, NotImplementedError) as error:
-        # transformers raises one of these if it has no paged form of the attention.
-        reason = str(error)
-    else:
-        if fits_paged_cache(engine.manager):
-            return engine
-        reason = "its attention does not fit the paged cache"
-    model.set_attn_implementation(attention)  # the attempt may have set a paged one
+    reason = "its attention has no paged form"
+    for is_paged in (True, False) if can_be_paged(model) else (False,):
+        try:
+            engine = BatchingEngine(model, limits, admission, attribution, is_paged=is_paged)
+        except (ValueError, AttributeError, NotImplementedError) as error:
+            # transformers raises one of these if it has no paged form of the attention.
+            reason = str(error)
+        else:
+            if fits_paged_cache(engine.manager):
+                return engine
+            reason = "its attention does not fit the paged cache"
+        model.set_attn_implementation(attention)  # the attempt may have set a paged one
     _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
     admission.decline()
     return SequentialEngine(model, attribution)

@@ -206,7 +206,7 @@ def test_other_attentions(kind: str, batched: bool) -> None:
             answers = list(pool.map(box.complete, box.expected))
         assert [a["choices"][0]["text"] for a in answers] == [box.text(p) for p in box.expected]
         assert (box.forwards - before < 3 * 24) == batched
-        assert box.model.config._attn_implementation == ("paged|eager" if batched else "sdpa")
+        assert box.model.config._attn_implementation == ("eaas_flash" if batched else "sdpa")
         seeded = [box.complete(temperature=1.0, seed=3)["choices"][0]["text"] for _ in range(2)]
         assert seeded[0] == seeded[1] != box.text("Hello")
         assert box.complete(stop=box.text("Hello")[4])["choices"][0]["finish_reason"] == "stop"

@@ -1,7 +1,8 @@
 """Cut the arguments of a decoder's forward pass into two micro-batches, for double-batch overlap.
 
-transformers has two forms of a batch: padded (one row per sequence, from `generate`) and packed (one row with
-sequence bounds, from continuous batching). Any other form is not cut.
+A batch has one of three forms: padded (one row per sequence, from `generate`), packed (one row with sequence
+bounds, from continuous batching) and paged (one row with block tables, from `PagedModel`). Any other form is
+not cut.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from attention_client.engines.transformers.overlap.rows_cache import can_be_split, rows_caches
+from attention_client.engines.transformers.paged.batch import Sequences
 
 __all__ = ["MicroBatches", "cut"]
 
@@ -58,6 +60,8 @@ def cut(arguments: Mapping[str, Any]) -> MicroBatches | None:
     given = {key: value for key, value in arguments.items() if value is not None}
     if isinstance(given.get("cache"), PagedAttentionCache):
         return _cut_packed(given)
+    if isinstance(given.get("sequences"), Sequences):
+        return _cut_paged(given)
     return _cut_padded(given)
 
 
@@ -98,15 +102,42 @@ def _cut_padded(given: dict[str, Any]) -> MicroBatches | None:
     return MicroBatches(batch, batch * steps, calls, spans, 0, cache)
 
 
+def _cut_paged(given: dict[str, Any]) -> MicroBatches | None:
+    sequences: Sequences = given["sequences"]
+    bounds = sequences.begins.tolist()
+    parts = _halves(bounds)
+    if parts is None or bounds[-1] != given["input_ids"].shape[1]:
+        return None
+    spans = [slice(bounds[part.start], bounds[part.stop]) for part in parts]
+    calls = [
+        given
+        | {
+            "input_ids": given["input_ids"][:, span],
+            "position_ids": given["position_ids"][:, span],
+            "sequences": sequences.part(part),
+        }
+        for part, span in zip(parts, spans, strict=True)
+    ]
+    return MicroBatches(len(bounds) - 1, bounds[-1], calls, spans, 1)
+
+
+def _halves(bounds: list[int]) -> list[slice] | None:
+    """Cut sequences with these bounds where the tokens are halved; None: the parts would be too uneven."""
+    sequences, tokens = len(bounds) - 1, bounds[-1]
+    middle = min(range(1, sequences + 1), key=lambda i: abs(2 * bounds[i] - tokens))
+    if min(bounds[middle], tokens - bounds[middle]) < _LEAST_SHARE * tokens:
+        return None
+    return [slice(0, middle), slice(middle, sequences)]
+
+
 def _cut_packed(given: dict[str, Any]) -> MicroBatches | None:
     bounds = given["cu_seq_lens_q"].tolist()
     sequences, tokens = len(bounds) - 1, bounds[-1]
     if "block_table" in given or tokens != given["input_ids"].shape[1]:
         return None  # The form of another kernel, or a padded batch.
-    middle = min(range(1, sequences + 1), key=lambda i: abs(2 * bounds[i] - tokens))
-    if min(bounds[middle], tokens - bounds[middle]) < _LEAST_SHARE * tokens:
+    parts = _halves(bounds)
+    if parts is None:
         return None
-    parts = [slice(0, middle), slice(middle, sequences)]
     spans = [slice(bounds[part.start], bounds[part.stop]) for part in parts]
     calls = [_packed_call(given, part, span) for part, span in zip(parts, spans, strict=True)]
     return MicroBatches(sequences, tokens, calls, spans, 1)

@@ -6,28 +6,44 @@ much as the sequences have blocks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 from transformers.generation.continuous_batching.requests import TMP_TOKEN_ID
 
-__all__ = ["PagedBatch"]
+__all__ = ["PagedBatch", "Sequences"]
 
 
-class PagedBatch(ContinuousBatchingIOs):  # type: ignore[misc]
-    """transformers' inputs and outputs of a step, without masks and index lists.
+class Sequences(NamedTuple):
+    """The sequences of a forward pass and their places in the cache.
 
     Attributes:
-        begins: int32 (S + 1): first token of each sequence in the batch, and the end.
+        begins: int32 (S + 1): first token of each sequence in the pass, and the end.
         past: int32 (S): tokens of each sequence in the cache.
         tables: int32 (S, blocks): the blocks of each sequence, for each of the cache's allocators.
     """
 
     begins: torch.Tensor
     past: torch.Tensor
-    tables: list[torch.Tensor]
+    tables: tuple[torch.Tensor, ...]
+
+    def part(self, part: slice) -> Sequences:
+        """Return some of the sequences, whose tokens begin at 0."""
+        begins = self.begins[part.start : part.stop + 1]
+        tables = tuple(table[part] for table in self.tables)
+        return Sequences(begins - begins[0], self.past[part], tables)
+
+
+class PagedBatch(ContinuousBatchingIOs):  # type: ignore[misc]
+    """transformers' inputs and outputs of a step, without masks and index lists.
+
+    Attributes:
+        sequences: The sequences of the next pass.
+    """
+
+    sequences: Sequences
 
     def prepare_batch_tensors(
         self,
@@ -62,11 +78,11 @@ class PagedBatch(ContinuousBatchingIOs):  # type: ignore[misc]
         self._set(self.position_ids, positions_T + np.repeat(shift_S, np.diff(begins_S)))
         unused = [0] * (len(past) - len(last_tokens))
         self._set(self.logits_indices, np.array(last_tokens + unused, np.int32))
-        self.begins = torch.from_numpy(begins_S)
-        self.past = torch.tensor(past, dtype=torch.int32)
-        self.tables = [
-            self._tables_of(allocator) for allocator in self.cache.cache_allocators.values()
-        ]
+        self.sequences = Sequences(
+            torch.from_numpy(begins_S),
+            torch.tensor(past, dtype=torch.int32),
+            tuple(map(self._tables_of, self.cache.cache_allocators.values())),
+        )
         logits_processors.prepare_tensor_args(
             requests_in_batch=requests_in_batch,
             arg_storage=self._bulk_input_tensor[self.static_inputs :],
@@ -80,12 +96,11 @@ class PagedBatch(ContinuousBatchingIOs):  # type: ignore[misc]
             "position_ids": self.position_ids[:tokens][None],
             "logits_indices": self.logits_indices[:sequences],
             "logits_processor_args": self._bulk_input_tensor[self.static_inputs :, :sequences],
+            "max_length_k": {},  # transformers' warm-up writes to it
         }
 
     def _tables_of(self, allocator: Any) -> torch.Tensor:
-        rows = [
-            allocator.block_table[future.state.request_id] for future in self.requests_in_batch
-        ]
+        rows = [allocator.block_table[future.state.request_id] for future in self.requests_in_batch]
         tables = np.zeros((len(rows), max(map(len, rows))), np.int32)
         for table, row in zip(tables, rows, strict=True):
             table[: len(row)] = row

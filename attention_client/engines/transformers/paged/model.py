@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from attention_client.engines.transformers.paged._paged import attend, reads_tensors
-from attention_client.engines.transformers.paged.batch import PagedBatch
+from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
 
 __all__ = ["PagedModel", "can_be_paged", "use_paged_attention"]
@@ -112,6 +112,7 @@ class PagedModel:
                     position_ids=position_ids,
                     logits_to_keep=logits_to_keep,
                     use_cache=False,
+                    sequences=self._batch.sequences,
                 ).logits
         return SimpleNamespace(logits=logits)
 
@@ -124,10 +125,11 @@ class PagedModel:
         scale: float,
         softcap: float,
         sinks: torch.Tensor | None,
+        sequences: Sequences | None = None,
     ) -> torch.Tensor:
-        """Attend to the batch's sequences and extend them; see `operators.Outside`."""
+        """Attend to the sequences and extend them; see `operators.Outside`."""
         keys, values, allocator, block_rows, page, window = self._layers[layer]
-        batch = self._batch
+        begins, past, tables = sequences or self._batch.sequences
         out = torch.empty((1, q.shape[2], q.shape[1], q.shape[3]), dtype=q.dtype)
         attend(
             _with_whole_heads(q),
@@ -136,9 +138,9 @@ class PagedModel:
             out,
             keys,
             values,
-            batch.tables[allocator],
-            batch.begins,
-            batch.past,
+            tables[allocator],
+            begins,
+            past,
             block_rows,
             page,
             window,

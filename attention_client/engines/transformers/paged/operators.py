@@ -15,6 +15,8 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from attention_client.engines.transformers.paged.batch import Sequences
+
 __all__ = ["ATTENTION", "Outside", "reaching"]
 
 ATTENTION = "eaas_flash"
@@ -33,10 +35,11 @@ class Outside(Protocol):
         scale: float,
         softcap: float,
         sinks: torch.Tensor | None,
+        sequences: Sequences | None = None,
     ) -> torch.Tensor:
-        """Attend to the sequences of the batch: (1, heads, T, D), twice (1, kv_heads, T, D) -> (1, T, heads, D).
+        """Attend to the sequences: (1, heads, T, D), twice (1, kv_heads, T, D) -> (1, T, heads, D).
 
-        `_paged.attend` describes the arguments.
+        `_paged.attend` describes the arguments. `sequences` are those of the pass, unless given.
         """
 
     def routed_experts(
@@ -122,8 +125,8 @@ for _signature, _run, _fake in (
     ),
 ):
     _name = _signature.partition("(")[0]
-    _library.define(_signature)
-    _library.impl(_name, _run, "CPU")
+    _library.define(_signature)  # type: ignore[no-untyped-call]
+    _library.impl(_name, _run, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"eaas::{_name}", _fake, lib=_library)
 
 
@@ -131,7 +134,7 @@ for _signature, _run, _fake in (
 
 
 def _attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -140,6 +143,7 @@ def _attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    sequences: Sequences | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     if position_bias is not None:
@@ -147,7 +151,12 @@ def _attention(
     layer = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
-    out = torch.ops.eaas.paged_attention(query, key, value, sinks, layer, scale, softcap or 0.0)
+    softcap = softcap or 0.0
+    if sequences is not None:
+        # Of a micro-batch, or of a pass in transformers' modules.
+        out = _outside().attend(layer, query, key, value, scale, softcap, sinks, sequences)
+    else:
+        out = torch.ops.eaas.paged_attention(query, key, value, sinks, layer, scale, softcap)
     return out, None
 
 

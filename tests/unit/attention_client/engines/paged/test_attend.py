@@ -119,9 +119,7 @@ class Cache:
 
     def attend(self, q: Any, k: Any, v: Any, out: Any, **options: Any) -> None:
         new = torch.tensor([0, *self.batch.new])
-        past = [
-            keys.shape[1] - n for keys, n in zip(self.batch.keys, self.batch.new, strict=True)
-        ]
+        past = [keys.shape[1] - n for keys, n in zip(self.batch.keys, self.batch.new, strict=True)]
         arguments = {
             "tables": self.tables,
             "begins": new.cumsum(0).to(torch.int32),
