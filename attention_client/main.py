@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from transformers import AutoTokenizer
 
 from attention_client.cluster import Cluster
+from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.loading import load_onto
 from attention_client.scheduler import strategy
 from attention_client.serving.app import build_app
@@ -122,6 +123,11 @@ def run(
             num_blocks=config.cache_blocks,
             max_batch_tokens=config.max_batch_tokens,
         )
+        compiler = None
+        # A compiled pass cannot be interrupted for another micro-batch.
+        if config.compile and config.overlap != "on":
+            compiler = PassCompiler(checkpoint, torch.get_num_threads())
+            stack.callback(compiler.close)
         app = build_app(
             model,
             tokenizer,
@@ -137,6 +143,7 @@ def run(
             traces=traces,
             attribution=cluster.attribution,
             dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
+            compiler=compiler,
         )
         server = HttpServer(app, listener, limits)
         server.start()

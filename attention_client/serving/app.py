@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard.mount import Dashboard
@@ -50,6 +51,7 @@ def build_app(
     traces: RequestTraces | None = None,
     attribution: ExpertAttribution | None = None,
     dashboard: Dashboard | None = None,
+    compiler: PassCompiler | None = None,
 ) -> FastAPI:
     """Build the HTTP application of a loaded model. The engine runs as long as the application.
 
@@ -70,13 +72,14 @@ def build_app(
         traces: Records each request; None: no tracing.
         attribution: Records which servers compute a token's experts, for requests that ask; None: never.
         dashboard: Serves the page at `/`; None: no page.
+        compiler: Compiles the forward passes; None: they stay uncompiled.
     """
     # transformers warns about each request and about settings that are intended.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
-    engine = build_engine(model, limits, admission, attribution or ExpertAttribution())
+    engine = build_engine(model, limits, admission, attribution or ExpertAttribution(), compiler)
     metrics.watch(engine.running, engine.waiting, engine.cache_usage)
     metrics.show_as_vllm(model_name)
     if traces is not None:

@@ -321,6 +321,10 @@ class AttentionClientConfig(_Section):
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
         "auto", description="Double-batch overlap of two micro-batches; auto: where it is faster."
     )
+    compile: bool = Field(
+        True,
+        description="Compile forward passes while serving; needs g++, and overlap must not be on.",
+    )
     hedge_share: float = Field(
         0.05, ge=0, le=1, description="Upper limit of hedged requests, as a share of all requests."
     )

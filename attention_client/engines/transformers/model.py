@@ -20,6 +20,7 @@ from transformers.monkey_patching import register_patch_mapping, unregister_patc
 
 from attention_client.cluster import Cluster
 from attention_client.engines.transformers.live_rows import LiveRows
+from attention_client.engines.transformers.paged.model import RoutedExperts
 from attention_client.engines.transformers.routes import RouteTap
 from attention_client.layer_call.turns import micro_batch_tokens, pause
 from eaas.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "remote_experts"]
 
 _IMPLEMENTATION = "eaas"
 
@@ -48,6 +49,12 @@ def _remote_forward(
 
     Shapes: (T, H), (T, K), (T, K) -> (T, H) in the dtype of hidden_states.
     """
+    if torch.compiler.is_exporting():
+        scores = top_k_weights.float()
+        out: torch.Tensor = torch.ops.eaas.routed_experts(
+            hidden_states, top_k_index, scores, self._eaas_layer
+        )
+        return out
     cluster: Cluster = self._eaas_cluster
     part = micro_batch_tokens()
     self._eaas_tap.see(self._eaas_layer, top_k_index, part)
@@ -55,7 +62,8 @@ def _remote_forward(
         self._eaas_layer,
         hidden_states.detach().cpu(),
         top_k_index.cpu(),
-        top_k_weights.detach().cpu(),
+        # Compiled layer calls take float32 alone.
+        top_k_weights.detach().cpu().float(),
         self._eaas_rows.wanted(hidden_states.shape[0], part),
     )
     if part is None:
@@ -94,13 +102,13 @@ def _weightless_experts(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def load_model(
-    checkpoint: Checkpoint, cluster: Cluster, *, dtype: torch.dtype | None = None
+    checkpoint: Checkpoint, cluster: Cluster | None, *, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
     """Build a model without reading the routed experts' tensors; a cluster computes these experts.
 
     Args:
         checkpoint: Source of the other weights.
-        cluster: Computes the routed experts.
+        cluster: Computes the routed experts; None: the model is only exported.
         dtype: Weight dtype; defaults to the checkpoint's.
 
     Returns:
@@ -155,6 +163,23 @@ def load_model(
             f"{path}: only {found} of {len(layers)} expert layers of {model_class.__name__} can be remote"
         )
     return model.eval().requires_grad_(False)
+
+
+def remote_experts(model: PreTrainedModel) -> RoutedExperts | None:
+    """Return what computes the routed experts of a model from `load_model`; None for another model."""
+    remote = next((m for m in model.modules() if getattr(m, "_eaas_remote", False)), None)
+    if remote is None or remote._eaas_cluster is None:
+        return None
+    cluster: Cluster = remote._eaas_cluster
+    tap: RouteTap = remote._eaas_tap
+
+    def routed_experts(
+        layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
+    ) -> torch.Tensor:
+        tap.see(layer, ids_TK, None)
+        return cluster.layer_call(layer, x_TH, ids_TK, scores_TK, None)
+
+    return routed_experts
 
 
 def _load_generation_config(model: PreTrainedModel, path: Path) -> None:

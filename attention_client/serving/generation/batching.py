@@ -37,8 +37,9 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 
+from attention_client.engines.transformers.model import remote_experts
 from attention_client.engines.transformers.paged.batch import PagedBatch
-from attention_client.engines.transformers.paged.model import PagedModel, use_paged_attention
+from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.live_admission import LiveAdmission
@@ -285,7 +286,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = batch
         # transformers' budget of tokens read at a step is the size of its index lists.
         processor.cache.max_tokens_read = sys.maxsize
-        self.stepped = PagedModel(self.model, processor.cache, batch, None)
+        self.stepped = PagedModel(self.model, processor.cache, batch, remote_experts(self.model))
 
     def _generation_step(self) -> None:
         outputs = self.batch_processor.inputs_and_outputs
@@ -432,6 +433,10 @@ class BatchingEngine:
     def capacity(self) -> int | None:
         """Most tokens of one request, prompt plus answer: the whole cache. Longer requests are refused."""
         return self._capacity
+
+    def use_compiled(self, compiled: Pass) -> None:
+        """Run forward passes in compiled code from the next one on. Called by the thread that compiled it."""
+        self.manager.stepped.compiled = compiled
 
     def start(self) -> None:
         """Start the generation thread, which runs the batch. Called when the HTTP application starts."""

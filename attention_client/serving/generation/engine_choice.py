@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.paged.model import can_be_paged
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.generation.batching import BatchingEngine, fits_paged_cache
@@ -19,7 +20,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def build_engine(
-    model: Any, limits: ServeLimits, admission: LiveAdmission, attribution: ExpertAttribution
+    model: Any,
+    limits: ServeLimits,
+    admission: LiveAdmission,
+    attribution: ExpertAttribution,
+    compiler: PassCompiler | None = None,
 ) -> Engine:
     """Build a `BatchingEngine` if the model's attention fits the paged cache, else a `SequentialEngine`.
 
@@ -28,6 +33,7 @@ def build_engine(
         limits: Sizes of cache and batch.
         admission: Chooses the requests that enter the batch. A `SequentialEngine` does not use it.
         attribution: Records which servers compute a token's experts, for requests that ask.
+        compiler: Compiles the forward passes of a `BatchingEngine`; None: they stay uncompiled.
 
     Raises:
         ConfigError: The cache does not fit into memory.
@@ -42,6 +48,8 @@ def build_engine(
             reason = str(error)
         else:
             if fits_paged_cache(engine.manager):
+                if is_paged and compiler is not None:
+                    compiler.start(engine.use_compiled)
                 return engine
             reason = "its attention does not fit the paged cache"
         model.set_attn_implementation(attention)  # the attempt may have set a paged one

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,27 +12,15 @@ from attention_client.engines.transformers.paged._paged import attend, reads_ten
 from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
 
-__all__ = ["PagedModel", "can_be_paged", "use_paged_attention"]
+__all__ = ["PagedModel", "Pass", "RoutedExperts", "can_be_paged", "use_paged_attention"]
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-class Pass(Protocol):
-    """A forward pass: tokens and their positions, int (1, T), and the rows to return, int (R)."""
-
-    def __call__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the logits of these rows, (1, R, V)."""
-
-
-class RoutedExperts(Protocol):
-    """Computes the routed experts of a MoE layer: (T, H), (T, K), float32 (T, K) -> (T, H)."""
-
-    def __call__(
-        self, layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
-    ) -> torch.Tensor:
-        """Compute the experts."""
+Pass = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Tokens and their positions, int64 (1, T), and rows, int64 (R) -> the logits of these rows, (1, R, V)."""
+RoutedExperts = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""A MoE layer's index, (T, H), (T, K), float32 (T, K) -> the weighted sum of its routed experts, (T, H)."""
 
 
 class _LayerCache(NamedTuple):
@@ -65,7 +54,7 @@ class PagedModel:
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
 
     Attributes:
-        compiled: A compiled pass; None: transformers' modules run.
+        compiled: A compiled pass; None: transformers' modules run. Set by another thread.
         attended: Whether a pass has used the cache.
     """
 
@@ -154,7 +143,7 @@ class PagedModel:
     def routed_experts(
         self, layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the routed experts of a MoE layer; see `operators.Outside`."""
+        """Compute the routed experts of a MoE layer in a compiled pass; see `operators.Outside`."""
         if self._routed_experts is None:
             raise RuntimeError("this model's experts are in its modules")
         return self._routed_experts(layer, x_TH, ids_TK, scores_TK)

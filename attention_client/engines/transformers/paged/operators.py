@@ -1,7 +1,8 @@
 """The operators by which a forward pass reaches what is not in it: the paged cache and the expert servers.
 
 They are opaque to torch.export, which sees only their shapes. A thread that runs a pass says what they reach
-(`reaching`); they take only tensors and numbers.
+(`reaching`); they take only tensors and numbers. No exception can go through a compiled pass: after an error
+the rest of the pass computes with zeros, and `reaching` raises the error.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Outside(Protocol):
 
 class _Current(threading.local):
     outside: Outside | None = None
+    error: BaseException | None = None
 
 
 _current = _Current()
@@ -57,12 +59,14 @@ _current = _Current()
 
 @contextlib.contextmanager
 def reaching(outside: Outside) -> Iterator[None]:
-    """Let the operators of this thread reach `outside` inside the block."""
-    before, _current.outside = _current.outside, outside
+    """Let the operators of this thread reach `outside` inside the block; raise their error at its end."""
+    _current.outside, _current.error = outside, None
     try:
         yield
+        if _current.error is not None:
+            raise _current.error
     finally:
-        _current.outside = before
+        _current.outside = _current.error = None
 
 
 def _outside() -> Outside:
@@ -83,7 +87,12 @@ def _paged_attention(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    return _outside().attend(layer, q, k, v, scale, softcap, sinks)
+    if _current.error is None:
+        try:
+            return _outside().attend(layer, q, k, v, scale, softcap, sinks)
+        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
+            _current.error = error
+    return torch.zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3], dtype=q.dtype)
 
 
 def _paged_attention_fake(
@@ -101,7 +110,12 @@ def _paged_attention_fake(
 def _routed_experts(
     x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int
 ) -> torch.Tensor:
-    return _outside().routed_experts(layer, x, ids, scores)
+    if _current.error is None:
+        try:
+            return _outside().routed_experts(layer, x, ids, scores)
+        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
+            _current.error = error
+    return torch.zeros_like(x)
 
 
 def _routed_experts_fake(

@@ -1,0 +1,115 @@
+"""Compiles a model's forward pass beside the attention client, which serves uncompiled until then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from attention_client.engines.transformers.compiled.store import key_of, library_of
+from attention_client.engines.transformers.paged.model import Pass
+from eaas.checkpoint import Checkpoint
+from eaas.errors import ConfigError
+from eaas.log import get_logger
+
+__all__ = ["PassCompiler"]
+
+_log = get_logger(__name__)
+_LONGEST_S = 3600.0
+_CLOSE_S = 5.0
+
+
+class PassCompiler:
+    """Gets the compiled pass of a checkpoint: from the store, or by a process of low priority.
+
+    Args:
+        checkpoint: The model.
+        threads: Torch threads.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
+        self._checkpoint = checkpoint
+        self._threads = threads
+        self._closed = False
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, use: Callable[[Pass], None]) -> None:
+        """Begin in a thread of its own; `use` gets the pass. If there is none, the log says why."""
+        self._thread = threading.Thread(target=self._run, args=(use,), name="compile", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the compilation. Idempotent."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _run(self, use: Callable[[Pass], None]) -> None:
+        started = time.monotonic()
+        try:
+            key = key_of(self._checkpoint, self._threads)
+            library = library_of(key)
+            if library is None:
+                self._build()
+                library = library_of(key)
+            if library is None or self._closed:
+                return
+            use(_load(library))
+            _log.info("forward passes are compiled (after %.1f s)", time.monotonic() - started)
+        except (ConfigError, OSError, RuntimeError) as error:
+            _log.warning("forward passes stay uncompiled: %s", error)
+
+    def _build(self) -> None:
+        if shutil.which("g++") is None:
+            raise ConfigError("compiling them needs g++, which is not installed")
+        words = [
+            *(sys.executable, "-m", "attention_client.engines.transformers.compiled.build"),
+            *(str(os.getpid()), str(self._checkpoint.path), str(self._threads)),
+        ]
+        with tempfile.TemporaryFile() as output:
+            with self._lock:
+                if self._closed:
+                    return
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+            try:
+                code = self._process.wait(_LONGEST_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+                raise ConfigError(f"compiling them took longer than {_LONGEST_S:.0f} s") from None
+            if code != 0 and not self._closed:
+                raise ConfigError(f"this model cannot be compiled ({_last_line(output)})")
+
+
+def _last_line(output: IO[bytes]) -> str:
+    output.seek(0)
+    lines = output.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "no message"
+
+
+def _load(library: Path) -> Pass:
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+
+    def compiled(
+        input_ids: torch.Tensor, position_ids: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        logits: torch.Tensor = runner.run([input_ids, position_ids, rows])[0]
+        return logits
+
+    return compiled
