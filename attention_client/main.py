@@ -120,7 +120,7 @@ def run(
             return
         url = f"http://{host_port}"
         limits = ServeLimits(
-            num_blocks=config.cache_blocks,
+            num_blocks=config.cache_blocks or None,
             max_batch_tokens=config.max_batch_tokens,
         )
         compiler = None

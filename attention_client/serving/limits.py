@@ -13,7 +13,8 @@ class ServeLimits:
 
     Attributes:
         num_blocks: Blocks of the paged key-value cache. num_blocks * page_size is the number of tokens
-            of all running requests together; a request that does not fit waits.
+            of all running requests together; a request that does not fit waits. None: as many as fit into
+            memory.
         page_size: Tokens per block, at least 4.
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
         max_model_len: Most tokens of one request, prompt plus answer. None: the limit of the model's
@@ -32,7 +33,7 @@ class ServeLimits:
         max_head_bytes: Largest request line and headers; larger ones get status 400.
     """
 
-    num_blocks: int = 256
+    num_blocks: int | None = None
     page_size: int = 64
     max_batch_tokens: int = 256
     max_model_len: int | None = None

@@ -340,7 +340,9 @@ class AttentionClientConfig(_Section):
         0.15, description="Minimum time for a server to answer before another replica is asked."
     )
     cache_blocks: int = Field(
-        64, ge=2, description="Blocks of the key-value cache, 64 tokens each."
+        0,
+        ge=0,
+        description="Blocks of 64 tokens in the key-value cache; 0: a quarter of free memory, at most 4 GiB.",
     )
     max_batch_tokens: int = Field(256, ge=1, description="Tokens per engine step.")
     scheduler: SchedulerConfig = Field(

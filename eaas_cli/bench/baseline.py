@@ -112,7 +112,7 @@ def main(model_path: str, experts: str, threads: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     listener = bind("127.0.0.1", 0)
     limits = ServeLimits(
-        num_blocks=config.cache_blocks,
+        num_blocks=config.cache_blocks or None,
         max_batch_tokens=config.max_batch_tokens,
     )
     app = build_app(

@@ -39,6 +39,7 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 
 from attention_client.engines.transformers.model import remote_experts
 from attention_client.engines.transformers.paged.batch import PagedBatch
+from attention_client.engines.transformers.paged.cache_size import blocks_that_fit
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
@@ -57,6 +58,8 @@ _LOG = logging.getLogger(__name__)
 _IDLE_S = 1.0
 # Longest wait for the error of a stopped generation thread, and its interval.
 _ERROR_S, _ERROR_POLL_S = 1.0, 0.001
+# transformers' masks grow with the cache.
+_MASKED_BLOCKS = 64
 
 
 class _Listener:
@@ -224,13 +227,16 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
     ) -> None:
         self._admission, self._attribution = admission, attribution
         self._is_paged = is_paged
+        num_blocks = limits.num_blocks
+        if num_blocks is None:
+            num_blocks = _num_blocks(model, limits) if is_paged else _MASKED_BLOCKS
         before = use_paged_attention(model) if is_paged else None
         super().__init__(
             model=model,
             # Greedy: the sampler below leaves one token to choose. No end token: each request has its own.
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(
-                num_blocks=limits.num_blocks,
+                num_blocks=num_blocks,
                 page_size=limits.page_size,
                 max_batch_tokens=limits.max_batch_tokens,
                 # A forward pass that waits for remote experts cannot be captured as a graph or prepared
@@ -331,6 +337,10 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self.output_router.fail_all(error)
 
 
+def _num_blocks(model: Any, limits: ServeLimits) -> int:
+    return blocks_that_fit(model.config.get_text_config(), model.dtype, limits.page_size)
+
+
 class _Doorbell(threading.Event):
     """Event that wakes the generation thread, which itself waits at most 0.1 s.
 
@@ -424,10 +434,11 @@ class BatchingEngine:
             self.manager.warmup()  # creates the cache; captures nothing without graphs
         except MemoryError as error:
             raise ConfigError(
-                f"the key-value cache of {limits.num_blocks} blocks of {limits.page_size} tokens "
-                f"does not fit into memory ({error}): make it smaller"
+                f"the key-value cache of {limits.num_blocks or 'at least 64'} blocks of "
+                f"{limits.page_size} tokens does not fit into memory ({error}): make it smaller"
             ) from error
         self._capacity = int(infer_max_single_request_tokens(self.manager.batch_processor.cache))
+        _LOG.info("the key-value cache holds %d tokens", self._capacity)
 
     @property
     def capacity(self) -> int | None:

@@ -77,6 +77,12 @@ class ServeMetrics:
             "Fraction of the key-value cache used by requests, 0 to 1",
         )
 
+        self.cache_tokens = Gauge(
+            "eaas_kv_cache_tokens",
+            "Tokens that the key-value cache holds; 0: each request has its own",
+            registry=self.registry,
+        )
+
     def _add(self, kind: type[_Kind], name: str, text: str, **options: Any) -> _Kind:
         metric = kind(f"eaas_{name}", text, registry=self.registry, **options)
         self._like_vllm.append(metric)

@@ -1,0 +1,56 @@
+"""The size of the key-value cache, from the memory that is free when the engine starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.generation.continuous_batching.utils import (
+    find_head_dim,
+    find_num_key_value_heads,
+)
+
+__all__ = ["blocks_that_fit"]
+
+# The cache's memory is taken as it fills up. Expert servers of this machine need theirs, too.
+_SHARE = 4
+_MOST_BYTES = 4 << 30
+_LEAST_BLOCKS = 64
+_MEMORY = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def blocks_that_fit(config: Any, dtype: torch.dtype, page: int) -> int:
+    """Return how many blocks a cache has: a quarter of the free memory, at most 4 GiB, at least 64 blocks.
+
+    Args:
+        config: transformers' configuration of the text model.
+        dtype: Of keys and values.
+        page: Tokens of a block.
+    """
+    heads, head_size = find_num_key_value_heads(config), find_head_dim(config)
+    block = config.num_hidden_layers * 2 * heads * head_size * dtype.itemsize * page
+    return max(_LEAST_BLOCKS, min(_free_bytes() // _SHARE, _MOST_BYTES) // block)
+
+
+def _free_bytes() -> int:
+    """Memory that this process can still take: of the machine, and of its container."""
+    free = _available_bytes()
+    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def _available_bytes() -> int:
+    for line in _MEMORY.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise OSError(f"{_MEMORY} has no MemAvailable")
+
+
+def _read_number(path: Path) -> int | None:
+    """Read a limit of a cgroup; None: there is none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not in a cgroup of version 2, or "max"
+        return None
