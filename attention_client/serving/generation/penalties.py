@@ -37,6 +37,9 @@ class History:
 
     Args:
         prompt_length: Tokens of the prompt; later ones are generated.
+
+    Attributes:
+        length: Tokens added so far.
     """
 
     def __init__(self, prompt_length: int) -> None:

@@ -44,7 +44,7 @@ class ChatHandler(Handler):
         )
 
     def continues(self, request: ChatRequest) -> bool:
-        """Whether the prompt ends with the begin of the answer's message."""
+        """Whether the prompt ends with the beginning of the answer's message."""
         return bool(request.continue_final_message)
 
     def logprobs_form(self, request: ChatRequest) -> ChatLogprobs:

@@ -60,7 +60,7 @@ class TextRules:
         includes_stop: Whether the text includes the stop string or the token that ended it.
         skips_special: Whether the text has no special tokens. A parser of the answer needs them.
         echo: Text that goes before the answer: the prompt.
-        continues: Whether the prompt ends with the begin of the answer's message, which is not repeated.
+        continues: Whether the prompt ends with the beginning of the answer's message, which is not repeated.
         is_empty: Whether the answer has no tokens, so that only the prompt is processed.
     """
 
@@ -125,7 +125,7 @@ class Generation:
         self._metrics.prompt_tokens.inc(len(self._work.prompt))
         if self._parser is None or self._rules.continues:
             return iter(())
-        # What the parser found at the end of the prompt, such as the begin of the reasoning.
+        # What the parser found at the end of the prompt, such as the beginning of the reasoning.
         return self._of_events(self._parser.initial_events)
 
     def take(self, delivery: Delivery) -> Iterator[Any]:

@@ -242,7 +242,7 @@ class Handler:
         return False
 
     def continues(self, request: Any) -> bool:
-        """Whether the prompt ends with the begin of the answer's message."""
+        """Whether the prompt ends with the beginning of the answer's message."""
         return False
 
     def _rules(self, request: GenerationRequest, echo: str | None) -> TextRules:

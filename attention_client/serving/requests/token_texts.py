@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from typing import Any
 
@@ -24,10 +23,10 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._added = dict(tokenizer.added_tokens_decoder)
         self._byte_of: dict[str, int] = {}
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-        if decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__())):
+        if decoder is not None and b'"ByteLevel"' in decoder.__getstate__():
             self._byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
         self.data = functools.lru_cache(_MOST_CACHED)(self._data)
 
@@ -37,18 +36,19 @@ class TokenTexts:
 
     def is_special(self, token: int) -> bool:
         """Whether the tokenizer leaves the token out of the text, if it skips special tokens."""
-        return token in self._special
+        added = self._added.get(token)
+        return added is not None and bool(added.special)
 
     def _data(self, token: int) -> bytes:
         name = self._tokenizer.convert_ids_to_tokens(token)
         if not isinstance(name, str):
             return b""  # no text: the vocabulary of the model is larger than that of the tokenizer
-        if token in self._special:
-            return name.encode()
         if self._byte_of:
-            if all(character in self._byte_of for character in name):
-                return bytes(self._byte_of[character] for character in name)
-            return name.encode()  # an added token
+            # As the decoder does, also for an added token.
+            known = all(character in self._byte_of for character in name)
+            return bytes(map(self._byte_of.__getitem__, name)) if known else name.encode()
+        if token in self._added:
+            return name.encode()
         if byte := _BYTE.fullmatch(name):
             return bytes([int(byte[1], 16)])
         # A decoder may drop the space before the first token only, so the second one shows the whole text.

@@ -137,7 +137,6 @@ def test_a_client_that_leaves_cancels_all_choices(engine: Box) -> None:
     engine.slow_s = 0.0
     engine.wait_idle()
     assert engine.metric("eaas_kv_cache_usage_perc") == 0
-    assert engine.metric("eaas_generation_tokens_total") < engine.forwards * 32
     assert texts(engine.complete(PROMPTS)) == [engine.text(prompt) for prompt in PROMPTS]
 
 

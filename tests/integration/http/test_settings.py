@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-from http_box import CHAT, END, Box, error_of, tiny_model
+from http_box import CHAT, END, Box, error_of, events, tiny_model
 
 pytestmark = pytest.mark.integration
 
@@ -159,3 +161,73 @@ def test_the_answer_continues_a_message(box: Box) -> None:
     response = ask(continue_final_message=True, add_generation_prompt=True)
     assert response.status_code == 400
     assert error_of(response)["param"] == "continue_final_message"
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "n": st.integers(1, 3),
+        "temperature": st.floats(0, 2),
+        "top_p": st.floats(0, 1, exclude_min=True),
+        "top_k": st.integers(-1, 300),
+        "min_p": st.floats(0, 1),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0, exclude_min=True, allow_infinity=False),
+        "logit_bias": st.dictionaries(
+            st.integers(0, 259).map(str), st.floats(-100, 100), max_size=4
+        ),
+        "stop_token_ids": st.lists(st.integers(0, 259), max_size=3),
+        "stop": st.lists(st.text(min_size=1, max_size=2), max_size=2),
+        "include_stop_str_in_output": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+        "ignore_eos": st.booleans(),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "stream": st.booleans(),
+        "min_tokens": st.integers(0, 2),
+    },
+)
+TOKENS = st.lists(st.integers(0, 259), min_size=1, max_size=60)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    SETTINGS,
+    st.lists(TOKENS, min_size=1, max_size=3),
+    st.none() | st.integers(0, 20),
+    st.booleans(),
+    st.integers(2, 5) | st.just(0),
+)
+def test_settings_go_together(
+    shared_box: Box,
+    chosen: dict[str, Any],
+    prompts: list[list[int]],
+    top: int | None,
+    echo: bool,
+    max_tokens: int,
+) -> None:
+    """Any settings are answered: each choice has its text, its end and a report of each token."""
+    if max_tokens < chosen.get("min_tokens", 0):
+        max_tokens = 2
+    body = chosen | {"prompt": prompts, "logprobs": top, "echo": echo, "max_tokens": max_tokens}
+    response = shared_box.http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    each_n = chosen.get("n", 1)
+    if chosen.get("stream"):
+        chunks = events(response.text)
+        ends = [c for chunk in chunks for c in chunk["choices"] if c["finish_reason"] is not None]
+        assert sorted(c["index"] for c in ends) == list(range(each_n * len(prompts)))
+        return
+    answer = response.json()
+    assert len(answer["choices"]) == each_n * len(prompts)
+    generated = 0
+    for choice in answer["choices"]:
+        assert choice["finish_reason"] in ("stop", "length")
+        prompt = prompts[choice["index"] // each_n]
+        if top is None:
+            assert choice["logprobs"] is None
+        elif echo or max_tokens:
+            generated += len(choice["logprobs"]["tokens"]) - (len(prompt) if echo else 0)
+            assert len({len(values) for values in choice["logprobs"].values()}) == 1
+    if top is not None:
+        assert generated == answer["usage"]["completion_tokens"]

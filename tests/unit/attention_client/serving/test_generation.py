@@ -168,7 +168,9 @@ def test_closing_the_iterator_cancels() -> None:
 
 
 @pytest.mark.parametrize(("continues", "content"), [(False, "Once upon a time"), (True, " a time")])
-def test_the_begin_of_a_continued_message_is_not_repeated(continues: bool, content: str) -> None:
+def test_the_beginning_of_a_continued_message_is_not_repeated(
+    continues: bool, content: str
+) -> None:
     parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\nOnce upon", tools=None)
     it, *_ = generation(one_by_one([*ids(" a time"), END]), parser=parser, continues=continues)
     *pieces, finish = collect(it)

@@ -108,6 +108,17 @@ def test_of_tokens_with_one_text_the_likeliest_counts() -> None:
     assert form["top_logprobs"][0]["\ufffd"] > form["token_logprobs"][0]
 
 
+def test_added_tokens_are_read_as_the_decoder_reads_them() -> None:
+    tokenizer = byte_tokenizer("</s>", eos_token="</s>")
+    tokenizer.add_tokens(["é b", "Ġ"])
+    texts = TokenTexts(tokenizer)
+    for name in ("é b", "Ġ"):
+        token = tokenizer.convert_tokens_to_ids(name)
+        assert texts.text(token) == tokenizer.decode([token])
+        assert not texts.is_special(token)
+    assert texts.is_special(END)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [("▁the", b" the"), ("cat", b"cat"), ("<0xE2>", b"\xe2"), ("</s>", b"</s>")],
