@@ -1,4 +1,4 @@
-"""Measure decoding by vLLM with experts on servers, against vLLM with local experts."""
+"""Measure answers of clusters, by vLLM or the embedded engine, against vLLM with local experts."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ def main(
         str, typer.Option(metavar="N,...", help="Numbers of expert servers, one cluster for each.")
     ] = "1,3",
     streams: Annotated[str, typer.Option(metavar="N,...", help="Answers at a time.")] = "1,8,32",
+    prompts: Annotated[str, typer.Option(metavar="N,...", help="Tokens per prompt.")] = "32",
     max_tokens: Annotated[int, typer.Option(min=16, help="Tokens per answer.")] = 150,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each measurement.")] = 7,
     vllm_python: Annotated[
         Path, typer.Option(help="Python of the environment with vLLM (`make setup-vllm`).")
     ] = ROOT / ".venv-vllm/bin/python",
-    embedded: Annotated[
-        bool, typer.Option("--embedded/--no-embedded", help="Also measure the embedded engine.")
-    ] = True,
+    engines: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Engines of the clusters: vllm, transformers.")
+    ] = "vllm,transformers",
     as_json: Json = False,
 ) -> None:
-    """Measure decoding by vLLM with experts on servers, against vLLM with local experts."""
+    """Measure answers of clusters, by vLLM or the embedded engine, against vLLM with local experts."""
     from benchmarks.vllm.report import print_report
     from benchmarks.vllm.run import bench_vllm
-    from eaas_cli.option_values import numbers
+    from eaas_cli.option_values import known, numbers
 
     end_on_sigterm()
     document = bench_vllm(
@@ -42,7 +43,8 @@ def main(
         max_tokens=max_tokens,
         rounds=rounds,
         vllm_python=vllm_python,
-        embedded=embedded,
+        engines=known("--engines", engines.split(","), ("vllm", "transformers")),
+        prompts=numbers("--prompts", prompts),
         say=say,
     )
     show(document, as_json, print_report)

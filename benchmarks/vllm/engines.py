@@ -49,6 +49,8 @@ def cluster(python: Path, model: Path, servers: int, engine: str) -> Iterator[st
     sizes = ("--servers", str(servers), "--redundancy", str(min(servers, 2)))
     words = ("-m", "eaas_cli", "up", "--model", str(model), "--engine", engine, *sizes)
     with _endpoint([str(python), *words, "--port", str(port)], port) as url:
+        if engine == "transformers":
+            _wait_until_compiled(url)
         yield url
 
 
@@ -76,6 +78,16 @@ def _endpoint(command: Sequence[str], port: int) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(_END_S)
+
+
+def _wait_until_compiled(url: str) -> None:
+    """Wait for the compiled passes; a model that has none is measured uncompiled."""
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        metrics = httpx.get(f"{url}/metrics", timeout=_ASK_S, trust_env=False).text
+        if "eaas_passes_compiled 1.0" in metrics:
+            return
+        time.sleep(0.5)
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:

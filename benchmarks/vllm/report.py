@@ -13,19 +13,22 @@ def print_report(document: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(
-        "streams",
-        "engine",
-        "tokens/s",
-        "of vLLM with local experts",
+        *("streams", "prompt", "engine", "tokens/s", "ratio", "first token, ms", "ratio"),
         box=None,
         title_justify="left",
     )
-    table.title = f"{document['model']}: answers, medians of {document['rounds']} rounds"
+    table.title = (
+        f"{document['model']}: answers of {document['max_tokens']} tokens, medians of "
+        f"{document['rounds']} rounds; ratios to vLLM with local experts"
+    )
     for row in document["rows"]:
         table.add_row(
             str(row["streams"]),
+            str(row["prompt"]),
             row["engine"],
             f"{row['tokens_per_s']:.0f}",
             f"{row['ratio']:.2f}",
+            f"{row['first_s'] * 1e3:.0f}",
+            f"{row['first_ratio']:.2f}",
         )
     Console().print(table)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -29,15 +31,17 @@ def bench_vllm(
     *,
     servers: Sequence[int],
     streams: Sequence[int],
+    prompts: Sequence[int],
     max_tokens: int,
     rounds: int,
     vllm_python: Path,
-    embedded: bool,
+    engines: Sequence[str],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure the tokens/s of short prompts and long answers, and the ratios to plain vLLM.
+    """Measure tokens/s and the time to the first token, and the ratios to plain vLLM.
 
-    The engines take turns in each round, so that a slow minute of the machine meets all of them.
+    The engines take turns in each round, so that a slow minute of the machine meets all of them. Prompts are
+    random tokens, the same for all engines and new in each round.
 
     Raises:
         ConfigError: There is no Python with vLLM.
@@ -54,76 +58,108 @@ def bench_vllm(
             urls[name] = stack.enter_context(engine)
 
         start(_PLAIN, plain_vllm(vllm_python, model))
-        for count in servers:
-            name = f"vllm, {count} expert server{'s' if count > 1 else ''}"
-            start(name, cluster(vllm_python, model, count, "vllm"))
-        if embedded:
-            name = f"embedded, {servers[-1]} expert server{'s' if servers[-1] > 1 else ''}"
-            start(name, cluster(own_python(), model, servers[-1], "transformers"))
-        rows = [
-            row
+        for engine in engines:
+            python = vllm_python if engine == "vllm" else own_python()
+            for count in servers:
+                name = f"{engine}, {count} expert server{'s' if count > 1 else ''}"
+                start(name, cluster(python, model, count, engine))
+        vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
+        loads = [
+            Load(model.name, vocabulary, count, length, max_tokens)
+            for length in prompts
             for count in streams
-            for row in asyncio.run(_measure(urls, model.name, count, max_tokens, rounds, say))
         ]
+        rows = [row for load in loads for row in asyncio.run(_measure(urls, load, rounds, say))]
     return {"model": model.name, "max_tokens": max_tokens, "rounds": rounds, "rows": rows}
 
 
+class Load(NamedTuple):
+    """Requests that run at the same time.
+
+    Attributes:
+        model: Its name in the API.
+        vocabulary: Number of tokens to choose prompts from.
+        streams: Requests.
+        prompt: Tokens per prompt.
+        answer: Tokens per answer.
+    """
+
+    model: str
+    vocabulary: int
+    streams: int
+    prompt: int
+    answer: int
+
+    def body(self, turn: int, number: int) -> dict[str, Any]:
+        """Return the body of one request of a turn."""
+        draw = random.Random(f"{self.streams} {self.prompt} {turn} {number}")
+        return {
+            "model": self.model,
+            # The first ones are often special.
+            "prompt": [
+                draw.randrange(self.vocabulary // 8, self.vocabulary) for _ in range(self.prompt)
+            ],
+            "max_tokens": self.answer,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+
+
+class Measured(NamedTuple):
+    """One turn: tokens/s of all streams from the requests to the last token, and seconds to a first token."""
+
+    tokens_per_s: float
+    first_s: float
+
+
 async def _measure(
-    urls: dict[str, str],
-    model: str,
-    streams: int,
-    max_tokens: int,
-    rounds: int,
-    say: Callable[[str], None],
+    urls: dict[str, str], load: Load, rounds: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    rates: dict[str, list[float]] = {name: [] for name in urls}
+    found: dict[str, list[Measured]] = {name: [] for name in urls}
     async with httpx.AsyncClient(timeout=_TOKEN_S, trust_env=False) as http:
         for url in urls.values():
-            await _load(http, url, model, streams, _WARM_TOKENS)
+            await _run(http, url, load._replace(answer=_WARM_TOKENS), -1)
         for turn in range(rounds):
-            say(f"{streams} streams, round {turn + 1} of {rounds}")
+            say(f"{load.streams} streams, prompts of {load.prompt}, round {turn + 1} of {rounds}")
             for name, url in urls.items():
                 await asyncio.sleep(_PAUSE_S)
-                rates[name].append(await _load(http, url, model, streams, max_tokens))
+                found[name].append(await _run(http, url, load, turn))
+    plain = found[_PLAIN]
     return [
         {
             "engine": name,
-            "streams": streams,
-            "tokens_per_s": statistics.median(own),
-            "ratio": statistics.median(a / b for a, b in zip(own, rates[_PLAIN], strict=True)),
+            "streams": load.streams,
+            "prompt": load.prompt,
+            "tokens_per_s": statistics.median(each.tokens_per_s for each in own),
+            "ratio": statistics.median(
+                a.tokens_per_s / b.tokens_per_s for a, b in zip(own, plain, strict=True)
+            ),
+            "first_s": statistics.median(each.first_s for each in own),
+            "first_ratio": statistics.median(
+                a.first_s / b.first_s for a, b in zip(own, plain, strict=True)
+            ),
         }
-        for name, own in rates.items()
+        for name, own in found.items()
     ]
 
 
-async def _load(
-    http: httpx.AsyncClient, url: str, model: str, streams: int, max_tokens: int
-) -> float:
-    """Decode with all streams at once; return tokens/s from the requests to the last token of any stream.
-
-    The first token counts, because a client on busy cores may read several tokens late and at once.
-    """
+async def _run(http: httpx.AsyncClient, url: str, load: Load, turn: int) -> Measured:
+    """Answer all requests at once. The first token counts: busy cores may deliver several at a time."""
     started = time.monotonic()
-    tokens = await asyncio.gather(
-        *[_stream(http, url, model, i, max_tokens) for i in range(streams)]
+    firsts = await asyncio.gather(
+        *[_stream(http, url, load.body(turn, number)) for number in range(load.streams)]
     )
-    return sum(tokens) / (time.monotonic() - started)
+    tokens_per_s = load.streams * load.answer / (time.monotonic() - started)
+    return Measured(tokens_per_s, statistics.median(firsts) - started)
 
 
-async def _stream(
-    http: httpx.AsyncClient, url: str, model: str, number: int, max_tokens: int
-) -> int:
-    body = {
-        "model": model,
-        "prompt": f"The sea is number {number} and",
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    tokens = 0
+async def _stream(http: httpx.AsyncClient, url: str, body: dict[str, Any]) -> float:
+    """Read an answer; return when its first token came, in monotonic seconds."""
+    first = 0.0
     async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
-            tokens += line.startswith("data: {")
-    return tokens
+            if not first and line.startswith("data: {"):
+                first = time.monotonic()
+    return first

@@ -23,7 +23,7 @@ from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import ChildProcess
 
-__all__ = ["DAMAGED", "ChaosCluster", "free_port"]
+__all__ = ["CACHE_BLOCKS", "DAMAGED", "ChaosCluster", "free_port"]
 
 DAMAGED = "damaged-copy"
 """Name of the server with the damaged checkpoint, which must not serve."""
@@ -44,6 +44,10 @@ def free_port(host: str) -> int:
                 continue
             return port
     raise OSError("no free port")
+
+
+CACHE_BLOCKS = 64
+"""Blocks of the attention client's key-value cache."""
 
 
 class ChaosCluster(LocalCluster):
@@ -80,7 +84,16 @@ class ChaosCluster(LocalCluster):
             model,
             servers=servers,
             redundancy=redundancy,
-            config=load_config(file, attention_client={"transport": transport, "port": 0}),
+            config=load_config(
+                file,
+                attention_client={
+                    "transport": transport,
+                    "port": 0,
+                    # Filled before memory is compared, and nothing grows later.
+                    "cache_blocks": CACHE_BLOCKS,
+                    "compile": False,
+                },
+            ),
             config_file=file,
             log_dir=scratch / "logs",
             fork_server=fork_server,

@@ -22,7 +22,7 @@ from eaas.errors import ClusterError, EaasError
 from eaas_cli.bench.worker import with_fork_server
 from eaas_cli.chaos.census import census, still_running
 from eaas_cli.chaos.check import check, may_be_warm_up
-from eaas_cli.chaos.cluster import ChaosCluster
+from eaas_cli.chaos.cluster import CACHE_BLOCKS, ChaosCluster
 from eaas_cli.chaos.copies import damaged_copy
 from eaas_cli.chaos.faults import Faults, Steps
 from eaas_cli.chaos.history import Asked, Census, History, Incident
@@ -301,8 +301,7 @@ class _Attack:
         settings = self._settings
         self._say("warming up ...")
         # One request fills the whole key-value cache, so that all its pages are allocated.
-        cache = self._cluster.config.attention_client
-        longest = cache.cache_blocks * ServeLimits.page_size - _SHORT
+        longest = CACHE_BLOCKS * ServeLimits.page_size - _SHORT
         filling = (list(prompts[0]) * longest)[:longest]
         (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
         if answer.error:

@@ -449,6 +449,11 @@ class BatchingEngine:
         """Run forward passes in compiled code from the next one on. Called by the thread that compiled it."""
         self.manager.stepped.compiled = compiled
 
+    def is_compiled(self) -> bool:
+        """Whether forward passes run in compiled code, for the metrics."""
+        stepped = self.manager.stepped
+        return isinstance(stepped, PagedModel) and stepped.compiled is not None
+
     def start(self) -> None:
         """Start the generation thread, which runs the batch. Called when the HTTP application starts."""
         self.manager.start()

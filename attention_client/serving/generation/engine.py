@@ -100,6 +100,9 @@ class Engine(Protocol):
     def cache_usage(self) -> float:
         """Fraction of the key-value cache in use by requests, 0 to 1; 0: the cache has no limit."""
 
+    def is_compiled(self) -> bool:
+        """Whether forward passes run in compiled code, for the metrics."""
+
     def stop(self, timeout_s: float) -> None:
         """Fail all requests and end the engine's thread, when the endpoint stops.
 

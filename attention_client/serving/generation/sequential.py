@@ -119,6 +119,10 @@ class SequentialEngine:
         """Fraction of the key-value cache in use: 0, since each request has its own cache without a limit."""
         return 0.0
 
+    def is_compiled(self) -> bool:
+        """Whether forward passes run in compiled code: never."""
+        return False
+
     def stop(self, timeout_s: float) -> None:
         """Fail all requests and refuse new ones; the running one ends at its next token."""
         self._stopped = True

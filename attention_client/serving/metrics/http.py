@@ -77,6 +77,11 @@ class ServeMetrics:
             "Fraction of the key-value cache used by requests, 0 to 1",
         )
 
+        self._compiled = Gauge(
+            "eaas_passes_compiled",
+            "1 once forward passes run in compiled code",
+            registry=self.registry,
+        )
         self.cache_tokens = Gauge(
             "eaas_kv_cache_tokens",
             "Tokens that the key-value cache holds; 0: each request has its own",
@@ -96,8 +101,10 @@ class ServeMetrics:
         running: Callable[[], int],
         waiting: Callable[[], int],
         cache_usage: Callable[[], float],
+        is_compiled: Callable[[], bool],
     ) -> None:
         """Set the functions of the engine that supply the gauges at each scrape."""
+        self._compiled.set_function(is_compiled)
         self._running.set_function(running)
         self._waiting.set_function(waiting)
         self._cache_usage.set_function(cache_usage)

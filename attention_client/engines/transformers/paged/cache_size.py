@@ -31,7 +31,7 @@ def blocks_that_fit(config: Any, dtype: torch.dtype, page: int) -> int:
     """
     heads, head_size = find_num_key_value_heads(config), find_head_dim(config)
     block = config.num_hidden_layers * 2 * heads * head_size * dtype.itemsize * page
-    return max(_LEAST_BLOCKS, min(_free_bytes() // _SHARE, _MOST_BYTES) // block)
+    return max(_LEAST_BLOCKS, int(min(_free_bytes() // _SHARE, _MOST_BYTES) // block))
 
 
 def _free_bytes() -> int:
