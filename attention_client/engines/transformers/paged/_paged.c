@@ -130,9 +130,7 @@ paged_attend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t coun
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t s = 0; s < t.past.size[0]; s++) {
         Sequence sequence = sequence_of(&t, s);
-        for (Py_ssize_t head = 0; head < layer.kv_heads; head++) {
-            attend(&layer, &sequence, head);
-        }
+        attend(&layer, &sequence);
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

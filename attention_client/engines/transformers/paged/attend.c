@@ -6,6 +6,8 @@
 /* Rows of queries, and keys, that are computed together. */
 #define ROWS 32
 #define KEYS 32
+/* So many heads of one key-value head are computed from the cache as it lies; more rows pay for a conversion. */
+#define FEW_ROWS 8
 #define LANES 16
 #define VECTORS (MOST_HEAD_SIZE / LANES)
 
@@ -73,35 +75,68 @@ exponential(Vector *values)
     memcpy(values, &bits, sizeof bits);
 }
 
+/* Load values of either type as float32. */
+INLINE void
+load_values(Vector *out, const char *row, ptrdiff_t at, bool bfloat16)
+{
+    if (!bfloat16) {
+        memcpy(out, row + at * 4, sizeof *out);
+        return;
+    }
+    Halves half;
+    memcpy(&half, row + at * 2, sizeof half);
+    Integers bits = __builtin_convertvector(half, Integers) << 16;
+    memcpy(out, &bits, sizeof bits);
+}
+
+/* Load twice as many values as a vector has, in half the steps: bfloat16 as those of even and those of odd index. */
+INLINE void
+load_pair(Vector *first, Vector *second, const char *row, ptrdiff_t at, bool bfloat16)
+{
+    if (!bfloat16) {
+        memcpy(first, row + at * 4, sizeof *first);
+        memcpy(second, row + at * 4 + sizeof *first, sizeof *second);
+        return;
+    }
+    Integers bits, even, odd;
+    memcpy(&bits, row + at * 2, sizeof bits);
+    even = bits << 16;
+    odd = bits & (int32_t)0xffff0000;
+    memcpy(first, &even, sizeof even);
+    memcpy(second, &odd, sizeof odd);
+}
+
+/* Order a row as `load_pair` does bfloat16, or back. */
+INLINE void
+reorder(float *row, ptrdiff_t size, bool back)
+{
+    float ordered[2 * LANES];
+    for (ptrdiff_t d = 0; d < size; d += 2 * LANES) {
+        for (ptrdiff_t i = 0; i < 2 * LANES; i++) {
+            ptrdiff_t at = i % 2 * LANES + i / 2;
+            ordered[back ? i : at] = row[d + (back ? at : i)];
+        }
+        memcpy(row + d, ordered, sizeof ordered);
+    }
+}
+
 /* Convert a row to float32, and fill it up to whole vectors with 0. */
 INLINE void
 read_row(float *out, const char *from, ptrdiff_t size, bool bfloat16, float scale)
 {
     ptrdiff_t d = 0;
-    if (bfloat16) {
-        const uint16_t *row = (const uint16_t *)from;
-        for (; d + LANES <= size; d += LANES) {
-            Halves half;
-            memcpy(&half, row + d, sizeof half);
-            Integers bits = __builtin_convertvector(half, Integers) << 16;
-            Vector values;
-            memcpy(&values, &bits, sizeof values);
-            values *= scale;
-            memcpy(out + d, &values, sizeof values);
-        }
-        for (; d < size; d++) {
-            uint32_t bits = (uint32_t)row[d] << 16;
-            float value;
-            memcpy(&value, &bits, sizeof value);
-            out[d] = value * scale;
-        }
+    for (; d + LANES <= size; d += LANES) {
+        Vector values;
+        load_values(&values, from, d, bfloat16);
+        values *= scale;
+        memcpy(out + d, &values, sizeof values);
     }
-    else {
-        for (; d < size; d++) {
-            float value;
-            memcpy(&value, from + d * 4, sizeof value);
-            out[d] = value * scale;
-        }
+    for (; d < size; d++) {
+        uint32_t bits = 0;
+        memcpy((char *)&bits + (bfloat16 ? 2 : 0), from + d * (bfloat16 ? 2 : 4), bfloat16 ? 2 : 4);
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        out[d] = value * scale;
     }
     for (; d % LANES != 0; d++) {
         out[d] = 0.0f;
@@ -125,13 +160,6 @@ write_row(char *to, const float *from, ptrdiff_t size, bool bfloat16)
 }
 
 /* ---- cache ------------------------------------------------------------------------------------------------- */
-
-INLINE ptrdiff_t
-cache_row(const Layer *layer, const Sequence *sequence, ptrdiff_t position)
-{
-    ptrdiff_t slot = layer->window > 0 ? position % layer->window : position;
-    return layer->tables[sequence->index * layer->blocks + slot / layer->page] * layer->block_rows + slot % layer->page;
-}
 
 bool
 has_rows(const Layer *layer, const Sequence *sequence)
@@ -159,22 +187,45 @@ value_size(const Layer *layer)
     return layer->bfloat16 ? 2 : 4;
 }
 
-/* The place of a token's key or value: in the cache, or among the new ones. */
-INLINE const char *
-row_of(const Layer *layer, const Sequence *sequence, ptrdiff_t position, ptrdiff_t kv_head, bool key)
+/* A place among a sequence's tokens, which moves forward without divisions. */
+typedef struct {
+    ptrdiff_t position, block, offset, slot;
+} Cursor;
+
+INLINE Cursor
+cursor_at(const Layer *layer, ptrdiff_t position)
 {
-    const char *base;
-    ptrdiff_t at;
-    if (position < sequence->past) {
-        base = key ? layer->k_cache : layer->v_cache;
-        at = cache_row(layer, sequence, position) * layer->cache_token + kv_head * layer->head_size;
+    ptrdiff_t slot = layer->window > 0 ? position % layer->window : position;
+    return (Cursor){position, slot / layer->page, slot % layer->page, slot};
+}
+
+/* Return where the token's key and value are, in the cache or among the new ones, and go to the next token. */
+INLINE void
+next_row(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Cursor *cursor, const char **key,
+         const char **value)
+{
+    ptrdiff_t bytes = (ptrdiff_t)value_size(layer);
+    if (cursor->position < sequence->past) {
+        ptrdiff_t row = layer->tables[sequence->index * layer->blocks + cursor->block] * layer->block_rows + cursor->offset;
+        ptrdiff_t at = (row * layer->cache_token + kv_head * layer->head_size) * bytes;
+        *key = layer->k_cache + at;
+        *value = layer->v_cache + at;
     }
     else {
-        ptrdiff_t token = sequence->first + position - sequence->past;
-        base = key ? layer->k : layer->v;
-        at = key ? token * layer->k_token + kv_head * layer->k_head : token * layer->v_token + kv_head * layer->v_head;
+        ptrdiff_t token = sequence->first + cursor->position - sequence->past;
+        *key = layer->k + (token * layer->k_token + kv_head * layer->k_head) * bytes;
+        *value = layer->v + (token * layer->v_token + kv_head * layer->v_head) * bytes;
     }
-    return base + at * (ptrdiff_t)value_size(layer);
+    cursor->position++;
+    cursor->slot++;
+    cursor->offset++;
+    if (layer->window > 0 && cursor->slot == layer->window) {
+        cursor->slot = cursor->block = cursor->offset = 0;
+    }
+    else if (cursor->offset == layer->page) {
+        cursor->offset = 0;
+        cursor->block++;
+    }
 }
 
 INLINE void
@@ -183,11 +234,15 @@ write_new(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
     size_t size = (size_t)layer->head_size * value_size(layer);
     ptrdiff_t end = sequence->past + sequence->count;
     ptrdiff_t begin = layer->window > 0 && sequence->count > layer->window ? end - layer->window : sequence->past;
-    for (ptrdiff_t position = begin; position < end; position++) {
-        ptrdiff_t at = (cache_row(layer, sequence, position) * layer->cache_token + kv_head * layer->head_size) *
-                       (ptrdiff_t)value_size(layer);
-        memcpy(layer->k_cache + at, row_of(layer, sequence, position, kv_head, true), size);
-        memcpy(layer->v_cache + at, row_of(layer, sequence, position, kv_head, false), size);
+    /* With all tokens in the past, a walk stays in the cache. */
+    Sequence all = {sequence->index, 0, 0, end};
+    Cursor to = cursor_at(layer, begin), from = to;
+    while (from.position < end) {
+        const char *key, *value, *new_key, *new_value;
+        next_row(layer, sequence, kv_head, &from, &new_key, &new_value);
+        next_row(layer, &all, kv_head, &to, &key, &value);
+        memcpy((char *)key, new_key, size);
+        memcpy((char *)value, new_value, size);
     }
 }
 
@@ -196,6 +251,11 @@ write_new(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
 typedef struct {
     float q[ROWS][MOST_HEAD_SIZE];
     float out[ROWS][MOST_HEAD_SIZE];
+    /* Keys and values of this block, and of the next one, which is prefetched. */
+    const char *key_rows[2][KEYS], *value_rows[2][KEYS];
+    /* Bytes to the same token's next head. */
+    ptrdiff_t key_step[2][KEYS], value_step[2][KEYS];
+    int block;
     float keys[KEYS][MOST_HEAD_SIZE];
     float transposed[MOST_HEAD_SIZE][KEYS];
     float values[KEYS][MOST_HEAD_SIZE];
@@ -204,20 +264,27 @@ typedef struct {
     ptrdiff_t position[ROWS];
 } Tile;
 
-/* Scores of a few rows: products along the head. */
+/* Scores of one token's rows from `begin` to `end`, 2 at a time: products along the head, from the keys of a head where
+ * they lie. */
 INLINE void
-score_few(Tile *tile, ptrdiff_t rows, ptrdiff_t vectors)
+score_few(Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t vectors, ptrdiff_t keys, ptrdiff_t head, bool bfloat16)
 {
-    for (ptrdiff_t j = 0; j < KEYS; j++) {
-        for (ptrdiff_t r = 0; r < rows; r++) {
-            Vector sum = {0};
-            for (ptrdiff_t i = 0; i < vectors; i++) {
-                Vector q, k;
-                load(&q, &tile->q[r][i * LANES]);
-                load(&k, &tile->keys[j][i * LANES]);
-                sum += q * k;
+    for (ptrdiff_t j = 0; j < keys; j++) {
+        const char *row = tile->key_rows[tile->block][j] + head * tile->key_step[tile->block][j];
+        for (ptrdiff_t first = begin; first < end; first += 2) {
+            Vector low = {0}, high = {0};
+            for (ptrdiff_t i = 0; i < vectors; i += 2) {
+                Vector key[2], q[4];
+                load_pair(&key[0], &key[1], row, i * LANES, bfloat16);
+                memcpy(&q[0], &tile->q[first][i * LANES], 2 * sizeof(Vector));
+                memcpy(&q[2], &tile->q[first + 1][i * LANES], 2 * sizeof(Vector));
+                low += q[0] * key[0];
+                high += q[2] * key[0];
+                low += q[1] * key[1];
+                high += q[3] * key[1];
             }
-            tile->scores[r][j] = sum_of(&sum);
+            tile->scores[first][j] = sum_of(&low);
+            tile->scores[first + 1][j] = sum_of(&high);
         }
     }
 }
@@ -286,6 +353,35 @@ weigh(Tile *tile, ptrdiff_t row, ptrdiff_t vectors)
     tile->total[row] += sum_of(&low);
 }
 
+/* Add the weighted values of these rows, 2 rows by 4 vectors at a time. */
+INLINE void
+add_few(Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t vectors, ptrdiff_t keys, ptrdiff_t head, bool bfloat16)
+{
+    for (ptrdiff_t i = 0; i < vectors; i += 4) {
+        for (ptrdiff_t first = begin; first < end; first += 2) {
+            Vector sum[2][4];
+            for (int r = 0; r < 2; r++) {
+                memcpy(sum[r], &tile->out[first + r][i * LANES], sizeof sum[r]);
+            }
+            for (ptrdiff_t j = 0; j < keys; j++) {
+                const char *row = tile->value_rows[tile->block][j] + head * tile->value_step[tile->block][j];
+                Vector value[4];
+                load_pair(&value[0], &value[1], row, i * LANES, bfloat16);
+                load_pair(&value[2], &value[3], row, (i + 2) * LANES, bfloat16);
+                for (int r = 0; r < 2; r++) {
+                    float weight = tile->scores[first + r][j];
+                    for (int n = 0; n < 4; n++) {
+                        sum[r][n] += weight * value[n];
+                    }
+                }
+            }
+            for (int r = 0; r < 2; r++) {
+                memcpy(&tile->out[first + r][i * LANES], sum[r], sizeof sum[r]);
+            }
+        }
+    }
+}
+
 /* Add the weighted values, 4 vectors of a row at a time. */
 INLINE void
 add_values(Tile *tile, ptrdiff_t rows, ptrdiff_t vectors, ptrdiff_t keys)
@@ -317,17 +413,11 @@ start_row(const Layer *layer, Tile *tile, ptrdiff_t row, ptrdiff_t head, const c
     tile->total[row] = layer->sinks == NULL ? 0.0f : 1.0f;
 }
 
-/* Scores of the keys from `begin` on; -inf for those that a row does not see. */
+/* Bound the scores, and set those of keys that a row does not see to -inf. */
 INLINE void
-score(const Layer *layer, Tile *tile, ptrdiff_t rows, ptrdiff_t vectors, ptrdiff_t begin, ptrdiff_t keys, bool masked)
+mask(const Layer *layer, Tile *tile, ptrdiff_t first_row, ptrdiff_t end_row, ptrdiff_t begin, ptrdiff_t keys, bool masked)
 {
-    if (rows < 8) {
-        score_few(tile, rows, vectors);
-    }
-    else {
-        score_many(tile, rows, layer->head_size);
-    }
-    for (ptrdiff_t r = 0; r < rows; r++) {
+    for (ptrdiff_t r = first_row; r < end_row; r++) {
         for (ptrdiff_t j = 0; j < keys && layer->softcap > 0; j++) {
             tile->scores[r][j] = layer->softcap * tanhf(tile->scores[r][j] / layer->softcap);
         }
@@ -340,53 +430,159 @@ score(const Layer *layer, Tile *tile, ptrdiff_t rows, ptrdiff_t vectors, ptrdiff
     }
 }
 
-FOR_EACH_CPU void
-attend(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
+/* Find the next block of keys up to `end`, and begin to read it. */
+INLINE void
+find_rows(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, ptrdiff_t heads, Cursor *cursor,
+          ptrdiff_t end, Tile *tile)
 {
-    Tile tile;
-    ptrdiff_t group = layer->heads / layer->kv_heads, size = layer->head_size;
-    ptrdiff_t vectors = (size + LANES - 1) / LANES, tokens = ROWS / group > 0 ? ROWS / group : 1;
-    size_t bytes = value_size(layer);
-    /* More heads than rows are computed in several turns. */
-    ptrdiff_t heads = group < ROWS ? group : ROWS;
-    /* Vectors are added 4 at a time. */
-    memset(tile.values, 0, sizeof tile.values);
-    for (ptrdiff_t begun = 0; begun < sequence->count; begun += tokens) {
-        ptrdiff_t count = sequence->count - begun < tokens ? sequence->count - begun : tokens;
-        ptrdiff_t from = sequence->past + begun, to = from + count;
-        ptrdiff_t first = layer->window > 0 && from >= layer->window ? from - layer->window + 1 : 0;
-        for (ptrdiff_t turn = 0; turn < group; turn += heads) {
-            ptrdiff_t here = group - turn < heads ? group - turn : heads, rows = 0;
-            for (ptrdiff_t t = 0; t < count; t++) {
-                for (ptrdiff_t g = 0; g < here; g++, rows++) {
-                    ptrdiff_t head = kv_head * group + turn + g, token = sequence->first + begun + t;
-                    const char *q = layer->q + (token * layer->q_token + head * layer->q_head) * (ptrdiff_t)bytes;
-                    start_row(layer, &tile, rows, head, q, from + t);
+    ptrdiff_t head = layer->head_size * (ptrdiff_t)value_size(layer), bytes = heads * head;
+    int next = !tile->block;
+    for (ptrdiff_t j = 0; j < KEYS && cursor->position < end; j++) {
+        bool is_new = cursor->position >= sequence->past;
+        tile->key_step[next][j] = is_new ? layer->k_head * (ptrdiff_t)value_size(layer) : head;
+        tile->value_step[next][j] = is_new ? layer->v_head * (ptrdiff_t)value_size(layer) : head;
+        next_row(layer, sequence, kv_head, cursor, &tile->key_rows[next][j], &tile->value_rows[next][j]);
+        for (ptrdiff_t at = 0; at < bytes; at += 64) {
+            __builtin_prefetch(tile->key_rows[next][j] + at);
+            __builtin_prefetch(tile->value_rows[next][j] + at);
+        }
+    }
+}
+
+/* Take the keys from `begin` on into account. */
+INLINE void
+add_keys(const Layer *layer, Tile *tile, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t keys, bool masked)
+{
+    ptrdiff_t size = layer->head_size, vectors = (size + LANES - 1) / LANES;
+    for (ptrdiff_t j = 0; j < keys; j++) {
+        read_row(tile->keys[j], tile->key_rows[tile->block][j], size, layer->bfloat16, 1.0f);
+        read_row(tile->values[j], tile->value_rows[tile->block][j], size, layer->bfloat16, 1.0f);
+    }
+    score_many(tile, rows, size);
+    mask(layer, tile, 0, rows, begin, keys, masked);
+    for (ptrdiff_t r = 0; r < rows; r++) {
+        weigh(tile, r, vectors);
+    }
+    add_values(tile, rows, vectors, keys);
+}
+
+INLINE void
+write_out(const Layer *layer, Tile *tile, ptrdiff_t row, ptrdiff_t token, ptrdiff_t head)
+{
+    for (ptrdiff_t d = 0; d < layer->head_size; d++) {
+        tile->out[row][d] /= tile->total[row];
+    }
+    ptrdiff_t at = (token * layer->heads + head) * layer->head_size * (ptrdiff_t)value_size(layer);
+    write_row(layer->out + at, tile->out[row], layer->head_size, layer->bfloat16);
+}
+
+INLINE const char *
+query_of(const Layer *layer, ptrdiff_t token, ptrdiff_t head)
+{
+    return layer->q + (token * layer->q_token + head * layer->q_head) * (ptrdiff_t)value_size(layer);
+}
+
+/* One new token with few heads for each key-value head: its time is that of reading the cache, which goes token by
+ * token through all heads. */
+INLINE void
+attend_one(const Layer *layer, const Sequence *sequence, Tile *tile, bool bfloat16)
+{
+    ptrdiff_t group = layer->heads / layer->kv_heads, vectors = layer->head_size / LANES;
+    /* Rows are computed 2 at a time. */
+    ptrdiff_t step = group + group % 2, most = ROWS / step, to = sequence->past + 1;
+    ptrdiff_t first = layer->window > 0 && to > layer->window ? to - layer->window : 0;
+    for (ptrdiff_t begun = 0; begun < layer->kv_heads; begun += most) {
+        ptrdiff_t heads = layer->kv_heads - begun < most ? layer->kv_heads - begun : most;
+        for (ptrdiff_t h = 0; h < heads; h++) {
+            for (ptrdiff_t g = 0; g < step; g++) {
+                ptrdiff_t head = (begun + h) * group + (g < group ? g : 0);
+                start_row(layer, tile, h * step + g, head, query_of(layer, sequence->first, head), to - 1);
+                if (bfloat16) {
+                    reorder(tile->q[h * step + g], layer->head_size, false);
                 }
             }
-            for (ptrdiff_t key = first; key < to; key += KEYS) {
-                ptrdiff_t keys = to - key < KEYS ? to - key : KEYS;
-                for (ptrdiff_t j = 0; j < keys; j++) {
-                    read_row(tile.keys[j], row_of(layer, sequence, key + j, kv_head, true), size, layer->bfloat16, 1);
-                    read_row(tile.values[j], row_of(layer, sequence, key + j, kv_head, false), size, layer->bfloat16,
-                             1);
+        }
+        Cursor cursor = cursor_at(layer, first);
+        tile->block = 0;
+        find_rows(layer, sequence, begun, heads, &cursor, to, tile);
+        for (ptrdiff_t key = first; key < to; key += KEYS) {
+            ptrdiff_t keys = to - key < KEYS ? to - key : KEYS;
+            tile->block = !tile->block;
+            find_rows(layer, sequence, begun, heads, &cursor, to, tile);
+            for (ptrdiff_t h = 0; h < heads; h++) {
+                ptrdiff_t begin = h * step, end = begin + step;
+                score_few(tile, begin, end, vectors, keys, h, bfloat16);
+                mask(layer, tile, begin, end, key, keys, keys < KEYS);
+                for (ptrdiff_t r = begin; r < end; r++) {
+                    weigh(tile, r, vectors);
                 }
-                bool masked = key + keys > from + 1 || (layer->window > 0 && key < to - layer->window);
-                score(layer, &tile, rows, vectors, key, keys, masked || keys < KEYS);
-                for (ptrdiff_t r = 0; r < rows; r++) {
-                    weigh(&tile, r, vectors);
-                }
-                add_values(&tile, rows, vectors, keys);
+                add_few(tile, begin, end, vectors, keys, h, bfloat16);
             }
-            for (ptrdiff_t r = 0; r < rows; r++) {
-                ptrdiff_t head = kv_head * group + turn + r % here, token = sequence->first + begun + r / here;
-                for (ptrdiff_t d = 0; d < size; d++) {
-                    tile.out[r][d] /= tile.total[r];
+        }
+        for (ptrdiff_t h = 0; h < heads; h++) {
+            for (ptrdiff_t g = 0; g < group; g++) {
+                if (bfloat16) {
+                    reorder(tile->out[h * step + g], layer->head_size, true);
                 }
-                write_row(layer->out + (token * layer->heads + head) * size * (ptrdiff_t)bytes, tile.out[r], size,
-                          layer->bfloat16);
+                write_out(layer, tile, h * step + g, sequence->first, (begun + h) * group + g);
             }
         }
     }
-    write_new(layer, sequence, kv_head);
+}
+
+/* Many rows: the time is that of the products. */
+INLINE void
+attend_many(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Tile *tile)
+{
+    ptrdiff_t group = layer->heads / layer->kv_heads, tokens = ROWS / group > 0 ? ROWS / group : 1;
+    /* More heads than rows are computed in several turns. */
+    ptrdiff_t heads = group < ROWS ? group : ROWS;
+    for (ptrdiff_t begun = 0; begun < sequence->count; begun += tokens) {
+        ptrdiff_t count = sequence->count - begun < tokens ? sequence->count - begun : tokens;
+        ptrdiff_t from = sequence->past + begun, to = from + count, token = sequence->first + begun;
+        ptrdiff_t first = layer->window > 0 && from >= layer->window ? from - layer->window + 1 : 0;
+        for (ptrdiff_t turn = 0; turn < group; turn += heads) {
+            ptrdiff_t here = group - turn < heads ? group - turn : heads, rows = count * here;
+            for (ptrdiff_t r = 0; r < rows; r++) {
+                ptrdiff_t head = kv_head * group + turn + r % here;
+                start_row(layer, tile, r, head, query_of(layer, token + r / here, head), from + r / here);
+            }
+            Cursor cursor = cursor_at(layer, first);
+            tile->block = 0;
+            find_rows(layer, sequence, kv_head, 1, &cursor, to, tile);
+            for (ptrdiff_t key = first; key < to; key += KEYS) {
+                ptrdiff_t keys = to - key < KEYS ? to - key : KEYS;
+                tile->block = !tile->block;
+                find_rows(layer, sequence, kv_head, 1, &cursor, to, tile);
+                bool masked = keys < KEYS || key + keys > from + 1 || (layer->window > 0 && key < to - layer->window);
+                add_keys(layer, tile, rows, key, keys, masked);
+            }
+            for (ptrdiff_t r = 0; r < rows; r++) {
+                write_out(layer, tile, r, token + r / here, kv_head * group + turn + r % here);
+            }
+        }
+    }
+}
+
+FOR_EACH_CPU void
+attend(const Layer *layer, const Sequence *sequence)
+{
+    Tile tile;
+    bool few = layer->heads / layer->kv_heads <= FEW_ROWS && layer->head_size % (4 * LANES) == 0;
+    if (sequence->count == 1 && few && layer->bfloat16) {
+        attend_one(layer, sequence, &tile, true);
+    }
+    else if (sequence->count == 1 && few) {
+        attend_one(layer, sequence, &tile, false);
+    }
+    else {
+        /* Vectors are added 4 at a time. */
+        memset(tile.values, 0, sizeof tile.values);
+        for (ptrdiff_t head = 0; head < layer->kv_heads; head++) {
+            attend_many(layer, sequence, head, &tile);
+        }
+    }
+    for (ptrdiff_t head = 0; head < layer->kv_heads; head++) {
+        write_new(layer, sequence, head);
+    }
 }

@@ -32,8 +32,8 @@ typedef struct {
 /* Whether all rows of the cache that the sequence's tokens may have exist. */
 bool has_rows(const Layer *layer, const Sequence *sequence);
 
-/* Compute the sequence's rows of `out` for the query heads of one key-value head, then write its new keys and
- * values to the cache. Online softmax (Milakov and Gimelshein, 2018) in float32. */
-void attend(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head);
+/* Compute the sequence's rows of `out`, then write its new keys and values to the cache. Online softmax (Milakov and
+ * Gimelshein, 2018) in float32. */
+void attend(const Layer *layer, const Sequence *sequence);
 
 #endif
