@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 from eaas.checkpoint.pieces import Pause, at_once
 from eaas.errors import CheckpointError, ExpertMismatchError
+from eaas.memory import trim
 from expert_server.experts.load_throttling import LoadThrottle
 from expert_server.kernels import ExpertKernel
 from expert_server.loop.loop import ServeLoop
 from expert_server.weights.background import compute_alone, step_back
-from expert_server.weights.memory import trim
 from expert_server.weights.sharing import Pace
 from expert_server.weights.weights import ExpertReader, ExpertWeights
 

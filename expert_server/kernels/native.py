@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from eaas.checkpoint.pieces import Pause
+from eaas.memory import huge_memory
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.kernel import (
@@ -28,7 +29,6 @@ from expert_server.kernels.kernel import (
     UnsupportedError,
 )
 from expert_server.kernels.panels import PackedExpert, pack_expert
-from expert_server.weights.memory import huge_memory
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause, at_once, pieces
+from eaas.memory import huge_memory
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation
 from expert_server.kernels.kernel import KernelSpec, Quantization
 from expert_server.kernels.quantize import GROUP, quantize
-from expert_server.weights.memory import huge_memory
 from expert_server.weights.weights import ExpertWeights
 
 __all__ = ["PackedExpert", "pack_expert"]

@@ -23,7 +23,7 @@ from eaas.checkpoint import Checkpoint, ExpertTensor
 from eaas.checkpoint.pieces import Pause, at_once
 from eaas.checkpoint.shard import TensorSlice, prefetch
 from eaas.errors import CorruptShardError, MissingShardError
-from expert_server.weights.memory import huge_memory
+from eaas.memory import huge_memory
 
 __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
 

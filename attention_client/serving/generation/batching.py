@@ -39,8 +39,7 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 
 from attention_client.engines.transformers.model import remote_experts
 from attention_client.engines.transformers.paged.batch import PagedBatch
-from attention_client.engines.transformers.paged.cache_size import blocks_that_fit
-from attention_client.engines.transformers.paged.huge_pages import use_huge_pages
+from attention_client.engines.transformers.paged.cache_size import UntouchedZeros, blocks_that_fit
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
@@ -271,7 +270,8 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._generation_thread.start()
 
     def _create_batch_processor(self) -> Any:
-        processor = super()._create_batch_processor()
+        with UntouchedZeros():
+            processor = super()._create_batch_processor()
         # transformers creates the processor once and resets it later.
         if not isinstance(processor.scheduler, StrategyScheduler):
             scheduler = StrategyScheduler(processor.scheduler, self._admission)
@@ -291,7 +291,6 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             processor.logit_processor,
         )
         processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = batch
-        use_huge_pages(processor.cache.cache_tensor)
         # transformers' budget of tokens read at a step is the size of its index lists.
         processor.cache.max_tokens_read = sys.maxsize
         self.stepped = PagedModel(self.model, processor.cache, batch, remote_experts(self.model))

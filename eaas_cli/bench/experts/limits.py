@@ -13,9 +13,9 @@ from statistics import median
 
 import torch
 
+from eaas.memory import huge_memory
 from eaas_cli.bench.experts.roofline import Speed
 from expert_server.kernels import _native
-from expert_server.weights.memory import huge_memory
 
 __all__ = ["READ_BYTES", "Limits", "MultiplyLimit", "ReadLimit", "settle"]
 

@@ -443,8 +443,9 @@ find_rows(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, ptrdi
         tile->value_step[next][j] = is_new ? layer->v_head * (ptrdiff_t)value_size(layer) : head;
         next_row(layer, sequence, kv_head, cursor, &tile->key_rows[next][j], &tile->value_rows[next][j]);
         for (ptrdiff_t at = 0; at < bytes; at += 64) {
-            __builtin_prefetch(tile->key_rows[next][j] + at);
-            __builtin_prefetch(tile->value_rows[next][j] + at);
+            /* To L2: it waits for more lines at a time than L1, whose waits would stop this loop. */
+            __builtin_prefetch(tile->key_rows[next][j] + at, 0, 2);
+            __builtin_prefetch(tile->value_rows[next][j] + at, 0, 2);
         }
     }
 }

@@ -1,4 +1,4 @@
-"""The size of the key-value cache, from the memory that is free when the engine starts."""
+"""The size of the key-value cache, and its memory, which is taken only as the cache fills up."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers.generation.continuous_batching.utils import (
     find_head_dim,
     find_num_key_value_heads,
 )
 
-__all__ = ["blocks_that_fit"]
+from eaas.memory import huge_memory
 
-# The cache's memory is taken as it fills up. Expert servers of this machine need theirs, too.
+__all__ = ["UntouchedZeros", "blocks_that_fit"]
+
+# Expert servers of this machine need memory, too.
 _SHARE = 4
 _MOST_BYTES = 4 << 30
 _LEAST_BLOCKS = 64
@@ -32,6 +35,24 @@ def blocks_that_fit(config: Any, dtype: torch.dtype, page: int) -> int:
     heads, head_size = find_num_key_value_heads(config), find_head_dim(config)
     block = config.num_hidden_layers * 2 * heads * head_size * dtype.itemsize * page
     return max(_LEAST_BLOCKS, int(min(_free_bytes() // _SHARE, _MOST_BYTES) // block))
+
+
+class UntouchedZeros(TorchFunctionMode):
+    """Inside the block, `torch.zeros` makes bytes on the CPU of memory that is not touched yet.
+
+    transformers makes its whole cache by `torch.zeros`, which writes every page.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        """Run a function of torch, or make the memory. Called by torch."""
+        kwargs = kwargs or {}
+        is_cpu = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        if func is torch.zeros and kwargs.get("dtype") is torch.uint8 and is_cpu and len(args) == 1:
+            return huge_memory(int(args[0]))
+        found: torch.Tensor = func(*args, **kwargs)
+        return found
 
 
 def _free_bytes() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert_server.weights.memory import huge_memory
+from eaas.memory import huge_memory
 
 HUGE = 2 << 20
 

@@ -1,4 +1,4 @@
-"""Memory for an expert server's weights and scratch, in mappings of its own, so that it is really freed."""
+"""Memory in mappings of its own: it is really freed, and pages that nobody touches take none."""
 
 from __future__ import annotations
 
