@@ -35,7 +35,7 @@ class ServeLimits:
 
     num_blocks: int | None = None
     page_size: int = 64
-    max_batch_tokens: int = 256
+    max_batch_tokens: int = 512
     max_model_len: int | None = None
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20

@@ -344,7 +344,9 @@ class AttentionClientConfig(_Section):
         ge=0,
         description="Blocks of 64 tokens in the key-value cache; 0: a quarter of free memory, at most 4 GiB.",
     )
-    max_batch_tokens: int = Field(256, ge=1, description="Tokens per engine step.")
+    max_batch_tokens: int = Field(
+        512, ge=1, description="Most tokens per engine step; fewer beside running answers."
+    )
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Choice of the waiting requests that run together."
     )

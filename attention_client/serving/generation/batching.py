@@ -322,7 +322,9 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         try:
             goes_on = bool(super()._generation_loop_body(batch_processor, bootstrapping))
             if self.current_batch != before:
-                self._admission.stepped(time.perf_counter() - begin)
+                seconds = time.perf_counter() - begin
+                self._admission.stepped(seconds)
+                scheduler.stepped(seconds)
             return goes_on
         except EaasError as error:
             _LOG.warning("a batch failed: %s", error)

@@ -9,6 +9,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler,
 
 from attention_client.scheduler.cost import Loads
 from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.serving.generation.prefill_pace import PrefillPace
 from attention_client.serving.generation.prompt_scoring import scores_prompt
 
 __all__ = ["StrategyScheduler"]
@@ -25,7 +26,30 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
         self._admission = admission
         # The request that left last, and its load: an evicted request is added again at once.
         self._left: tuple[str, Loads | None] = ("", None)
+        self._pace = PrefillPace()
+        # Answers and prompt tokens of the last step.
+        self._last = 0, 0
         super().__init__(base.cache, base.safety_margin, base.max_requests_per_batch)
+
+    def schedule_batch(
+        self, token_budget: int, cache_budget: int
+    ) -> tuple[list[Any] | None, bool, int, int]:
+        """Choose the requests of the next step; prompts leave the answers their pace (`Scheduler`)."""
+        states = self.active_requests.values()
+        answers = sum(state.status is RequestStatus.DECODING for state in states)
+        limit = self._pace.limit(answers)
+        if limit is not None:
+            token_budget = min(token_budget, answers + limit)
+        found: tuple[list[Any] | None, bool, int, int]
+        found = super().schedule_batch(token_budget, cache_budget)
+        scheduled = found[0] or []
+        answers = sum(each.state.status is RequestStatus.DECODING for each in scheduled)
+        self._last = answers, sum(each.query_length for each in scheduled) - answers
+        return found
+
+    def stepped(self, seconds: float) -> None:
+        """Learn the time of the last step."""
+        self._pace.observe(*self._last, seconds)
 
     def add_waiting_request(self, state: Any) -> None:
         """Queue a request for the strategy; an evicted one goes ahead of all others (`Scheduler`)."""

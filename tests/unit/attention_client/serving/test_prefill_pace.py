@@ -1,0 +1,54 @@
+"""Prompt tokens beside running answers: steps of both stay within a multiple of steps of answers alone."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_client.serving.generation.prefill_pace import PrefillPace
+
+
+def test_no_limit_without_answers_or_times() -> None:
+    pace = PrefillPace()
+    assert pace.limit(0) is None
+    assert pace.limit(3) is None
+    pace.observe(3, 0, 0.01)
+    assert pace.limit(3) is None
+    pace.observe(3, 100, 0.02)
+    assert pace.limit(3) is not None
+    assert pace.limit(0) is None
+
+
+@given(
+    answer_s=st.floats(1e-4, 1.0),
+    token_s=st.floats(1e-6, 1e-2),
+    chunk=st.integers(16, 4096),
+    answers=st.integers(1, 64),
+)
+def test_a_step_takes_three_times_as_long_at_most(
+    answer_s: float, token_s: float, chunk: int, answers: int
+) -> None:
+    pace = PrefillPace()
+    for _ in range(20):
+        pace.observe(answers, 0, answer_s)
+        limit = pace.limit(answers)
+        tokens = chunk if limit is None else min(chunk, limit)
+        pace.observe(answers, tokens, answer_s + tokens * token_s)
+    last = pace.limit(answers)
+    assert last is not None
+    # A few tokens are prefilled however long they take, so that a prompt ends.
+    assert last == 16 or answer_s + last * token_s <= 3 * answer_s
+    assert last >= min(16, chunk)
+
+
+@given(slow=st.floats(1.0, 100.0))
+def test_one_slow_step_changes_little(slow: float) -> None:
+    pace = PrefillPace()
+    for _ in range(20):
+        pace.observe(4, 0, 0.01)
+        pace.observe(4, 100, 0.02)
+    usual = pace.limit(4)
+    pace.observe(4, 0, slow)
+    pace.observe(4, 100, slow)
+    assert usual is not None
+    assert usual / 2 <= (pace.limit(4) or 0) <= usual * 2
