@@ -81,11 +81,14 @@ setup(
             sources=[
                 "attention_client/engines/transformers/paged/_paged.c",
                 "attention_client/engines/transformers/paged/attend.c",
+                "attention_client/engines/transformers/paged/attend_pairs.c",
                 "attention_client/exchange/tensors.c",
             ],
             depends=[
                 "eaas/minmax/arrays.h",
                 "attention_client/engines/transformers/paged/attend.h",
+                "attention_client/engines/transformers/paged/many.h",
+                "attention_client/engines/transformers/paged/tile.h",
                 "attention_client/exchange/tensors.h",
             ],
             extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi"],

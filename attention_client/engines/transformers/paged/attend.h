@@ -36,4 +36,8 @@ bool has_rows(const Layer *layer, const Sequence *sequence);
  * Gimelshein, 2018) in float32. */
 void attend(const Layer *layer, const Sequence *sequence);
 
+/* Compute the rows of a sequence with many new tokens by products of pairs of bfloat16, with weights in bfloat16.
+ * False: this processor, or this head size, has none. */
+bool attend_many_pairs(const Layer *layer, const Sequence *sequence);
+
 #endif
