@@ -1,7 +1,8 @@
 """How many prompt tokens a step of the attention client's engine may prefill beside running answers.
 
 A long prompt would stop the running answers for as long as a whole chunk takes. Here a step with both takes
-at most a multiple of a step of answers alone, by the times of the steps so far.
+at most a multiple of a step of answers alone, by the times of the steps so far. Small chunks cost throughput:
+where more prompts wait than answers run, chunks are whole.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ class PrefillPace:
         self._answers_s: float | None = None
         self._token_s: float | None = None
 
-    def limit(self, answers: int) -> int | None:
+    def limit(self, answers: int, prompts: int) -> int | None:
         """Return the most prompt tokens of the next step; None: no limit.
 
         Args:
             answers: Running answers, each with one token in the step.
+            prompts: Requests whose prompts wait or are prefilled in part.
         """
-        if not answers or self._answers_s is None or self._token_s is None:
+        if prompts > answers or self._answers_s is None or self._token_s is None:
             return None
         return max(_LEAST, int((_STRETCH - 1) * self._answers_s / self._token_s))
 

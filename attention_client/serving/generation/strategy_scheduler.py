@@ -37,7 +37,8 @@ class StrategyScheduler(FIFOScheduler):  # type: ignore[misc]
         """Choose the requests of the next step; prompts leave the answers their pace (`Scheduler`)."""
         states = self.active_requests.values()
         answers = sum(state.status is RequestStatus.DECODING for state in states)
-        limit = self._pace.limit(answers)
+        prompts = len(self.active_requests) - answers + len(self.waiting_requests)
+        limit = self._pace.limit(answers, prompts)
         if limit is not None:
             token_budget = min(token_budget, answers + limit)
         found: tuple[list[Any] | None, bool, int, int]

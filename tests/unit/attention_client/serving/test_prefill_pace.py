@@ -10,13 +10,21 @@ from attention_client.serving.generation.prefill_pace import PrefillPace
 
 def test_no_limit_without_answers_or_times() -> None:
     pace = PrefillPace()
-    assert pace.limit(0) is None
-    assert pace.limit(3) is None
+    assert pace.limit(0, 1) is None
+    assert pace.limit(3, 1) is None
     pace.observe(3, 0, 0.01)
-    assert pace.limit(3) is None
+    assert pace.limit(3, 1) is None
     pace.observe(3, 100, 0.02)
-    assert pace.limit(3) is not None
-    assert pace.limit(0) is None
+    assert pace.limit(3, 1) is not None
+    assert pace.limit(0, 1) is None
+
+
+def test_no_limit_where_more_prompts_wait_than_answers_run() -> None:
+    pace = PrefillPace()
+    pace.observe(3, 0, 0.01)
+    pace.observe(3, 100, 0.02)
+    assert pace.limit(3, 3) is not None
+    assert pace.limit(3, 4) is None
 
 
 @given(
@@ -31,10 +39,10 @@ def test_a_step_takes_three_times_as_long_at_most(
     pace = PrefillPace()
     for _ in range(20):
         pace.observe(answers, 0, answer_s)
-        limit = pace.limit(answers)
+        limit = pace.limit(answers, 1)
         tokens = chunk if limit is None else min(chunk, limit)
         pace.observe(answers, tokens, answer_s + tokens * token_s)
-    last = pace.limit(answers)
+    last = pace.limit(answers, 1)
     assert last is not None
     # A few tokens are prefilled however long they take, so that a prompt ends.
     assert last == 16 or answer_s + last * token_s <= 3 * answer_s
@@ -47,8 +55,8 @@ def test_one_slow_step_changes_little(slow: float) -> None:
     for _ in range(20):
         pace.observe(4, 0, 0.01)
         pace.observe(4, 100, 0.02)
-    usual = pace.limit(4)
+    usual = pace.limit(4, 1)
     pace.observe(4, 0, slow)
     pace.observe(4, 100, slow)
     assert usual is not None
-    assert usual / 2 <= (pace.limit(4) or 0) <= usual * 2
+    assert usual / 2 <= (pace.limit(4, 1) or 0) <= usual * 2
