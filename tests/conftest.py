@@ -31,6 +31,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Server records of the tests are kept apart from the user's, and are removed at the end.
 _runtime = tempfile.TemporaryDirectory(prefix="eaas-tests-")
 os.environ["XDG_RUNTIME_DIR"] = _runtime.name
+os.environ["XDG_CACHE_HOME"] = str(Path(_runtime.name, "cache"))
 
 # A compilation takes a core for half a minute. The tests of compiled passes turn it on.
 os.environ["EAAS_ATTENTION_CLIENT__COMPILE"] = "false"

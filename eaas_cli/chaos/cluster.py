@@ -73,7 +73,9 @@ class ChaosCluster(LocalCluster):
                 "host": host,
                 "port": free_port(host),
                 "data_dir": str(scratch / "monitor"),
-            }
+            },
+            # The cache is filled before memory is compared, and nothing else may grow later.
+            "attention_client": {"cache_blocks": CACHE_BLOCKS, "compile": False},
         }
         if namespace:
             # The address is not loopback, although only this machine reaches it.
@@ -84,16 +86,7 @@ class ChaosCluster(LocalCluster):
             model,
             servers=servers,
             redundancy=redundancy,
-            config=load_config(
-                file,
-                attention_client={
-                    "transport": transport,
-                    "port": 0,
-                    # Filled before memory is compared, and nothing grows later.
-                    "cache_blocks": CACHE_BLOCKS,
-                    "compile": False,
-                },
-            ),
+            config=load_config(file, attention_client={"transport": transport, "port": 0}),
             config_file=file,
             log_dir=scratch / "logs",
             fork_server=fork_server,

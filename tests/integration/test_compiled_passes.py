@@ -1,0 +1,162 @@
+"""Compiled forward passes: the same tokens as transformers' `eager`, through a kill, and from the store."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from completions import Load
+from decoding import eager
+from eaas_cli.local import LocalCluster
+from waiting import eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+COMPILE_S = 240.0
+TOKENS = 24
+BATCHED = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss")
+
+
+@pytest.fixture
+def start(
+    start_cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., LocalCluster]:
+    """Start clusters whose client compiles, with these settings of the client."""
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__COMPILE", "true")
+
+    def start(model: Path, servers: int, **settings: object) -> LocalCluster:
+        for name, value in settings.items():
+            monkeypatch.setenv(f"EAAS_ATTENTION_CLIENT__{name.upper()}", str(value))
+        # The session's fork server has another environment.
+        return start_cluster(model, servers=servers, redundancy=min(servers, 2), fork_server=None)
+
+    return start
+
+
+def is_compiled(cluster: LocalCluster) -> bool:
+    text = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
+    return "eaas_passes_compiled 1.0" in text
+
+
+def compiled(cluster: LocalCluster) -> LocalCluster:
+    deadline = time.monotonic() + COMPILE_S
+    while not is_compiled(cluster):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return cluster
+
+
+def answer(cluster: LocalCluster, prompt: list[int]) -> str:
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(f"{cluster.endpoint}/v1/completions", json=body, timeout=120)
+    text: str = reply.raise_for_status().json()["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=[pytest.mark.nightly] * (arch not in ("qwen3_moe", "gpt_oss")))
+        for arch in BATCHED
+    ],
+)
+def test_tokens_equal_eager(
+    arch: str,
+    checkpoint: Callable[..., Path],
+    start: Callable[..., LocalCluster],
+) -> None:
+    """Prompts of several lengths at once, in chunks; then again after one of three servers was killed."""
+    path = checkpoint(arch)
+    dice = torch.Generator().manual_seed(3)
+    prompts = [
+        torch.randint(20, 250, (length,), generator=dice).tolist() for length in (1, 5, 40, 90)
+    ]
+    model, tokenizer = eager(path), AutoTokenizer.from_pretrained(path)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        expected.append(tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True))
+    cluster = compiled(start(path, 3, max_batch_tokens=32))
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(lambda p: answer(cluster, p), prompts)) == expected
+        cluster.running_servers()[0].signal(signal.SIGKILL)
+        assert list(pool.map(lambda p: answer(cluster, p), prompts)) == expected
+
+
+def test_a_start_finds_the_compiled_pass(
+    checkpoint: Callable[..., Path],
+    start: Callable[..., LocalCluster],
+) -> None:
+    path = checkpoint("qwen3_moe")
+    compiled(start(path, 2))
+    again = start(path, 2)
+    # It was there before the endpoint was.
+    eventually(lambda: is_compiled(again), 10)
+
+
+def test_answers_do_not_change_when_the_pass_is_ready(
+    checkpoint: Callable[..., Path],
+    start: Callable[..., LocalCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A load runs from the uncompiled start until after the switch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = checkpoint("qwen3_moe")
+    cluster = start(path, 2)
+    load = Load(cluster.endpoint, ["The sea", "A ship and", "Long ago there was"], TOKENS)
+    with load.running():
+        assert not is_compiled(cluster)
+        compiled(cluster)
+        load.some_more()
+
+
+def test_experts_that_are_gone_fail_the_batch_alone(
+    checkpoint: Callable[..., Path],
+    start: Callable[..., LocalCluster],
+) -> None:
+    """The error of a layer call comes out of the compiled pass, and the engine goes on."""
+    path = checkpoint("qwen3_moe")
+    cluster = compiled(start(path, 1, layer_timeout_s=1.0))
+    right = answer(cluster, [30, 40, 50])
+    (server,) = cluster.running_servers()
+    server.signal(signal.SIGSTOP)
+    try:
+        body = {"prompt": [30, 40, 50], "max_tokens": 2}
+        reply = httpx.post(f"{cluster.endpoint}/v1/completions", json=body, timeout=60)
+        assert reply.status_code == 503
+        assert "layer" in reply.json()["error"]["message"]
+    finally:
+        server.signal(signal.SIGCONT)
+    eventually(lambda: _answers(cluster, right), 30)
+
+
+def _answers(cluster: LocalCluster, right: str) -> bool:
+    try:
+        return answer(cluster, [30, 40, 50]) == right
+    except httpx.HTTPStatusError:
+        return False
+
+
+def test_a_model_served_one_request_at_a_time_stays_uncompiled(
+    checkpoint: Callable[..., Path],
+    start: Callable[..., LocalCluster],
+) -> None:
+    cluster = start(checkpoint("deepseek_v3"), 1)
+    assert answer(cluster, [30, 40, 50])
+    assert not is_compiled(cluster)

@@ -1,0 +1,77 @@
+"""A pass that cannot be compiled: the log says why, the engine goes on, and nothing is left running."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_client.engines.transformers.compiled import compiler as module
+from attention_client.engines.transformers.compiled.compiler import PassCompiler
+from eaas.checkpoint import Checkpoint
+
+
+@pytest.fixture
+def compiler(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> PassCompiler:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return PassCompiler(Checkpoint.open(checkpoint()), 1)
+
+
+def run(compiler: PassCompiler, caplog: pytest.LogCaptureFixture) -> str:
+    used: list[Any] = []
+    with caplog.at_level(logging.WARNING):
+        compiler.start(used.append)
+        assert compiler._thread is not None
+        compiler._thread.join(60)
+    assert not used
+    return caplog.text
+
+
+def test_without_a_compiler(
+    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "needs g++" in run(compiler, caplog)
+
+
+def test_a_model_that_breaks(
+    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.sys, "executable", "/bin/false")
+    assert "cannot be compiled (no message)" in run(compiler, caplog)
+
+
+def test_a_damaged_library(
+    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = Path(os.environ["XDG_CACHE_HOME"]) / "pass.so"
+    library.write_text("no code")
+    monkeypatch.setattr(module, "library_of", lambda key: library)
+    assert "stay uncompiled" in run(compiler, caplog)
+
+
+def test_close_ends_the_compilation(
+    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(module.sys, "executable", str(program))
+    compiler.start(lambda compiled: None)
+    deadline = time.monotonic() + 30
+    while compiler._process is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    compiler.close()
+    assert compiler._process.poll() is not None
+    assert compiler._thread is not None
+    assert not compiler._thread.is_alive()
+    compiler.close()
