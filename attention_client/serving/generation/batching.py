@@ -34,6 +34,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.live_admission import LiveAdmission
 from attention_client.serving.generation.sampling import BatchSampler
@@ -127,14 +128,18 @@ class _Router(OutputRouter):  # type: ignore[misc]
 
     def fail_and_deliver(self, state: Any, error: Exception) -> None:
         # The base class keeps only the error's text; the listener needs its type.
-        self._fail([state.request_id], error)
+        self.fail(state.request_id, error)
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Deliver this error to one request, as its last delivery."""
+        self._fail([request_id], error)
 
     def fail_all(self, error: Exception) -> None:
         """Deliver this error to every request that waits or runs: the engine stops, or its thread died."""
         self._fail(list(self._listeners), error)
 
     def _fail(self, request_ids: list[str], error: Exception) -> None:
-        if not isinstance(error, (EaasError, CBWorkerDeadError)):
+        if not isinstance(error, (ApiError, EaasError, CBWorkerDeadError)):
             error = CBWorkerDeadError(f"The engine has stopped: {error}")
         with self._guard:
             failed = [self._pop(request_id) for request_id in request_ids]
@@ -186,10 +191,14 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self.output_router = _Router()
         self._wake_up_loop = _Doorbell()
         processors = self.logit_processor
-        processors.logits_processor.append(BatchSampler())
+        processors.logits_processor.append(BatchSampler(self._fail_one))
         processors.tensors_required += 1
         processors.do_processing = True
         processors._retrieve_processors_kwargs()
+
+    def _fail_one(self, request_id: str, error: ApiError) -> None:
+        self.output_router.fail(request_id, error)
+        self.cancel_request(request_id)
 
     def start(self) -> None:
         """Start the generation thread; as a daemon, it does not keep the process alive if a pass is stuck."""
@@ -346,6 +355,7 @@ class BatchingEngine:
         Raises CBWorkerDeadError if the engine has stopped.
         """
         router = self.manager.output_router
+        sampling, guide = work.sampling.guided(len(work.prompt))
         router.listen(work.id, deliver, work.servers)
         queued = self.manager.add_request(
             work.prompt,
@@ -353,7 +363,8 @@ class BatchingEngine:
             max_new_tokens=work.max_tokens,
             streaming=True,
             eos_token_id=list(work.end_tokens),
-            sampling=work.sampling,
+            sampling=sampling,
+            **({} if guide is None else {"guide": guide}),
         )
         if queued is None:
             router.forget(work.id)

@@ -11,8 +11,8 @@ Shapes: B rows (requests with a new token), V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.grammars.guide import Grammar, Guide, restrict
 
 __all__ = ["GREEDY", "BatchSampler", "Sampling", "SequenceSampler", "choose"]
 
@@ -40,6 +43,7 @@ class Sampling:
         seed: Seed of the random draws.
         min_length: Least length of prompt plus answer; no end token is chosen before.
         end_tokens: The tokens that end the answer.
+        grammar: What the answer must follow; None: any text.
     """
 
     temperature: float = 0.0
@@ -48,6 +52,17 @@ class Sampling:
     seed: int = 0
     min_length: int = 0
     end_tokens: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+
+    def guided(self, prompt_length: int) -> tuple[Sampling, Guide | None]:
+        """Return the settings for the sampler, and the guide of a request at the start of its answer.
+
+        The guide then applies `min_length`, because it must not ban the end of a complete answer.
+        """
+        if self.grammar is None:
+            return self, None
+        guide = self.grammar.guide(prompt_length, self.min_length)
+        return replace(self, min_length=0, grammar=None), guide
 
 
 GREEDY = Sampling()
@@ -92,14 +107,20 @@ def choose(scores_BV: torch.Tensor, rows: Sequence[tuple[Sampling, int]]) -> tor
 class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of each request in a continuous batch (`choose`).
 
-    A request passes its settings as the keyword "sampling".
+    A request passes its settings as the keyword "sampling", and its guide, if it follows a grammar, as
+    "guide".
+
+    Args:
+        fail: Ends a request, given by its id, whose answer cannot follow its grammar.
     """
 
-    supported_kwargs: dict[str, type] = {"sampling": Sampling}  # noqa: RUF012 (the base's form)
+    supported_kwargs: dict[str, type] = {"sampling": Sampling, "guide": Guide}  # noqa: RUF012 (the base's form)
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, fail: Callable[[str, ApiError], None]) -> None:
+        self._fail = fail
         self._rows: list[tuple[Sampling, int]] = []
+        self._states: list[Any] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         """Zero the tensor of settings, which transformers requires and which is not used here."""
@@ -120,19 +141,51 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
             )
             for state in states
         ]
+        self._states = states
         return torch.zeros(len(states), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Return scores (B, V) in which only each row's chosen token is finite."""
-        return choose(scores, self._rows)
+        return choose(self._restricted(scores), self._rows)
+
+    def _restricted(self, scores_BV: torch.Tensor) -> torch.Tensor:
+        """Return the scores without the tokens that the grammars of their rows forbid."""
+        guided = [
+            (row, guide, state)
+            for row, state in enumerate(self._states)
+            if (guide := state.logit_processor_kwargs.get("guide")) is not None
+        ]
+        if guided:
+            scores_BV = scores_BV.clone()
+        for row, guide, state in guided:
+            try:
+                restrict(scores_BV[row], guide.allowed(_tokens_from(state, guide.next)))
+            except ApiError as error:
+                self._fail(state.request_id, error)
+        return scores_BV
+
+
+def _tokens_from(state: Any, position: int) -> list[int]:
+    """Return a request's tokens from a position on, counted in prompt plus answer."""
+    first, second = state.initial_tokens, state.generated_tokens
+    if position < len(first):
+        return [*first[position:], *second]
+    return list(second[position - len(first) :])
 
 
 class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of the sequential engine's one request, in ``model.generate`` (`choose`)."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, guide: Guide | None = None) -> None:
         self._sampling = sampling
+        self._guide = guide
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores (1, V) in which only the chosen token is finite."""
+        """Return scores (1, V) in which only the chosen token is finite.
+
+        Raises ApiError if the answer cannot follow its grammar.
+        """
+        if self._guide is not None:
+            scores = scores.clone()
+            restrict(scores[0], self._guide.allowed(input_ids[0, self._guide.next :].tolist()))
         return choose(scores, [(self._sampling, input_ids.shape[1])])

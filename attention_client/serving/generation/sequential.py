@@ -125,6 +125,7 @@ class SequentialEngine:
         work = job.work
         self._current = work.id
         job.begin()
+        sampling, guide = work.sampling.guided(len(work.prompt))
         prompt_1T = torch.tensor([work.prompt], device=self._model.device)
         config = GenerationConfig(
             max_new_tokens=work.max_tokens,
@@ -140,7 +141,7 @@ class SequentialEngine:
                     prompt_1T,
                     attention_mask=torch.ones_like(prompt_1T),
                     generation_config=config,
-                    logits_processor=[SequenceSampler(work.sampling)],
+                    logits_processor=[SequenceSampler(sampling, guide)],
                     streamer=job,
                 )
         except _GenerationCancelled:

@@ -1,19 +1,20 @@
 """The JSON bodies of the HTTP endpoint's two generating paths, and their validation.
 
-A field that changes the answer is supported, or refused with a reason. A field without an effect on the
-answer (bookkeeping of OpenAI's API) is accepted. An unknown field is refused: most are typing errors.
+A known field that changes the answer is supported, or refused with a reason. A field without an effect on
+the answer (bookkeeping of OpenAI's API) is accepted. An unknown field is ignored, as in vLLM, and named.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -21,6 +22,7 @@ from pydantic import (
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from attention_client.serving.api_error import ApiError
+from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 
 __all__ = [
     "ChatRequest",
@@ -34,13 +36,20 @@ __all__ = [
 _INT64 = 2**63
 _STOPS = 16
 _STOP_CHARACTERS = 1024
+_MOST_IGNORED = 16  # names of ignored fields to report
 
 
 class _only:
-    """Refuses every value except None and the neutral ones: the field is not supported."""
+    """Refuses every value except None and the neutral ones: the field is not supported.
 
-    def __init__(self, *neutral: Any) -> None:
+    Args:
+        neutral: The values that change nothing.
+        vllm: Whether vLLM, the other engine, supports the field.
+    """
+
+    def __init__(self, *neutral: Any, vllm: bool = False) -> None:
         self._neutral = neutral
+        self._vllm = vllm
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return no_info_after_validator_function(self._check, handler(source))
@@ -51,7 +60,11 @@ class _only:
     def _check(self, value: Any) -> Any:
         if value is not None and value not in self._neutral:
             allowed = " or ".join(json.dumps(each) for each in self._neutral)
-            raise ValueError("is not supported" + (f" other than {allowed}" if allowed else ""))
+            raise ValueError(
+                "is not supported"
+                + (f" other than {allowed}" if allowed else "")
+                + ("; the engine of `eaas up --engine vllm` has it" if self._vllm else "")
+            )
         return value
 
 
@@ -71,6 +84,23 @@ _STOPS_SCHEMA = {
     "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
 }
 _PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS | {"minItems": 1}]}
+_TOOL_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": [None, "auto", "none", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}},
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
+        },
+    ]
+}
 _CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
 
 
@@ -118,9 +148,24 @@ def _content(value: Any) -> Any:
     return value
 
 
+def _tool_choice(value: Any) -> Any:
+    if value is None or value in ("auto", "none", "required"):
+        return value
+    try:
+        name = value["function"]["name"]
+        if value["type"] == "function" and isinstance(name, str):
+            return {"type": "function", "function": {"name": name}}
+    except (TypeError, KeyError):
+        pass
+    raise ValueError(
+        "must be auto, none, required or a function: "
+        '{"type": "function", "function": {"name": NAME}}'
+    )
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+        extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
 
 
@@ -150,10 +195,12 @@ _SETTINGS = {
     "stop",
     "tools",
     "tool_choice",
+    "parallel_tool_calls",
+    *ConstraintFields.model_fields,
 }
 
 
-class GenerationRequest(_Model):
+class GenerationRequest(_Model, ConstraintFields):
     """Fields of a request's body that both generating endpoints have."""
 
     model_config = ConfigDict(
@@ -183,7 +230,12 @@ class GenerationRequest(_Model):
     presence_penalty: Annotated[float | None, _only(0)] = None
     frequency_penalty: Annotated[float | None, _only(0)] = None
     logit_bias: Annotated[dict[str, Any] | None, _only({})] = None
-    response_format: Annotated[dict[str, Any] | None, _only({"type": "text"})] = None
+    use_beam_search: Annotated[bool | None, _only(False, vllm=True)] = None
+    bad_words: Annotated[list[Any] | None, _only([], vllm=True)] = None
+    allowed_token_ids: Annotated[Any, _only(vllm=True)] = None
+    prompt_logprobs: Annotated[Any, _only(vllm=True)] = None
+    truncate_prompt_tokens: Annotated[Any, _only(vllm=True)] = None
+    include_stop_str_in_output: Annotated[bool | None, _only(False, vllm=True)] = None
 
     # No effect on the answer.
     metadata: Any = None
@@ -199,6 +251,17 @@ class GenerationRequest(_Model):
             raise ValueError("stream_options needs stream: true")
         return self
 
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the body's unknown fields, at most some; the request is answered without them."""
+        return self._ignored
+
+    def note_ignored(self, names: tuple[str, ...]) -> None:
+        """Set the names of the ignored fields, where the body was read."""
+        self._ignored = names
+
     # A prompt of one token in place of the real one.
     placeholder: ClassVar[dict[str, Any]]
 
@@ -209,7 +272,8 @@ class GenerationRequest(_Model):
 
     def settings(self) -> dict[str, Any]:
         """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
-        return self.placeholder | self.model_dump(include=_SETTINGS, exclude_unset=True)
+        fields = self.model_dump(include=_SETTINGS, exclude_unset=True, by_alias=True)
+        return self.placeholder | fields
 
 
 class CompletionRequest(GenerationRequest):
@@ -318,6 +382,18 @@ class FunctionTool(BaseModel):
 
     name: str
 
+    @model_validator(mode="after")
+    def _parameters_are_an_object(self) -> FunctionTool:
+        if not isinstance(self.parameters, dict):
+            raise ValueError("parameters must be a JSON schema: an object")
+        return self
+
+    @property
+    def parameters(self) -> Any:
+        """The JSON schema of the arguments."""
+        given = (self.model_extra or {}).get("parameters")
+        return {"type": "object", "properties": {}} if given is None else given
+
 
 class Tool(_Model):
     """A tool that the request offers to the model."""
@@ -335,7 +411,10 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Annotated[Any, _only("auto", "none")] = None
+    tool_choice: Annotated[
+        Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)
+    ] = None
+    parallel_tool_calls: bool | None = None
 
     logprobs: Annotated[bool | None, _only(False)] = None
     top_logprobs: Annotated[int | None, _only(0)] = None
@@ -345,10 +424,36 @@ class ChatRequest(GenerationRequest):
     function_call: Annotated[Any, _only()] = None
     prediction: Annotated[Any, _only()] = None
     web_search_options: Annotated[Any, _only()] = None
+    chat_template: Annotated[str | None, _only()] = None
+    documents: Annotated[Any, _only()] = None
 
-    parallel_tool_calls: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
+
+    @model_validator(mode="after")
+    def _chosen_tools_exist(self) -> ChatRequest:
+        if not self.forces_tools:
+            return self
+        if not self.tools:
+            raise FieldError("tool_choice", "needs tools")
+        if not self.forced_tools:
+            name = self.tool_choice["function"]["name"]
+            raise FieldError("tool_choice", f"no tool has the name {name!r}")
+        return self
+
+    @property
+    def forces_tools(self) -> bool:
+        """Whether the answer must be a tool call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+
+    @property
+    def forced_tools(self) -> list[FunctionTool]:
+        """The functions of which the answer must call one; empty: the model may answer with text."""
+        tools = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, dict):
+            name = self.tool_choice["function"]["name"]
+            return [tool for tool in tools if tool.name == name][:1]
+        return tools if self.tool_choice == "required" else []
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
@@ -388,9 +493,24 @@ def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
             400, "The body contains invalid Unicode text or is nested too deeply."
         ) from None
     try:
-        return cls.model_validate(body)
+        request = cls.model_validate(body)
     except ValidationError as error:
         raise _refusal(error) from None
+    request.note_ignored(tuple(_unknown(cls, body)[:_MOST_IGNORED]))
+    return request
+
+
+def _unknown(cls: type[BaseModel], body: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the names of fields that a class ignores, also in the objects of its own fields."""
+    known = {field.alias or name: field for name, field in cls.model_fields.items()}
+    names = [prefix + name for name in body if name not in known]
+    for name, field in known.items():
+        inner = body.get(name)
+        kinds = (field.annotation, *get_args(field.annotation))
+        for kind in kinds if isinstance(inner, dict) else ():
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += _unknown(kind, inner, f"{prefix}{name}.")
+    return names
 
 
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
@@ -402,6 +522,9 @@ def _refusal(error: ValidationError) -> ApiError:
     param = ""
     for part in first["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        param = cause.field
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = f"Unknown parameter: '{param}'."

@@ -111,7 +111,9 @@ class PromptReader:
         if tools is None:
             return None
         template = self._tokenizer.chat_template and self._tokenizer.get_chat_template(tools=[{}])
-        if not self._limits.tools or not template or "tools" not in template:
+        has_tools = self._limits.tools and template and "tools" in template
+        # A grammar makes any model call a tool that the request chose.
+        if not has_tools and not request.forces_tools:
             raise ApiError.invalid(
                 "tools", "This model's chat template has no tools.", "unsupported_parameter"
             )

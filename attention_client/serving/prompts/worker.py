@@ -2,8 +2,8 @@
 
 `worker_process.WorkerProcess` starts it with the number of a connection and sends its settings (JSON). The
 worker sends an empty message when it is ready. It answers each message (a byte for the endpoint, then the
-body) with one message: the length of the JSON (4 bytes), the JSON ({"request"} or {"error"}), the tokens
-(4 bytes each).
+body) with one message: the length of the JSON (4 bytes), the JSON ({"request", "ignored"} or {"error"}), the
+tokens (4 bytes each).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _bound(tokenizer: Any) -> LengthBound | None:
 def _answer(reader: PromptReader, message: bytes) -> bytes:
     try:
         request, tokens = reader.read(ENDPOINTS[message[:1]], message[1:])
-        return _packed({"request": request.settings()}, tokens)
+        return _packed({"request": request.settings(), "ignored": request.ignored}, tokens)
     except ApiError as error:
         failure = error
     except Exception as error:  # noqa: BLE001 (sent to the client)

@@ -93,7 +93,9 @@ class WorkerProcess:
         answer = json.loads(reply[4:end])
         if "error" in answer:
             raise ApiError(**answer["error"])
-        return parse(cls, answer["request"]), array("I", reply[end:]).tolist()
+        request = parse(cls, answer["request"])
+        request.note_ignored(tuple(answer["ignored"]))
+        return request, array("I", reply[end:]).tolist()
 
     def _ask(self, message: bytes, timeout_s: float) -> bytes:
         """Send the worker a message, return its reply. TimeoutError ends it; raises OSError, EOFError."""

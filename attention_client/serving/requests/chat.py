@@ -11,6 +11,8 @@ from transformers.cli.serving.utils import (
 )
 
 from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.requests.chat_form import chat_form
+from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Call, Finish
 from attention_client.serving.requests.handler import Handler
 
@@ -40,6 +42,12 @@ class ChatHandler(Handler):
                 return None
         return build_response_parser(
             service.tokenizer, service.model, prompt, tools=request.offered_tools
+        )
+
+    def form(self, request: ChatRequest, parser: Any | None) -> Form | None:
+        """Return the form that the answer must have, a constraint or tool calls; None: any text."""
+        return chat_form(
+            request, get_response_template(self._service.tokenizer, self._service.model), parser
         )
 
     def opening(self) -> list[dict[str, Any]]:

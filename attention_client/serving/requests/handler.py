@@ -8,6 +8,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,7 +18,9 @@ from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.engine import Work
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
+from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation, Served
+from attention_client.serving.requests.ignored import ignored_header, log_ignored
 from attention_client.serving.requests.service import Service
 
 __all__ = ["Handler"]
@@ -50,12 +53,15 @@ class Handler:
         """Answer one HTTP request, whole or as a stream. Raises ApiError before the generation begins."""
         request, generation = await self.generation(body)
         del body  # may be megabytes
+        headers = ignored_header(request.ignored)
         if request.stream:
-            return _EventStream(self._events(generation, request), media_type="text/event-stream")
+            events = self._events(generation, request)
+            return _EventStream(events, media_type="text/event-stream", headers=headers)
         *pieces, finish = [piece async for piece in generation.pieces()]
         choice = {"index": 0, "finish_reason": finish.reason, **self.whole(generation.id, pieces)}
         answer = {"choices": [choice], "usage": generation.usage}
-        return JSONResponse(self._head(generation, self.answer_object) | answer)
+        head = self._head(generation, self.answer_object)
+        return JSONResponse(head | answer, headers=headers)
 
     async def generation(self, body: bytes) -> tuple[GenerationRequest, Generation]:
         """Parse a body from the API or the page's chat; return the request and its generation, not begun.
@@ -66,15 +72,34 @@ class Handler:
         service.check_engine()
         request, prompt = await service.prompts.read(self.request_class, body)
         service.check_name(request.model)
+        if request.ignored:
+            log_ignored(request.ignored)
         work = self._work(request, prompt)
         parser = self.parser(request, prompt)
+        form = self.form(request, parser)
+        if form is not None:
+            grammar = await service.grammars.compile(form.field, form.source)
+            # The grammar decides where the answer may end.
+            sampling = replace(work.sampling, grammar=grammar)
+            work = replace(work, end_tokens=service.end_tokens, sampling=sampling)
         return request, Generation(
-            service.engine, work, service.tokenizer, request.stop, parser, service.metrics
+            service.engine,
+            work,
+            service.tokenizer,
+            request.stop,
+            parser,
+            service.metrics,
+            form,
         )
 
     def parser(self, request: Any, prompt: list[int]) -> Any | None:
         """Return the parser that splits the answer into reasoning, tool calls and text; None: no parser."""
         return None
+
+    def form(self, request: Any, parser: Any | None) -> Form | None:
+        """Return the form that the answer must have; None: any text."""
+        constraint = request.constraint
+        return None if constraint is None else Form.of(constraint)
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the choices of the events that a stream sends before the first token."""
