@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -25,10 +25,11 @@ from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
-from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.page_chat import PageChat
 from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.tokenization import DetokenizeHandler, TokenizeHandler
 from attention_client.telemetry.tracing import RequestTraces
+from eaas import __version__
 from eaas.net.api_keys import ApiKeys
 
 __all__ = ["build_app"]
@@ -94,8 +95,10 @@ def build_app(
 
     app = FastAPI(openapi_url=None, lifespan=lifespan)
     _add_routes(app, service, status, healthy)
-    _add_generation(app, "/v1/chat/completions", chat)
-    _add_generation(app, "/v1/completions", text)
+    _add_post(app, "/v1/chat/completions", chat)
+    _add_post(app, "/v1/completions", text)
+    _add_post(app, "/tokenize", TokenizeHandler(service))
+    _add_post(app, "/detokenize", DetokenizeHandler(service))
     if dashboard is not None:
         dashboard.serve(model_name, PageChat(chat if tokenizer.chat_template else text, accepted))
         app.router.routes.append(dashboard)
@@ -108,9 +111,13 @@ def build_app(
     return app
 
 
-def _add_generation(app: FastAPI, path: str, handler: Handler) -> None:
+class _Handler(Protocol):
+    async def handle_request(self, body: bytes) -> Response: ...
+
+
+def _add_post(app: FastAPI, path: str, handler: _Handler) -> None:
     @app.post(path)
-    async def generate(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         # `request.body()` would keep the body in memory until the answer is complete.
         return await handler.handle_request(b"".join([part async for part in request.stream()]))
 
@@ -130,7 +137,13 @@ def _add_routes(
         service.check_name(name)
         return service.card()
 
+    @app.get("/version")
+    def version() -> dict[str, str]:
+        return {"version": __version__}
+
     @app.get("/health")
+    @app.get("/ping")
+    @app.post("/ping")
     def health() -> JSONResponse:
         failure = service.engine.failure()
         good, reason = (False, f"engine: {failure}") if failure is not None else healthy()

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from attention_client.serving.generation.sampling import BatchSampler, Sampling
 from attention_client.serving.grammars.compiler import GrammarCompiler, Literal
 from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.grammars.source import Part, Source
-from attention_client.serving.generation.sampling import BatchSampler, Sampling
 
 __all__ = ["compiled", "part", "random_answer"]
 
@@ -67,7 +67,9 @@ def _evicted(state: Any) -> Any:
     from transformers.generation.continuous_batching.requests import RequestState
 
     before = RequestState(
-        "r", initial_tokens=state.initial_tokens, logit_processor_kwargs=state.logit_processor_kwargs
+        "r",
+        initial_tokens=state.initial_tokens,
+        logit_processor_kwargs=state.logit_processor_kwargs,
     )
     before.generated_tokens = state.generated_tokens
     return before.create_equivalent_initial_request()

@@ -14,13 +14,16 @@ import json
 import resource
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from attention_client.serving.grammars.limits import parser_limits
 from attention_client.serving.grammars.source import Part, Source
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 __all__ = ["main"]
 
@@ -29,16 +32,19 @@ _MOST_MEMORY = 2 * 2**30  # bytes of address space
 _STACK = 2**20  # bytes
 _END = 256
 # Without a limit a weak model writes white space for ever.
-_WHITE_SPACE = {"whitespace_pattern": r"[ \t\n\r]{1,20}"}
+_WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,20}"}
 
 
 class _Bytes:
-    """The tokens of llguidance's interface: 256 bytes and an end."""
+    """The tokens of llguidance's interface: 256 bytes, an end, and empty ones up to the vocabulary."""
 
     eos_token_id = _END
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"</s>")
     special_token_ids = (_END,)
+
+    def __init__(self, vocabulary: int) -> None:
+        others = max(0, vocabulary - _END - 1)
+        self.tokens = [*(bytes([byte]) for byte in range(256)), b"</s>", *[b""] * others]
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
@@ -69,7 +75,7 @@ def _answer(vocabulary: int, source: Source) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         return {"error": str(error)}
     grammar = json.dumps({"grammars": parts})
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=max(vocabulary, _END + 1))
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(vocabulary)))
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()

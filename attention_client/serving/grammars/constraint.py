@@ -145,9 +145,7 @@ class ConstraintFields(BaseModel):
         for each in found:
             size = len(each.part.text.encode())
             if size > _MOST_BYTES:
-                raise FieldError(
-                    each.field, f"has {size} bytes; the limit is {_MOST_BYTES} bytes"
-                )
+                raise FieldError(each.field, f"has {size} bytes; the limit is {_MOST_BYTES} bytes")
         return self
 
     @property

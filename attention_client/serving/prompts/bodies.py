@@ -25,10 +25,12 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 
 __all__ = [
+    "Body",
     "ChatRequest",
     "CompletionRequest",
     "GenerationRequest",
     "Message",
+    "Tool",
     "load_json",
     "parse",
 ]
@@ -196,11 +198,41 @@ _SETTINGS = {
     "tools",
     "tool_choice",
     "parallel_tool_calls",
+    "return_token_strs",
     *ConstraintFields.model_fields,
 }
 
 
-class GenerationRequest(_Model, ConstraintFields):
+class Body(_Model):
+    """What the bodies of all paths have."""
+
+    # A prompt of one token in place of the real one.
+    placeholder: ClassVar[dict[str, Any]]
+
+    model: str | None = None
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the body's unknown fields, at most some; the request is answered without them."""
+        return self._ignored
+
+    def found(self) -> dict[str, Any]:
+        """Return what reading found beside the settings, as JSON, for `restore`."""
+        return {"ignored": self._ignored}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """Set what the prompt worker found in the body."""
+        self._ignored = tuple(found["ignored"])
+
+    def settings(self) -> dict[str, Any]:
+        """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
+        fields = self.model_dump(include=_SETTINGS, exclude_unset=True, by_alias=True)
+        return self.placeholder | fields
+
+
+class GenerationRequest(Body, ConstraintFields):
     """Fields of a request's body that both generating endpoints have."""
 
     model_config = ConfigDict(
@@ -213,7 +245,6 @@ class GenerationRequest(_Model, ConstraintFields):
         }
     )
 
-    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -251,29 +282,10 @@ class GenerationRequest(_Model, ConstraintFields):
             raise ValueError("stream_options needs stream: true")
         return self
 
-    _ignored: tuple[str, ...] = PrivateAttr(())
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Names of the body's unknown fields, at most some; the request is answered without them."""
-        return self._ignored
-
-    def note_ignored(self, names: tuple[str, ...]) -> None:
-        """Set the names of the ignored fields, where the body was read."""
-        self._ignored = names
-
-    # A prompt of one token in place of the real one.
-    placeholder: ClassVar[dict[str, Any]]
-
     @property
     def token_budget(self) -> int | None:
         """Most tokens of the request's answer; None: not set, so the handler's default holds."""
         return self.max_tokens
-
-    def settings(self) -> dict[str, Any]:
-        """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
-        fields = self.model_dump(include=_SETTINGS, exclude_unset=True, by_alias=True)
-        return self.placeholder | fields
 
 
 class CompletionRequest(GenerationRequest):
@@ -468,7 +480,7 @@ class ChatRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 
 
 def load_json(body: bytes) -> dict[str, Any]:
@@ -496,7 +508,7 @@ def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
         request = cls.model_validate(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    request.note_ignored(tuple(_unknown(cls, body)[:_MOST_IGNORED]))
+    request._ignored = tuple(_unknown(cls, body)[:_MOST_IGNORED])
     return request
 
 
@@ -506,8 +518,9 @@ def _unknown(cls: type[BaseModel], body: dict[str, Any], prefix: str = "") -> li
     names = [prefix + name for name in body if name not in known]
     for name, field in known.items():
         inner = body.get(name)
-        kinds = (field.annotation, *get_args(field.annotation))
-        for kind in kinds if isinstance(inner, dict) else ():
+        if not isinstance(inner, dict):
+            continue
+        for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 names += _unknown(kind, inner, f"{prefix}{name}.")
     return names

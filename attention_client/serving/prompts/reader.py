@@ -11,6 +11,7 @@ import jinja2
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
+    Body,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -18,10 +19,11 @@ from attention_client.serving.prompts.bodies import (
     parse,
 )
 from attention_client.serving.prompts.length import LengthBound
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ModelLimits", "PromptReader"]
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
 
 
@@ -62,8 +64,15 @@ class PromptReader:
         Raises ApiError (400).
         """
         fields = load_json(body)
-        self._check_list(fields.get("prompt"))
+        if issubclass(cls, GenerationRequest):
+            self._check_list(fields.get("prompt"))
         request = parse(cls, fields)
+        if isinstance(request, TokenizeRequest):
+            return request, self._tokenized(request)
+        if isinstance(request, DetokenizeRequest):
+            self._check_known(request.tokens, "tokens")
+            request.decode(self._tokenizer)
+            return request, []
         if isinstance(request, ChatRequest):
             # The template contains the special tokens.
             text = self._render(request)
@@ -75,6 +84,16 @@ class PromptReader:
             tokens = self._check(request.prompt, "prompt", request)
         return request, tokens
 
+    def _tokenized(self, request: TokenizeRequest) -> list[int]:
+        """Tokenize without a limit of tokens: the client may ask whether a prompt is too long."""
+        text = request.prompt
+        if text is None:
+            text = self._render(request, add_generation_prompt=request.add_generation_prompt)
+        encoded = self._tokenizer(
+            text, add_special_tokens=request.adds_special_tokens, verbose=False
+        )
+        return list(encoded["input_ids"])
+
     def _check_list(self, prompt: Any) -> None:
         """Refuse too many token ids before their validation, which is slow."""
         if isinstance(prompt, list) and len(prompt) == 1:
@@ -82,7 +101,9 @@ class PromptReader:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
             self._check_room(len(prompt), "prompt", 1, at_least=False)
 
-    def _render(self, request: ChatRequest) -> str:
+    def _render(
+        self, request: ChatRequest | TokenizeRequest, *, add_generation_prompt: bool = True
+    ) -> str:
         tools = self._tools(request)
         extra = request.chat_template_kwargs or {}
         parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
@@ -93,11 +114,15 @@ class PromptReader:
             )
         if not self._tokenizer.chat_template:
             raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
-        messages = [message.for_template() for message in request.messages]
+        messages = [message.for_template() for message in request.messages or ()]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tools=tools, add_generation_prompt=True, tokenize=False, **extra
+                    messages,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **extra,
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
@@ -106,7 +131,7 @@ class PromptReader:
                 "messages", f"The model's chat template refuses these messages: {error}"
             ) from error
 
-    def _tools(self, request: ChatRequest) -> list[dict[str, Any]] | None:
+    def _tools(self, request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
         tools = request.offered_tools
         if tools is None:
             return None
@@ -144,13 +169,16 @@ class PromptReader:
         self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
         if not tokens:
             raise ApiError.invalid(field, f"'{field}': has no tokens.")
+        self._check_known(tokens, field)
+        return tokens
+
+    def _check_known(self, tokens: list[int], field: str) -> None:
         wrong = next((token for token in tokens if not 0 <= token < self._limits.vocabulary), None)
         if wrong is not None:
             raise ApiError.invalid(
                 field,
                 f"'{field}': token {wrong} is not one of the model's {self._limits.vocabulary}.",
             )
-        return tokens
 
     def _check_room(self, count: int, field: str, wanted: int, *, at_least: bool) -> None:
         most = self._limits.max_model_len

@@ -2,7 +2,7 @@
 
 `worker_process.WorkerProcess` starts it with the number of a connection and sends its settings (JSON). The
 worker sends an empty message when it is ready. It answers each message (a byte for the endpoint, then the
-body) with one message: the length of the JSON (4 bytes), the JSON ({"request", "ignored"} or {"error"}), the
+body) with one message: the length of the JSON (4 bytes), the JSON ({"request", "found"} or {"error"}), the
 tokens (4 bytes each).
 """
 
@@ -20,13 +20,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from attention_client.serving.prompts.bodies import Body, ChatRequest, CompletionRequest
 from attention_client.serving.prompts.length import LengthBound, length_bound
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ENDPOINTS", "main"]
 
@@ -35,7 +32,12 @@ _NICENESS = 10  # generation has priority
 _MOST_MEMORY = 4 * 2**30  # bytes of address space
 _OOM_SCORE = "1000"  # the kernel kills this process first if memory runs out
 
-ENDPOINTS: dict[bytes, type[GenerationRequest]] = {b"c": CompletionRequest, b"m": ChatRequest}
+ENDPOINTS: dict[bytes, type[Body]] = {
+    b"c": CompletionRequest,
+    b"m": ChatRequest,
+    b"t": TokenizeRequest,
+    b"d": DetokenizeRequest,
+}
 """The first byte of a message, and the class of the body that follows."""
 
 
@@ -91,7 +93,7 @@ def _bound(tokenizer: Any) -> LengthBound | None:
 def _answer(reader: PromptReader, message: bytes) -> bytes:
     try:
         request, tokens = reader.read(ENDPOINTS[message[:1]], message[1:])
-        return _packed({"request": request.settings(), "ignored": request.ignored}, tokens)
+        return _packed({"request": request.settings(), "found": request.found()}, tokens)
     except ApiError as error:
         failure = error
     except Exception as error:  # noqa: BLE001 (sent to the client)

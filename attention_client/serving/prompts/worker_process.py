@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import GenerationRequest, parse
+from attention_client.serving.prompts.bodies import Body, parse
 from attention_client.serving.prompts.reader import ModelLimits
 from attention_client.serving.prompts.worker import ENDPOINTS
 from attention_client.serving.prompts.worker import __name__ as _WORKER
@@ -30,7 +30,7 @@ _END_S = 5.0
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 _MARKS = {cls: mark for mark, cls in ENDPOINTS.items()}
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 
 
 class WorkerProcess:
@@ -94,7 +94,7 @@ class WorkerProcess:
         if "error" in answer:
             raise ApiError(**answer["error"])
         request = parse(cls, answer["request"])
-        request.note_ignored(tuple(answer["ignored"]))
+        request.restore(answer["found"])
         return request, array("I", reply[end:]).tolist()
 
     def _ask(self, message: bytes, timeout_s: float) -> bytes:

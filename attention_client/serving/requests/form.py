@@ -35,7 +35,7 @@ class JsonCalls:
         Of an answer that was cut off, the arguments of one function are incomplete, and the last call of a
         list is missing.
         """
-        text = self._text.strip()
+        text = self._text
         if self._name is not None:
             if text:
                 yield self._name, text

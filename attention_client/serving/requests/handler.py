@@ -72,8 +72,7 @@ class Handler:
         service.check_engine()
         request, prompt = await service.prompts.read(self.request_class, body)
         service.check_name(request.model)
-        if request.ignored:
-            log_ignored(request.ignored)
+        log_ignored(request.ignored)
         work = self._work(request, prompt)
         parser = self.parser(request, prompt)
         form = self.form(request, parser)

@@ -29,6 +29,8 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 def log_ignored(names: Sequence[str]) -> None:
     """Log the names of ignored fields, at most once in 10 s."""
     global _logged_at
+    if not names:
+        return
     now = time.monotonic()
     if now - _logged_at >= _INTERVAL_S:
         _logged_at = now

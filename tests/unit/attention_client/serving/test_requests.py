@@ -160,7 +160,12 @@ def test_a_completion_request_is_refused_by_name(change: dict[str, Any]) -> None
     [
         ({"response_format": {"type": "json_object"}}, "response_format", "json", ANY_OBJECT),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {}},
+                }
+            },
             "response_format.json_schema.schema",
             "json",
             "{}",
