@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
 from attention_client.serving.generation.engine_choice import build_engine
@@ -48,6 +49,7 @@ def build_app(
     registry: CollectorRegistry | None = None,
     keys: ApiKeys | None = None,
     hosts: LoopbackHosts | None = None,
+    origins: Sequence[str] = (),
     traces: RequestTraces | None = None,
     attribution: ExpertAttribution | None = None,
     dashboard: Dashboard | None = None,
@@ -68,6 +70,7 @@ def build_app(
         registry: The metrics of /metrics; the application adds its own.
         keys: The API keys that requests must present; None: no key is needed.
         hosts: The host names that requests may use; None: any.
+        origins: The origins of web pages that may use the endpoint (CORS), or "*".
         traces: Records each request; None: no tracing.
         attribution: Records which servers compute a token's experts, for requests that ask; None: never.
         dashboard: Serves the page at `/`; None: no page.
@@ -106,6 +109,8 @@ def build_app(
     app.add_middleware(
         RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys, hosts=hosts
     )
+    if origins:
+        app.add_middleware(Cors, origins=origins, hosts=hosts)
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
     return app

@@ -91,6 +91,7 @@ class Box:
         dashboard: Any = None,
         generation: Mapping[str, Any] | None = None,
         hosts: Any = None,
+        origins: Any = (),
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = chat_tokenizer()
@@ -113,6 +114,7 @@ class Box:
             limits=limits,
             keys=keys,
             hosts=hosts,
+            origins=origins,
             traces=traces,
             dashboard=dashboard,
         )
