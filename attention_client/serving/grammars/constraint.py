@@ -69,7 +69,12 @@ def _choices(value: Any) -> Any:
     return value
 
 
-_SCHEMA = {"type": ["object", "boolean", "string", "null"]}
+_SCHEMA = {
+    "anyOf": [
+        {"type": ["object", "boolean", "null"]},
+        {"type": "string", "pattern": r"^\s*(\{[\s\S]*\}|true|false)\s*$"},
+    ]
+}
 _Schema = Annotated[Any, BeforeValidator(_schema), WithJsonSchema(_SCHEMA)]
 _TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 _Choice = Annotated[
@@ -108,7 +113,9 @@ class ResponseFormat(_Fields):
 class StructuredOutputs(_Fields):
     """vLLM's form of a constraint: exactly one field. Its further options change the answer: refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"minProperties": 1, "maxProperties": 1}
+    )
 
     definition: Annotated[_Schema, Field(alias="json")] = None
     regex: str | None = None

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from attention_client.serving.prompts.bodies import Body, Message, Tool
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
 
+def _not_supported(value: bool | None) -> bool | None:
+    if value:
+        raise ValueError("is not supported")
+    return value
+
+
 class TokenizeRequest(Body):
     """Body of /tokenize: a prompt, or the messages of a chat."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+                {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+            ]
+        }
+    )
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
 
@@ -26,7 +48,9 @@ class TokenizeRequest(Body):
 
     # Not supported.
     chat_template: None = None
-    continue_final_message: Literal[False] | None = None
+    continue_final_message: Annotated[
+        bool | None, AfterValidator(_not_supported), WithJsonSchema({"enum": [None, False]})
+    ] = None
 
     @model_validator(mode="after")
     def _one_text(self) -> TokenizeRequest:
