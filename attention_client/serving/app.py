@@ -27,6 +27,7 @@ from attention_client.serving.openapi import openapi_document
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.page_chat import PageChat
+from attention_client.serving.requests.responses import ResponsesHandler
 from attention_client.serving.requests.service import Service
 from attention_client.serving.requests.tokenization import DetokenizeHandler, TokenizeHandler
 from attention_client.telemetry.tracing import RequestTraces
@@ -100,6 +101,7 @@ def build_app(
     _add_routes(app, service, status, healthy)
     _add_post(app, "/v1/chat/completions", chat)
     _add_post(app, "/v1/completions", text)
+    _add_post(app, "/v1/responses", ResponsesHandler(service))
     _add_post(app, "/tokenize", TokenizeHandler(service))
     _add_post(app, "/detokenize", DetokenizeHandler(service))
     if dashboard is not None:

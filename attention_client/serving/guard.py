@@ -25,7 +25,9 @@ from eaas.net.api_keys import ApiKeys
 __all__ = ["RequestGuard"]
 
 # The paths whose requests have a JSON body. They count towards the limit of requests.
-_BODY_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"})
+_BODY_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"}
+)
 _NAMED_PATHS = _BODY_PATHS | {
     "/",
     "/v1/models",

@@ -12,13 +12,14 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.responses_body import ResponsesBody
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas import __version__
 
 __all__ = ["openapi_document"]
 
 _REFERENCE = "#/components/schemas/"
-_REQUESTS = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_REQUESTS = (CompletionRequest, ChatRequest, ResponsesBody, TokenizeRequest, DetokenizeRequest)
 _STRING, _INTEGER, _OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 
@@ -60,6 +61,15 @@ _SCHEMAS = {
         max_model_len=_INTEGER,
     ),
     "Models": _record(object={"const": "list"}, data=_list_of({"$ref": f"{_REFERENCE}Model"})),
+    "Response": _record(
+        id=_STRING,
+        object={"const": "response"},
+        created_at=_INTEGER,
+        status={"enum": ["completed", "incomplete"]},
+        model=_STRING,
+        output=_list_of(_OBJECT),
+        usage=_OBJECT,
+    ),
     "Tokens": _record(
         count=_INTEGER,
         max_model_len=_INTEGER,
@@ -93,6 +103,7 @@ def openapi_document() -> dict[str, Any]:
         "paths": {
             "/v1/completions": _generation("CompletionRequest", "Completion"),
             "/v1/chat/completions": _generation("ChatRequest", "ChatCompletion"),
+            "/v1/responses": _generation("ResponsesBody", "Response"),
             "/tokenize": _post("Get the tokens of a prompt.", "TokenizeRequest", _json("Tokens")),
             "/detokenize": _post("Get the text of tokens.", "DetokenizeRequest", _json("Text")),
             "/v1/models": _get("List the served model.", _json("Models")),

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
+from attention_client.serving.prompts.responses_body import ResponsesBody
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from http_box import Box
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.integration
 OPERATIONS = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/models"),
@@ -71,7 +73,7 @@ def test_every_path_is_in_it(served: Box) -> None:
 CASES = [
     *((*operation, GenerationMode.POSITIVE) for operation in OPERATIONS),
     # The other operations take no input.
-    *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS[:4]),
+    *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS[:5]),
 ]
 
 
@@ -92,11 +94,13 @@ def test_the_schema_is_true(
         body = case.body
         if isinstance(body, dict):
             # Generate one token: the text does not matter here.
-            budget_fields = ("max_tokens", "max_completion_tokens")
+            budget_fields: tuple[str, ...] = ("max_tokens", "max_completion_tokens")
+            if path == "/v1/responses":
+                budget_fields = ("max_output_tokens",)
             if all(
                 type(body.get(name, 1)) is int and body.get(name, 1) > 0 for name in budget_fields
             ):
-                body |= {name: 1 for name in budget_fields if name in body} or {"max_tokens": 1}
+                body |= {name: 1 for name in budget_fields if name in body} or {budget_fields[0]: 1}
             if mode is GenerationMode.POSITIVE:
                 body.pop("model", None)
         # A schema cannot express token limits or the chat template's rules.
@@ -115,6 +119,7 @@ def test_the_schema_is_true(
             ChatRequest,
             {"messages": [{"role": "user", "content": "a"}]},
         ),
+        ("/v1/responses", ResponsesBody, {"input": "a"}),
         ("/tokenize", TokenizeRequest, {"prompt": "a"}),
         ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
     ],

@@ -14,6 +14,7 @@ __all__ = [
     "Constraint",
     "ConstraintFields",
     "FieldError",
+    "JsonSchema",
     "ResponseFormat",
     "StructuredOutputs",
 ]
@@ -75,7 +76,7 @@ _SCHEMA = {
         {"type": "string", "pattern": r"^\s*(\{[\s\S]*\}|true|false)\s*$"},
     ]
 }
-_Schema = Annotated[Any, BeforeValidator(_schema), WithJsonSchema(_SCHEMA)]
+JsonSchema = Annotated[Any, BeforeValidator(_schema), WithJsonSchema(_SCHEMA)]
 _TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 _Choice = Annotated[
     Any, BeforeValidator(_choices), WithJsonSchema({"anyOf": [{"type": "null"}, _TEXTS]})
@@ -87,7 +88,7 @@ class NamedSchema(_Fields):
 
     name: str
     description: str | None = None
-    definition: Annotated[_Schema, Field(alias="schema")]
+    definition: Annotated[JsonSchema, Field(alias="schema")]
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -117,7 +118,7 @@ class StructuredOutputs(_Fields):
         extra="forbid", json_schema_extra={"minProperties": 1, "maxProperties": 1}
     )
 
-    definition: Annotated[_Schema, Field(alias="json")] = None
+    definition: Annotated[JsonSchema, Field(alias="json")] = None
     regex: str | None = None
     choice: _Choice = None
     grammar: str | None = None
@@ -137,7 +138,7 @@ class ConstraintFields(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # vLLM's older names.
-    guided_json: _Schema = None
+    guided_json: JsonSchema = None
     guided_regex: str | None = None
     guided_choice: _Choice = None
     guided_grammar: str | None = None

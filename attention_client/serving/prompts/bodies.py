@@ -7,7 +7,7 @@ the answer (bookkeeping of OpenAI's API) is accepted. An unknown field is ignore
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -30,9 +30,11 @@ __all__ = [
     "CompletionRequest",
     "GenerationRequest",
     "Message",
+    "Strict",
     "Tool",
     "load_json",
     "parse",
+    "unsupported",
 ]
 
 _INT64 = 2**63
@@ -70,6 +72,7 @@ class _only:
         return value
 
 
+unsupported = _only
 _STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
@@ -165,13 +168,15 @@ def _tool_choice(value: Any) -> Any:
     )
 
 
-class _Model(BaseModel):
+class Strict(BaseModel):
+    """Base of bodies and their parts: no conversions between types, unknown fields are ignored."""
+
     model_config = ConfigDict(
         extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
 
 
-class StreamOptions(_Model):
+class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
@@ -203,7 +208,7 @@ _SETTINGS = {
 }
 
 
-class Body(_Model):
+class Body(Strict):
     """What the bodies of all paths have."""
 
     # A prompt of one token in place of the real one.
@@ -212,6 +217,11 @@ class Body(_Model):
     model: str | None = None
 
     _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Self:
+        """Validate the JSON object of a request's body. Raises ApiError (400) that names the field."""
+        return parse(cls, fields)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -407,7 +417,7 @@ class FunctionTool(BaseModel):
         return {"type": "object", "properties": {}} if given is None else given
 
 
-class Tool(_Model):
+class Tool(Strict):
     """A tool that the request offers to the model."""
 
     type: Literal["function"]
@@ -418,6 +428,9 @@ class ChatRequest(GenerationRequest):
     """Body of /v1/chat/completions."""
 
     placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
+
+    # Name of the field of the messages, for errors.
+    messages_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

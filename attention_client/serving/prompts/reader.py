@@ -16,7 +16,6 @@ from attention_client.serving.prompts.bodies import (
     CompletionRequest,
     GenerationRequest,
     load_json,
-    parse,
 )
 from attention_client.serving.prompts.length import LengthBound
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
@@ -66,7 +65,7 @@ class PromptReader:
         fields = load_json(body)
         if issubclass(cls, GenerationRequest):
             self._check_list(fields.get("prompt"))
-        request = parse(cls, fields)
+        request = cls.read(fields)
         if isinstance(request, TokenizeRequest):
             return request, self._tokenized(request)
         if isinstance(request, DetokenizeRequest):
@@ -76,7 +75,9 @@ class PromptReader:
         if isinstance(request, ChatRequest):
             # The template contains the special tokens.
             text = self._render(request)
-            return request, self._encode(text, "messages", request, add_special_tokens=False)
+            return request, self._encode(
+                text, request.messages_field, request, add_special_tokens=False
+            )
         assert isinstance(request, CompletionRequest)
         if isinstance(request.prompt, str):
             tokens = self._encode(request.prompt, "prompt", request, add_special_tokens=True)
@@ -128,7 +129,7 @@ class PromptReader:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             # Templates raise for orders of roles that they do not support.
             raise ApiError.invalid(
-                "messages", f"The model's chat template refuses these messages: {error}"
+                request.messages_field, f"The model's chat template refuses these messages: {error}"
             ) from error
 
     def _tools(self, request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:

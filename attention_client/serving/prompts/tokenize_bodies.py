@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
-    AfterValidator,
     ConfigDict,
     Field,
     PrivateAttr,
-    WithJsonSchema,
     model_validator,
 )
 
-from attention_client.serving.prompts.bodies import Body, Message, Tool
+from attention_client.serving.prompts.bodies import Body, Message, Tool, unsupported
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
-
-
-def _not_supported(value: bool | None) -> bool | None:
-    if value:
-        raise ValueError("is not supported")
-    return value
 
 
 class TokenizeRequest(Body):
@@ -38,6 +30,8 @@ class TokenizeRequest(Body):
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
 
+    messages_field: ClassVar[str] = "messages"
+
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
@@ -46,11 +40,8 @@ class TokenizeRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
 
-    # Not supported.
-    chat_template: None = None
-    continue_final_message: Annotated[
-        bool | None, AfterValidator(_not_supported), WithJsonSchema({"enum": [None, False]})
-    ] = None
+    chat_template: Annotated[str | None, unsupported()] = None
+    continue_final_message: Annotated[bool | None, unsupported(False, vllm=True)] = None
 
     @model_validator(mode="after")
     def _one_text(self) -> TokenizeRequest:

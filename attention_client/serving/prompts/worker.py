@@ -23,6 +23,7 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import Body, ChatRequest, CompletionRequest
 from attention_client.serving.prompts.length import LengthBound, length_bound
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ENDPOINTS", "main"]
@@ -37,6 +38,7 @@ ENDPOINTS: dict[bytes, type[Body]] = {
     b"m": ChatRequest,
     b"t": TokenizeRequest,
     b"d": DetokenizeRequest,
+    b"r": ResponsesRequest,
 }
 """The first byte of a message, and the class of the body that follows."""
 

@@ -23,16 +23,17 @@ from attention_client.serving.requests.generation import Generation, Served
 from attention_client.serving.requests.ignored import ignored_header, log_ignored
 from attention_client.serving.requests.service import Service
 
-__all__ = ["Handler"]
+__all__ = ["EventStream", "Handler"]
 
 _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _DONE = "data: [DONE]\n\n"
 
 
-class _EventStream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Response of server-sent events that closes its generator at the end, which ends the generation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
             await super().__call__(scope, receive, send)
 
@@ -56,7 +57,7 @@ class Handler:
         headers = ignored_header(request.ignored)
         if request.stream:
             events = self._events(generation, request)
-            return _EventStream(events, media_type="text/event-stream", headers=headers)
+            return EventStream(events, media_type="text/event-stream", headers=headers)
         *pieces, finish = [piece async for piece in generation.pieces()]
         choice = {"index": 0, "finish_reason": finish.reason, **self.whole(generation.id, pieces)}
         answer = {"choices": [choice], "usage": generation.usage}

@@ -17,8 +17,9 @@ _logged_at = float("-inf")
 
 
 def _named(names: Sequence[str]) -> str:
-    # Names come from the client: percent-encoded, they hold neither line ends nor commas.
-    return ", ".join(quote(name[:_CHARACTERS], safe="") for name in names)
+    # Names come from the client: percent-encoded, they hold neither line ends nor commas. An empty one is
+    # quoted, because a header must not end with a space.
+    return ", ".join(quote(name[:_CHARACTERS], safe="") or '""' for name in names)
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ def own_machine_box() -> Iterator[Box]:
         ("GET", "/openapi.json"),
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/responses"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/version"),

@@ -43,6 +43,7 @@ WRONG_KEYS = (None, "", "Bearer", "Bearer none", f"Basic {KEY}", KEY, f"Bearer {
 CLOSED_PATHS = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/version"),

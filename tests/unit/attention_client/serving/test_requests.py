@@ -237,6 +237,7 @@ def test_unknown_fields_are_ignored_and_named() -> None:
 def test_names_of_ignored_fields_are_safe_in_a_header() -> None:
     header = ignored_header(["a\r\nb: c", "é,", "n" * 500])
     assert header == {"X-Eaas-Ignored-Fields": f"a%0D%0Ab%3A%20c, %C3%A9%2C, {'n' * 40}"}
+    assert ignored_header([""]) == {"X-Eaas-Ignored-Fields": '""'}
     assert ignored_header([]) == {}
 
 
