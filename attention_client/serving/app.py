@@ -94,6 +94,7 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        service.grammars.prepare()
         yield
         service.shutdown()
 

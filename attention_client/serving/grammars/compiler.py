@@ -64,6 +64,14 @@ class GrammarCompiler:
         matcher = await loop.run_in_executor(self._threads, self._compile, field, build)
         return Grammar(matcher, self._end_tokens, field)
 
+    def prepare(self) -> None:
+        """Read the tokenizer in a thread, when the endpoint starts.
+
+        This holds the interpreter's lock for up to a second, which would delay running streams later. If the
+        tokenizer takes no grammars, each request with one is refused.
+        """
+        self._threads.submit(self._ready, "")
+
     def close(self) -> None:
         """End the threads, when the endpoint stops. Waiting requests fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -87,7 +95,7 @@ class GrammarCompiler:
         return matcher
 
     def _ready(self, field: str) -> LLTokenizer:
-        """Return the tokenizer in llguidance's form, made for the first grammar. Raises ApiError (400)."""
+        """Return the tokenizer in llguidance's form, made by the first call. Raises ApiError (400)."""
         if not self._end_tokens:
             raise ApiError.invalid(
                 field, f"'{field}': this model has no end token, so no answer could end."
