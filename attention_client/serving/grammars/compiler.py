@@ -139,10 +139,9 @@ class GrammarCompiler:
         }
         parts: list[str] = []
         while text:
-            at, name = min(
-                ((text.find(name), name) for name in special if name in text),
-                default=(len(text), ""),
-            )
+            # The first one in the text; of several at one place the longest.
+            found = ((text.find(name), -len(name), name) for name in special if name in text)
+            at, _, name = min(found, default=(len(text), 0, ""))
             if at:
                 parts.append(json.dumps(text[:at], ensure_ascii=False))
             if name:

@@ -11,9 +11,12 @@ from pydantic import (
     model_validator,
 )
 
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import Body, Message, Tool, unsupported
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
+
+_MOST_CHARACTERS = 4 * 2**20  # a token may be hundreds of characters
 
 
 class TokenizeRequest(Body):
@@ -89,5 +92,11 @@ class DetokenizeRequest(Body):
         self._text = found["text"]
 
     def decode(self, tokenizer: Any) -> None:
-        """Set the text of the tokens, special ones too."""
-        self._text = str(tokenizer.decode(self.tokens))
+        """Set the text of the tokens, special ones too. Raises ApiError (400) if it is too long."""
+        text = str(tokenizer.decode(self.tokens))
+        if len(text) > _MOST_CHARACTERS:
+            raise ApiError.invalid(
+                "tokens",
+                f"'tokens': the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}.",
+            )
+        self._text = text

@@ -42,14 +42,25 @@ def chat_form(
         parser: The parser that reads the answer by this template; None: the answer is plain text.
     """
     fields = template["fields"] if template is not None and parser is not None else {}
-    tools = request.forced_tools
-    if tools:
-        return _calls_form(request, tools, fields, parser)
-    constraint = request.constraint
-    return None if constraint is None else _answer_form(constraint, fields, parser)
+    forced, constraint = request.forced_tools, request.constraint
+    if forced:
+        return _calls_form(request, forced, fields, parser)
+    if constraint is None:
+        return None
+    offered = request.tools if request.offered_tools is not None else None
+    return _answer_form(constraint, [tool.function for tool in offered or ()], fields, parser)
 
 
-def _answer_form(constraint: Constraint, fields: dict[str, Any], parser: Any | None) -> Form:
+def _answer_form(
+    constraint: Constraint,
+    tools: Sequence[FunctionTool],
+    fields: dict[str, Any],
+    parser: Any | None,
+) -> Form:
+    """Make the form of an answer that follows a constraint, or calls tools in the model's own format."""
+    rule = _own_format(fields.get("tool_calls", {}), tools) if tools else None
+    arguments = _arguments(tools) if rule is not None else []
+
     def source(literal: Literal) -> Source:
         start, rules = _reasoning(fields, parser, literal)
         opening = fields.get("content", {}).get("open")
@@ -57,7 +68,11 @@ def _answer_form(constraint: Constraint, fields: dict[str, Any], parser: Any | N
             start += f"({literal(opening)})? "
         if not start:
             return Source((constraint.part,))
-        return Source((_main(f"{start}@{constraint.part.name}", rules), constraint.part))
+        answer = f"@{constraint.part.name}"
+        if rule is not None:
+            rules += _call_rule(rule, tools, arguments, literal)
+            answer = f"({answer} | call (WS? call)*)"
+        return Source((_main(f"{start}{answer}", rules), constraint.part, *arguments))
 
     return Form(constraint.field, source)
 
@@ -67,20 +82,12 @@ def _calls_form(
 ) -> Form:
     names_tool = request.tool_choice != "required"
     several = not names_tool and request.parallel_tool_calls is not False
-    own = _own_format(fields.get("tool_calls", {}))
-    rule = own or _json_call
-    arguments = [
-        Part(f"arguments{index}", "json", json.dumps(tool.parameters, ensure_ascii=False))
-        for index, tool in enumerate(tools)
-    ]
+    own = _own_format(fields.get("tool_calls", {}), tools)
+    arguments = _arguments(tools)
 
     def source(literal: Literal) -> Source:
         start, rules = _reasoning(fields, parser, literal)
-        calls = (
-            rule(tool.name, f"@{part.name}", literal)
-            for tool, part in zip(tools, arguments, strict=True)
-        )
-        rules += f"call: {' | '.join(calls)}\n"
+        rules += _call_rule(own or _json_call, tools, arguments, literal)
         if own is not None:
             start += f"call{' (WS? call)*' if several else ''}"
         elif names_tool:
@@ -96,6 +103,23 @@ def _calls_form(
     return Form("tools", source, lambda: JsonCalls(name), names_tool)
 
 
+def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
+    return [
+        Part(f"arguments{index}", "json", json.dumps(tool.parameters, ensure_ascii=False))
+        for index, tool in enumerate(tools)
+    ]
+
+
+def _call_rule(
+    rule: _CallRule, tools: Sequence[FunctionTool], arguments: Sequence[Part], literal: Literal
+) -> str:
+    calls = (
+        rule(tool.name, f"@{part.name}", literal)
+        for tool, part in zip(tools, arguments, strict=True)
+    )
+    return f"call: {' | '.join(calls)}\n"
+
+
 def _main(start: str, rules: str) -> Part:
     return Part("main", "lark", f"start: {start}\n{rules}{_TERMINALS}")
 
@@ -105,36 +129,33 @@ def _json_call(name: str, arguments: str, _literal: Literal) -> str:
     return f'{head} {arguments} "}}"'
 
 
-def _own_format(field: dict[str, Any]) -> _CallRule | None:
-    """Return the rule of a tool call in the model's format; None: the format is unknown or not JSON."""
+def _own_format(field: dict[str, Any], tools: Sequence[FunctionTool]) -> _CallRule | None:
+    """Return the rule of a tool call in the model's format.
+
+    None: the format is unknown, it is not JSON, or it cannot hold the name of one of the tools.
+    """
     opening, closing = field.get("open"), field.get("close")
     pattern = re.escape(opening) if isinstance(opening, str) else field.get("open_pattern")
     plain = field.get("content") == "json" and not field.get("content_args")
     if not plain or not isinstance(closing, str) or not isinstance(pattern, str):
         return None
-    before, *after = _NAME_GROUP.split(pattern.removeprefix(r"\s*"))
-    transform = field.get("transform")
-
-    def opened(name: str) -> str | None:
-        """Return the text that opens a call of this function, if the pattern is one text."""
-        text = name.join(re.sub(r"\\(\W)", r"\1", part) for part in (before, *after))
-        return text if re.fullmatch(pattern, text) else None
-
-    if opened("f") is None or len(after) > 1:
+    parts = _NAME_GROUP.split(pattern.removeprefix(r"\s*"))
+    texts = [re.sub(r"\\(\W)", r"\1", part) for part in parts]
+    # The pattern must be plain text around the name.
+    if not all(re.fullmatch(pattern, tool.name.join(texts)) for tool in tools):
         return None
-    if transform == _WHOLE_CALL and not after:
 
-        def whole(name: str, arguments: str, literal: Literal) -> str:
-            head = literal(f'{{"name": {json.dumps(name)}, "arguments": ')
-            begin, end = literal(opened(name) or ""), literal(closing)
-            return f'{begin} WS? {head} {arguments} "}}" WS? {end}'
+    def call(name: str, content: str, literal: Literal) -> str:
+        return f"{literal(name.join(texts))} WS? {content} WS? {literal(closing)}"
 
-        return whole
-    if transform == _NAMED_CALL and after:
-        return lambda name, arguments, literal: (
-            f"{literal(opened(name) or '')} WS? {arguments} WS? {literal(closing)}"
-        )
-    return None
+    def whole_call(name: str, arguments: str, literal: Literal) -> str:
+        head = literal(f'{{"name": {json.dumps(name)}, "arguments": ')
+        return call(name, f'{head} {arguments} "}}"', literal)
+
+    transform = field.get("transform")
+    if transform == _WHOLE_CALL and len(texts) == 1:
+        return whole_call
+    return call if transform == _NAMED_CALL and len(texts) == 2 else None
 
 
 def _reasoning(fields: dict[str, Any], parser: Any | None, literal: Literal) -> tuple[str, str]:

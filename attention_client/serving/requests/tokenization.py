@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -27,9 +28,12 @@ class TokenizeHandler:
     async def handle_request(self, body: bytes) -> Response:
         """Answer one HTTP request. Raises ApiError."""
         service = self._service
-        request, tokens = await service.prompts.read(TokenizeRequest, body)
+        request, found = await service.prompts.read(TokenizeRequest, body)
         service.check_name(request.model)
         log_ignored(request.ignored)
+        # A list of numbers takes nine times the memory, for as long as the client reads.
+        tokens = array("I", found)
+        del found
         convert = service.tokenizer.convert_ids_to_tokens if request.return_token_strs else None
         return StreamingResponse(
             _answer(tokens, service.max_model_len, convert),
@@ -38,7 +42,9 @@ class TokenizeHandler:
         )
 
 
-async def _answer(tokens: list[int], max_model_len: int, convert: Any | None) -> AsyncIterator[str]:
+async def _answer(
+    tokens: Sequence[int], max_model_len: int, convert: Any | None
+) -> AsyncIterator[str]:
     """Write the JSON of an answer in pieces, so that millions of tokens delay no other request."""
     yield f'{{"count":{len(tokens)},"max_model_len":{max_model_len},"tokens":['
     async for piece in _items(tokens, None):
@@ -53,9 +59,9 @@ async def _answer(tokens: list[int], max_model_len: int, convert: Any | None) ->
     yield "]}"
 
 
-async def _items(tokens: list[int], convert: Any | None) -> AsyncIterator[str]:
+async def _items(tokens: Sequence[int], convert: Any | None) -> AsyncIterator[str]:
     for begin in range(0, len(tokens), _AT_ONCE):
-        items = tokens[begin : begin + _AT_ONCE]
+        items = list(tokens[begin : begin + _AT_ONCE])
         text = json.dumps(items if convert is None else convert(items), separators=(",", ":"))
         yield f"{',' if begin else ''}{text[1:-1]}"
         await asyncio.sleep(0)

@@ -173,6 +173,27 @@ def test_a_named_call(answers: Callable[..., Any]) -> None:
             assert json.loads(call.arguments)["x"] in (1, "two")
 
 
+def test_json_or_calls_where_both_are_allowed(answers: Callable[..., Any]) -> None:
+    kinds = set()
+    for pieces in answers({"tools": TOOLS, "response_format": FORM}):
+        calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+        assert calls or json.loads(content(pieces)) in (1, "two")
+        kinds.add(bool(calls))
+    assert kinds == {True, False}
+    # No call where the tools are not offered.
+    fields = {"tools": TOOLS, "response_format": FORM, "tool_choice": "none"}
+    assert all(json.loads(content(pieces)) in (1, "two") for pieces in answers(fields))
+
+
+def test_a_name_that_the_format_cannot_hold_becomes_json() -> None:
+    tool = {"type": "function", "function": {"name": "get-weather"}}
+    body = {"messages": [USER], "tools": [tool], "tool_choice": "required"}
+    parser = ResponseParser(NAMED_OPENING, prefix=PROMPT, tools=None)
+    form = chat_form(parse(ChatRequest, body), NAMED_OPENING, parser)
+    assert form is not None
+    assert form.reader is not None
+
+
 def test_a_model_without_a_template_answers_with_json() -> None:
     request = parse(ChatRequest, {"messages": [USER], "tools": TOOLS, "tool_choice": "required"})
     form = chat_form(request, QWEN, None)
