@@ -26,6 +26,7 @@ __all__ = ["GrammarCompiler", "Literal"]
 Literal = Callable[[str], str]
 """Converts text of a prompt format, such as "<think>", to Lark: special tokens by number, the rest quoted."""
 
+_TOO_COMPLEX = "it is too complex to compile"
 _THREADS = 2
 _KEPT = 64
 # The check limits its processor time to less. This long it may wait for a processor.
@@ -125,7 +126,13 @@ class GrammarCompiler:
                 check=True,
             )
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            raise _refusal(field, "it is too complex to compile") from error
+            raise _refusal(field, _TOO_COMPLEX) from error
+        except OSError as error:
+            raise ApiError(
+                503, "Grammars cannot be compiled now. Try again later.", code="overloaded"
+            ) from error
+        if not checked.stdout:  # it ran out of memory
+            raise _refusal(field, _TOO_COMPLEX)
         answer = json.loads(checked.stdout)
         if "error" in answer:
             raise _refusal(field, answer["error"])

@@ -17,9 +17,11 @@ __all__ = [
     "JsonSchema",
     "ResponseFormat",
     "StructuredOutputs",
+    "check_depth",
 ]
 
 _MOST_BYTES = 64 * 2**10
+_MOST_DEPTH = 100
 _ANY_OBJECT = json.dumps({"type": "object"})
 
 
@@ -57,7 +59,26 @@ def _schema(value: Any) -> Any:
             raise ValueError("must be a JSON schema") from None
     if value is not None and not isinstance(value, (dict, bool)):
         raise ValueError("must be a JSON schema: an object")
+    check_depth(value)
     return value
+
+
+def check_depth(value: Any) -> None:
+    """Raise ValueError for JSON that is nested so deeply that llguidance would refuse it.
+
+    Python could parse such JSON, and then fail to write it where less of its stack is free.
+    """
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"is nested more than {_MOST_DEPTH} levels deep")
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
 
 
 def _choices(value: Any) -> Any:

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
+from attention_client.serving.grammars.constraint import ConstraintFields, FieldError, check_depth
 
 __all__ = [
     "Body",
@@ -408,6 +408,7 @@ class FunctionTool(BaseModel):
     def _parameters_are_an_object(self) -> FunctionTool:
         if not isinstance(self.parameters, dict):
             raise ValueError("parameters must be a JSON schema: an object")
+        check_depth(self.parameters)
         return self
 
     @property

@@ -52,7 +52,7 @@ class ResponsesHandler(ChatHandler):
             if schema is not None:
                 form |= {"name": schema.name, "schema": schema.definition, "strict": schema.strict}
         return {
-            "id": generation.id,
+            "id": generation.id.replace("-", "_"),
             "object": "response",
             "created_at": self._service.clock(),
             "status": "in_progress",

@@ -11,6 +11,15 @@ from attention_client.serving.requests.ignored import ignored_header
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
+DEEP: Any = {}
+for _ in range(800):
+    DEEP = {"items": DEEP}
+
+
+def deep_tool() -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": DEEP}}
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -82,6 +91,9 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
             "structured_outputs.structural_tag",
         ),
         ({"guided_json": "no schema"}, "guided_json"),
+        ({"guided_json": DEEP}, "guided_json"),
+        ({"guided_json": json.dumps(DEEP)}, "guided_json"),
+        ({"tools": [deep_tool()]}, "tools[0].function"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar"),
         ({"guided_regex": "a" * 65_537}, "guided_regex"),

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,23 @@ def test_recent_grammars_are_kept(
     compiled(compiler, part("regex", "kept"))
     with pytest.raises(AssertionError, match="checked again"):
         compiled(compiler, part("regex", "new"))
+
+
+def test_a_check_that_cannot_start_or_says_nothing(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = "attention_client.serving.grammars.compiler.subprocess.run"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(run, fail)
+    with pytest.raises(ApiError, match="Try again") as caught:
+        compiled(compiler, part("regex", "x"))
+    assert caught.value.status == 503
+    monkeypatch.setattr(run, lambda *_, **__: SimpleNamespace(stdout=b""))
+    with pytest.raises(ApiError, match="too complex"):
+        compiled(compiler, part("regex", "x"))
 
 
 def test_models_without_end_tokens_or_fast_tokenizers_take_no_grammars() -> None:
