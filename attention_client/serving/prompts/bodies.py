@@ -72,7 +72,7 @@ class _only:
         return value
 
 
-unsupported = _only
+unsupported = _only  # its name for other modules
 _STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKENS]}, "maxItems": 1}
