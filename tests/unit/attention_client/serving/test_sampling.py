@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.sampling import (
     GREEDY,
     BatchSampler,
@@ -108,6 +109,10 @@ class State:
         return again
 
 
+def fail(_request_id: str, error: ApiError) -> None:
+    raise error
+
+
 def step(sampler: BatchSampler, states: list[State], scores_BV: torch.Tensor) -> list[int]:
     arguments = sampler.prepare_tensor_args(states)
     assert arguments.shape == (len(states),)
@@ -115,7 +120,7 @@ def step(sampler: BatchSampler, states: list[State], scores_BV: torch.Tensor) ->
 
 
 def test_plain_rows_are_left_alone() -> None:
-    sampler, scores_BV = BatchSampler(), random_scores(4)
+    sampler, scores_BV = BatchSampler(fail), random_scores(4)
     before_BV = scores_BV.clone()
     states = [State("a", [1], None), State("b", [2, 3], GREEDY)]
     out_BV = sampler(scores_BV[:2], sampler.prepare_tensor_args(states))
@@ -140,7 +145,7 @@ def test_an_evicted_request_keeps_its_penalties(evictions: list[bool], seed: int
     settings = Sampling(
         prompt_length=2, frequency_penalty=1.5, repetition_penalty=1.2, temperature=0.9, seed=seed
     )
-    sampler = BatchSampler()
+    sampler = BatchSampler(fail)
     stays, moves = State("a", [4, 5], settings), State("b", [4, 5], settings)
     for n, evicts in enumerate(evictions):
         scores_BV = random_scores(1, seed + n).expand(2, -1).clone()
