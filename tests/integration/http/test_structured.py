@@ -197,3 +197,115 @@ def test_unknown_fields_are_ignored_and_named(box: Box) -> None:
         assert response.status_code == 200
         assert response.headers["x-eaas-ignored-fields"] == "tempreature, a%0D%0Ab"
         assert "x-eaas-ignored-fields" not in box.http.post("/v1/completions", json=body).headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_follows_the_schema(any_box: Box, stream: bool) -> None:
+    closed = Person.model_json_schema() | {"additionalProperties": False}
+    body = CHAT | {
+        "n": 3,
+        "temperature": 1.0,
+        "seed": 1,
+        "max_tokens": 160,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": closed},
+        },
+        "stream": stream,
+    }
+    response = any_box.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    texts = [""] * 3
+    if stream:
+        for event in events(response.text):
+            (choice,) = event["choices"]
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    else:
+        texts = [each["message"]["content"] for each in response.json()["choices"]]
+    people = [Person.model_validate_json(text) for text in texts]
+    assert len({person.model_dump_json() for person in people}) > 1
+
+
+def test_each_prompt_follows_the_choices(any_box: Box) -> None:
+    answer = any_box.complete(
+        ["Hello", "abc"], n=3, guided_choice=["red", "green"], temperature=2.0, seed=3
+    )
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(texts) == 6
+    assert set(texts) == {"red", "green"}
+    again = any_box.complete("Hello", echo=True, guided_choice=["red", "green"])
+    assert again["choices"][0]["text"] in ("Hellored", "Hellogreen")
+
+
+def test_log_probabilities_do_not_depend_on_the_grammar(any_box: Box) -> None:
+    answer = any_box.complete(guided_regex="[xyz]{9}", logprobs=1)["choices"][0]
+    found = answer["logprobs"]
+    assert "".join(found["tokens"][:9]) == answer["text"]
+    # The likeliest token, which is reported beside the chosen one, is often forbidden.
+    assert any(set(top) - set("xyz") for top in found["top_logprobs"])
+    prompt = any_box.tokenizer("Hello")["input_ids"]
+    tokens = any_box.tokenizer(answer["text"], add_special_tokens=False)["input_ids"]
+    echo = any_box.complete([*prompt, *tokens], max_tokens=0, echo=True, logprobs=1)
+    scored = echo["choices"][0]["logprobs"]["token_logprobs"]
+    assert scored[len(prompt) :] == pytest.approx(found["token_logprobs"][:9], abs=1e-3)
+
+
+def test_a_chat_reports_the_tokens_of_its_json(box: Box) -> None:
+    body = CHAT | {
+        "max_tokens": 60,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"enum": ["one", 2]}},
+        },
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 2,
+    }
+    for choice in box.http.post("/v1/chat/completions", json=body).json()["choices"]:
+        records = choice["logprobs"]["content"]
+        assert all(len(record["top_logprobs"]) == 2 for record in records)
+        shown = "".join(record["token"] for record in records).removesuffix("</s>")
+        assert shown == choice["message"]["content"]
+        assert json.loads(shown) in ("one", 2)
+
+
+def test_stop_tokens_end_an_answer_before_its_grammar_does(any_box: Box) -> None:
+    (stop,) = any_box.tokenizer("b", add_special_tokens=False)["input_ids"]
+    body = {"guided_regex": "[ab]{50}", "stop_token_ids": [stop], "max_tokens": 60}
+    likely = {"logit_bias": {str(stop): 100}}
+    first = any_box.complete(**body, **likely)["choices"][0]
+    assert (first["text"], first["finish_reason"]) == ("", "stop")
+    late = any_box.complete(**body, **likely, min_tokens=7)["choices"][0]
+    assert (late["text"], late["finish_reason"]) == ("a" * 7, "stop")
+
+
+def test_penalties_and_biases_act_within_the_grammar(any_box: Box) -> None:
+    a, b, z = any_box.tokenizer("abz", add_special_tokens=False)["input_ids"]
+    body = {"guided_regex": "[ab]{8}", "logit_bias": {str(a): 50, str(z): 100}}
+    assert any_box.complete(**body)["choices"][0]["text"] == "a" * 8
+    body["logit_bias"][str(b)] = 50
+    turns = any_box.complete(**body, frequency_penalty=2)["choices"][0]["text"]
+    assert min(turns.count("a"), turns.count("b")) > 1
+
+
+def test_a_continued_message_is_not_part_of_the_grammar(box: Box) -> None:
+    body = {
+        "messages": [{"role": "assistant", "content": "yes or "}],
+        "continue_final_message": True,
+        "guided_choice": ["no", "yes"],
+    }
+    answer = box.http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["message"]["content"] in ("no", "yes")
+
+
+def test_calls_of_several_choices_have_different_ids(box: Box) -> None:
+    choice = {"type": "function", "function": {"name": "g"}}
+    body = CHAT | {"tools": TOOLS, "tool_choice": choice, "max_tokens": 150, "n": 2}
+    answer = box.http.post("/v1/chat/completions", json=body).json()
+    calls = [each["message"]["tool_calls"] for each in answer["choices"]]
+    ids = {call["id"] for each in calls for call in each}
+    body["stream"] = True
+    streamed = box.http.post("/v1/chat/completions", json=body).text
+    choices = [each for event in events(streamed) for each in event["choices"]]
+    deltas = [call for each in choices for call in each["delta"].get("tool_calls", ())]
+    assert len(ids) == len({call["id"] for call in deltas}) == 2

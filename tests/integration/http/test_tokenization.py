@@ -29,16 +29,22 @@ def test_tokens_of_a_prompt(box: Box) -> None:
     assert post(box, "/tokenize", prompt="")["tokens"] == []
 
 
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_tokens_of_messages(box: Box, add_generation_prompt: bool) -> None:
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, "\n[assistant] "),
+        ({"add_generation_prompt": True}, "\n[assistant] "),
+        ({"add_generation_prompt": False}, "\n"),
+        ({"continue_final_message": True}, ""),
+    ],
+)
+def test_tokens_of_messages(box: Box, fields: dict[str, Any], end: str) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    answer = post(box, "/tokenize", messages=messages, add_generation_prompt=add_generation_prompt)
-    # The template of the tests always adds it.
-    assert box.tokenizer.decode(answer["tokens"]) == "[user] hi\n[assistant] "
-    if add_generation_prompt:
-        chat = {"messages": messages, "max_tokens": 1}
-        usage = box.http.post("/v1/chat/completions", json=chat).json()["usage"]
-        assert usage["prompt_tokens"] == answer["count"]
+    answer = post(box, "/tokenize", messages=messages, **fields)
+    assert box.tokenizer.decode(answer["tokens"]) == f"[user] hi{end}"
+    chat = {"messages": messages, "max_tokens": 1} | fields
+    usage = box.http.post("/v1/chat/completions", json=chat).json()["usage"]
+    assert usage["prompt_tokens"] == answer["count"]
 
 
 @pytest.mark.parametrize("length", [1000, 9000, 60_000])
@@ -65,6 +71,12 @@ def test_special_tokens_are_shown(box: Box) -> None:
         ("/tokenize", {"prompt": "a", "model": "nope"}, 404, "model"),
         ("/tokenize", {"messages": [{"role": "user", "content": "refuse"}]}, 400, "messages"),
         ("/tokenize", {"prompt": "a", "chat_template": "b"}, 400, "chat_template"),
+        (
+            "/tokenize",
+            {"prompt": "a", "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "continue_final_message",
+        ),
         ("/tokenize", {"prompt": "a" * 100_000}, 413, None),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": "a"}, 400, "tokens"),

@@ -309,3 +309,8 @@ def test_names_of_ignored_fields_are_safe_in_a_header() -> None:
 def test_a_refusal_names_the_engine_that_has_the_field() -> None:
     with pytest.raises(ApiError, match="eaas up --engine vllm"):
         parse(ChatRequest, {"messages": [USER], "bad_words": ["x"]})
+
+
+def test_the_prompt_worker_tells_that_a_message_is_continued() -> None:
+    request = parse(ChatRequest, {"messages": [USER], "continue_final_message": True})
+    assert parse(ChatRequest, request.settings()).continue_final_message
