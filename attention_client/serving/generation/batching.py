@@ -9,7 +9,7 @@ The changes to transformers 5.23:
   before anyone listens.
 - Output without a listener is dropped. In transformers it stays in memory.
 - Every waiting request fails if the worker dies, even one between two queues.
-- Each request has its own sampling settings (`sampling.py`).
+- Each request has its own sampling settings, and may follow a grammar (`sampling.py`).
 - On CPUs, attention reads the cache through block tables (`engines/transformers/paged`). In transformers each
   query is computed against all sequences' keys.
 - A request may get the log-probabilities of its tokens and of its prompt (`prompt_scoring.py`).

@@ -1,11 +1,11 @@
 """Choice of the next tokens, after the attention client's forward pass, by each request's own settings.
 
 transformers' continuous batching samples every request of a manager with one configuration. Here the
-manager is greedy, and a logits processor leaves a row with settings only the token that these choose. Rows
-without settings stay as they are: the manager takes their exact argmax. A draw is decided by the request's
-seed and the position: the same seed and logits give the same tokens, whatever else is in the batch.
+manager is greedy, and a logits processor leaves a row with settings, or with a grammar, only the token that
+these choose. Other rows stay as they are: the manager takes their exact argmax. A draw is decided by the
+request's seed and the position: the same seed and logits give the same tokens, whatever else is in the batch.
 
-Shapes: B rows (requests with a new token), R rows with settings, V vocabulary.
+Shapes: B rows (requests with a new token), R rows with settings or a grammar, V vocabulary.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         scores_RV: float32 (R, V), the rows' logits, overwritten.
         rows: The rows.
     """
-    for score_V, row in zip(scores_RV, rows, strict=True):
+    for index, row in enumerate(rows):
         if row.allowed is not None:
-            restrict(score_V, row.allowed)
+            restrict(scores_RV[index], row.allowed)
     bias = [
         (r, token, value) for r, row in enumerate(rows) for token, value in row.sampling.logit_bias
     ]

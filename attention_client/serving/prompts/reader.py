@@ -59,9 +59,9 @@ class PromptReader:
         self._bound = bound
 
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
-        """Return the validated request and the tokens of its prompts, which leave room for an answer.
+        """Return the validated request and the tokens of its prompts.
 
-        Raises ApiError (400).
+        The prompts of a generation leave room for its answer. Raises ApiError (400).
         """
         fields = load_json(body)
         if issubclass(cls, GenerationRequest):

@@ -31,7 +31,7 @@ class ResponsesHandler(ChatHandler):
     id_prefix = "resp"
 
     async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
-        """Answer one HTTP request, whole or as a stream. Raises ApiError before the generation begins."""
+        """Answer one HTTP request (`Handler.handle_request`)."""
         request, answer = await self.answer(body)
         assert isinstance(request, ResponsesRequest)
         del body  # may be megabytes
