@@ -128,11 +128,12 @@ def run(
         if config.compile and config.overlap != "on":
             compiler = PassCompiler(checkpoint, torch.get_num_threads())
             stack.callback(compiler.close)
+        name, *aliases = config.model_names(model_path)
         app = build_app(
             model,
             tokenizer,
-            model_name=model_path.name,
-            aliases=(str(model_path),),
+            model_name=name,
+            aliases=aliases,
             status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
             healthy=lambda: _healthy(cluster),
             limits=limits,
@@ -140,6 +141,7 @@ def run(
             registry=registry,
             keys=keys,
             hosts=_hosts(config),
+            origins=config.allowed_origins,
             traces=traces,
             attribution=cluster.attribution,
             dashboard=_dashboard(cluster, config, registry, tls, keys, listener),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
 from attention_client.serving.generation.engine_choice import build_engine
@@ -26,10 +27,12 @@ from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
-from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.page_chat import PageChat
+from attention_client.serving.requests.responses import ResponsesHandler
 from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.tokenization import DetokenizeHandler, TokenizeHandler
 from attention_client.telemetry.tracing import RequestTraces
+from eaas import __version__
 from eaas.net.api_keys import ApiKeys
 
 __all__ = ["build_app"]
@@ -48,6 +51,7 @@ def build_app(
     registry: CollectorRegistry | None = None,
     keys: ApiKeys | None = None,
     hosts: LoopbackHosts | None = None,
+    origins: Sequence[str] = (),
     traces: RequestTraces | None = None,
     attribution: ExpertAttribution | None = None,
     dashboard: Dashboard | None = None,
@@ -69,6 +73,7 @@ def build_app(
         registry: The metrics of /metrics; the application adds its own.
         keys: The API keys that requests must present; None: no key is needed.
         hosts: The host names that requests may use; None: any.
+        origins: The origins of web pages that may use the endpoint (CORS), or "*".
         traces: Records each request; None: no tracing.
         attribution: Records which servers compute a token's experts, for requests that ask; None: never.
         dashboard: Serves the page at `/`; None: no page.
@@ -93,13 +98,17 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        service.grammars.prepare()
         yield
         service.shutdown()
 
     app = FastAPI(openapi_url=None, lifespan=lifespan)
     _add_routes(app, service, status, healthy)
-    _add_generation(app, "/v1/chat/completions", chat)
-    _add_generation(app, "/v1/completions", text)
+    _add_post(app, "/v1/chat/completions", chat)
+    _add_post(app, "/v1/completions", text)
+    _add_post(app, "/v1/responses", ResponsesHandler(service))
+    _add_post(app, "/tokenize", TokenizeHandler(service))
+    _add_post(app, "/detokenize", DetokenizeHandler(service))
     if dashboard is not None:
         dashboard.serve(model_name, PageChat(chat if tokenizer.chat_template else text, accepted))
         app.router.routes.append(dashboard)
@@ -107,14 +116,20 @@ def build_app(
     app.add_middleware(
         RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys, hosts=hosts
     )
+    if origins:
+        app.add_middleware(Cors, origins=origins, hosts=hosts)
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
     return app
 
 
-def _add_generation(app: FastAPI, path: str, handler: Handler) -> None:
+class _Handler(Protocol):
+    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response: ...
+
+
+def _add_post(app: FastAPI, path: str, handler: _Handler) -> None:
     @app.post(path)
-    async def generate(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         # `request.body()` would keep the body in memory until the answer is complete.
         body = b"".join([part async for part in request.stream()])
         return await handler.handle_request(body, request.scope[MORE_SEQUENCES])
@@ -135,7 +150,13 @@ def _add_routes(
         service.check_name(name)
         return service.card()
 
+    @app.get("/version")
+    def version() -> dict[str, str]:
+        return {"version": __version__}
+
     @app.get("/health")
+    @app.get("/ping")
+    @app.post("/ping")
     def health() -> JSONResponse:
         failure = service.engine.failure()
         good, reason = (False, f"engine: {failure}") if failure is not None else healthy()

@@ -25,13 +25,18 @@ from eaas.net.api_keys import ApiKeys
 __all__ = ["MORE_SEQUENCES", "RequestGuard"]
 
 MORE_SEQUENCES = "eaas.more_sequences"
-"""Key in a generation's ASGI scope: the function that counts its further sequences (`AcceptedRequests`)."""
+"""Key in an API request's ASGI scope: the function that counts its further sequences (`AcceptedRequests`)."""
 
-_GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-_NAMED_PATHS = _GENERATION_PATHS | {
+# The paths whose requests have a JSON body. They count towards the limit of requests.
+_BODY_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"}
+)
+_NAMED_PATHS = _BODY_PATHS | {
     "/",
     "/v1/models",
+    "/version",
     "/health",
+    "/ping",
     "/metrics",
     "/eaas/v1/status",
     "/openapi.json",
@@ -98,7 +103,7 @@ class RequestGuard:
             refusal = self._access.refusal(scope)
             if refusal is not None:
                 await refusal(scope, receive, counted_send)
-            elif is_post and (is_page or path in _GENERATION_PATHS):
+            elif is_post and (is_page or path in _BODY_PATHS):
                 await self._post(scope, receive, counted_send)
             else:
                 await self._answer(scope, receive, counted_send)
@@ -119,12 +124,12 @@ class RequestGuard:
         await self._app(scope, receive, named_send)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body of a generation or of a dashboard's POST, and serve it, or refuse it at a limit."""
+        """Read the body of a request of the API or the dashboard, and serve it, or refuse it at a limit."""
         try:
             with ExitStack() as stack:
                 grow = stack.enter_context(self._memory.body())
                 unread = [await self._read(scope, receive, grow)]
-                if scope["path"] in _GENERATION_PATHS:
+                if scope["path"] in _BODY_PATHS:
                     scope[MORE_SEQUENCES] = stack.enter_context(self._accepted.accept())
                 await self._serve(scope, unread, receive, send)
         except ApiError as error:
@@ -167,7 +172,7 @@ class RequestGuard:
         """
         headers = Headers(scope=scope)
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["path"] in _GENERATION_PATHS and media_type != "application/json":
+        if scope["path"] in _BODY_PATHS and media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
         too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
         length = headers.get("content-length", "")

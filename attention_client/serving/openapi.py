@@ -12,11 +12,14 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.responses_body import ResponsesBody
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas import __version__
 
 __all__ = ["openapi_document"]
 
 _REFERENCE = "#/components/schemas/"
+_REQUESTS = (CompletionRequest, ChatRequest, ResponsesBody, TokenizeRequest, DetokenizeRequest)
 _STRING, _INTEGER, _OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _LOGPROBS = {"type": ["object", "null"]}
@@ -61,6 +64,23 @@ _SCHEMAS = {
         max_model_len=_INTEGER,
     ),
     "Models": _record(object={"const": "list"}, data=_list_of({"$ref": f"{_REFERENCE}Model"})),
+    "Response": _record(
+        id=_STRING,
+        object={"const": "response"},
+        created_at=_INTEGER,
+        status={"enum": ["completed", "incomplete"]},
+        model=_STRING,
+        output=_list_of(_OBJECT),
+        usage=_OBJECT,
+    ),
+    "Tokens": _record(
+        count=_INTEGER,
+        max_model_len=_INTEGER,
+        tokens=_list_of(_INTEGER),
+        token_strs={"type": ["array", "null"], "items": _STRING},
+    ),
+    "Text": _record(prompt=_STRING),
+    "Version": _record(version=_STRING),
     "Status": _record(epoch=_INTEGER, members=_list_of(_OBJECT)),
     "Healthy": _record(status={"const": "ok"}),
     "Unhealthy": _record(status={"const": "unhealthy"}, reason=_STRING),
@@ -71,8 +91,12 @@ _SCHEMAS = {
 def openapi_document() -> dict[str, Any]:
     """Build the OpenAPI document of the HTTP endpoint, at the first request for it."""
     _, schemas = models_json_schema(
-        [(CompletionRequest, "validation"), (ChatRequest, "validation")],
-        ref_template=_REFERENCE + "{model}",
+        [(cls, "validation") for cls in _REQUESTS], ref_template=_REFERENCE + "{model}"
+    )
+    health = _get(
+        "Check that every expert is reachable.",
+        _json("Healthy"),
+        {"503": _answer("The cluster cannot serve.", _json("Unhealthy"))},
     )
     no_model = {"401": _error("No valid API key."), "404": _error("No such model.")}
     return {
@@ -82,15 +106,16 @@ def openapi_document() -> dict[str, Any]:
         "paths": {
             "/v1/completions": _generation("CompletionRequest", "Completion"),
             "/v1/chat/completions": _generation("ChatRequest", "ChatCompletion"),
+            "/v1/responses": _generation("ResponsesBody", "Response"),
+            "/tokenize": _post("Get the tokens of a prompt.", "TokenizeRequest", _json("Tokens")),
+            "/detokenize": _post("Get the text of tokens.", "DetokenizeRequest", _json("Text")),
             "/v1/models": _get("List the served model.", _json("Models")),
             "/v1/models/{name}": _get("Get a model by name.", _json("Model"), no_model)
             | {"parameters": [{"name": "name", "in": "path", "required": True, "schema": _STRING}]},
             "/eaas/v1/status": _get("Get the members of the cluster.", _json("Status")),
-            "/health": _get(
-                "Check that every expert is reachable.",
-                _json("Healthy"),
-                {"503": _answer("The cluster cannot serve.", _json("Unhealthy"))},
-            ),
+            "/version": _get("Get the version of this software.", _json("Version")),
+            "/health": health,
+            "/ping": health | {"post": health["get"]},
             "/metrics": _get("Get Prometheus metrics.", {"text/plain": {}}, {}),
         },
         "components": {
@@ -122,12 +147,19 @@ def _get(
 
 
 def _generation(request: str, answer: str) -> dict[str, Any]:
+    summary = "Generate text; stream: true sends server-sent events."
+    return _post(summary, request, _json(answer) | {"text/event-stream": {}})
+
+
+def _post(summary: str, request: str, content: dict[str, Any]) -> dict[str, Any]:
+    ignored = {"description": "Unknown fields, which were ignored.", "schema": _STRING}
+    answer = _answer("The answer.", content) | {"headers": {"X-Eaas-Ignored-Fields": ignored}}
     return {
         "post": {
-            "summary": "Generate text; stream: true sends server-sent events.",
+            "summary": summary,
             "requestBody": {"required": True, "content": _json(request)},
             "responses": {
-                "200": _answer("The answer.", _json(answer) | {"text/event-stream": {}}),
+                "200": answer,
                 "400": _error("The body is invalid; the message names the field."),
                 "401": _error("No valid API key."),
                 "404": _error("This endpoint serves another model."),

@@ -60,7 +60,7 @@ def words(
     """Arguments of Python that run vLLM's API server as an attention client.
 
     Args:
-        model: Directory of the checkpoint; the API knows it by its last part and by its path.
+        model: Directory of the checkpoint; without other names the API knows it by its last part and path.
         settings: Section `eaas`.
         host: Address to listen on.
         port: Port to listen on.
@@ -70,7 +70,7 @@ def words(
     named = _NAMES in _option_names(options)
     return (
         *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *(() if named else (_NAMES, *dict.fromkeys((model.name, str(model))))),
+        *(() if named else (_NAMES, *dict.fromkeys(settings.client.model_names(model)))),
         *("--host", host, "--port", str(port)),
         *("--load-format", LOAD_FORMAT, "--additional-config", json.dumps({SECTION: section})),
         *("--middleware", _MIDDLEWARE, "--shutdown-timeout", str(_GRACE_S)),

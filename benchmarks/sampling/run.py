@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.sampling import BatchSampler, Sampling
 
 __all__ = ["SETTINGS", "bench_sampling"]
@@ -47,7 +48,7 @@ def bench_sampling(rows: int, vocabulary: int, rounds: int, device: str) -> dict
 
 
 def _step_s(logits_BV: torch.Tensor, settings: dict[str, Any]) -> float:
-    sampler = BatchSampler()
+    sampler = BatchSampler(_fail)
     requests = [_request(row, Sampling(seed=row, **settings)) for row in range(len(logits_BV))]
     sampler(logits_BV.clone(), sampler.prepare_tensor_args(requests))  # builds the histories
     scores_BV = logits_BV.clone()
@@ -55,6 +56,10 @@ def _step_s(logits_BV: torch.Tensor, settings: dict[str, Any]) -> float:
     chosen = sampler(scores_BV, sampler.prepare_tensor_args(requests)).argmax(dim=-1)
     chosen.tolist()  # waits for the device
     return time.perf_counter() - begin
+
+
+def _fail(_request_id: str, error: ApiError) -> None:
+    raise error
 
 
 def _request(row: int, sampling: Sampling) -> Any:

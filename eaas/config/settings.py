@@ -303,6 +303,14 @@ class AttentionClientConfig(_Section):
         [],
         description="Further names allowed in Host and Origin of requests to a loopback endpoint.",
     )
+    allowed_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]] = Field(
+        [],
+        description="Origins of web pages that may use the endpoint (CORS), or *. Embedded engine only.",
+    )
+    served_model_name: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Names of the model in requests; answers have the first. Empty: the directory's name.",
+    )
     dashboard: bool = Field(
         True, description="Serve the dashboard at the endpoint's / (docs/dashboard.md)."
     )
@@ -350,6 +358,10 @@ class AttentionClientConfig(_Section):
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Choice of the waiting requests that run together."
     )
+
+    def model_names(self, model: Path) -> tuple[str, ...]:
+        """Return the names that requests may use for a checkpoint; answers have the first."""
+        return tuple(self.served_model_name) or (model.name, str(model))
 
 
 class TelemetryConfig(_Section):

@@ -89,6 +89,15 @@ Insecure = Annotated[
         help="Let other machines connect without TLS and use the endpoint without an API key.",
     ),
 ]
+ServedModelName = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-model-name",
+        metavar="NAME",
+        help="Name of the model in requests; may be given several times, and answers have the first.",
+        show_default="the directory's name",
+    ),
+]
 ApiKeyFile = Annotated[
     str | None,
     typer.Option(

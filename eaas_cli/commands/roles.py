@@ -18,7 +18,15 @@ from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
-from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Model, Tls
+from eaas_cli.commands.options import (
+    ApiKeyFile,
+    ConfigFile,
+    Insecure,
+    Join,
+    Model,
+    ServedModelName,
+    Tls,
+)
 
 __all__ = [
     "ClientTransport",
@@ -205,6 +213,7 @@ def attention_client(
     threads: Threads = None,
     api_key_file: ApiKeyFile = None,
     operator_page: OperatorPage = None,
+    served_model_name: ServedModelName = None,
     tls: Tls = None,
     insecure: Insecure = False,
     config: ConfigFile = None,
@@ -222,6 +231,7 @@ def attention_client(
         "threads": threads,
         "api_key_file": api_key_file,
         "operator_page": operator_page,
+        "served_model_name": served_model_name,
     }
     client_id = member_id(id, "attention-client")
     cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)

@@ -19,7 +19,7 @@ from eaas.errors import ClusterError, EaasError
 from eaas.log import print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import page_address, status_table
-from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Model, Tls
+from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Model, ServedModelName, Tls
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.endpoint import fetch_status, live_members
 from eaas_cli.local.process import program
@@ -77,6 +77,7 @@ def up(
         str | None,
         typer.Option(help="Weights in memory: none, int8 or int4.", show_default="none"),
     ] = None,
+    served_model_name: ServedModelName = None,
     api_key_file: ApiKeyFile = None,
     tls: Tls = None,
     insecure: Insecure = False,
@@ -104,6 +105,7 @@ def up(
                 "host": host,
                 "port": port,
                 "api_key_file": api_key_file,
+                "served_model_name": served_model_name,
             },
             expert_server={"kernel": kernel, "quantization": quantization},
         )
@@ -140,7 +142,7 @@ def up(
 def _greet(cluster: LocalCluster) -> None:
     body = json.dumps(
         {
-            "model": cluster.model.name,
+            "model": cluster.config.attention_client.model_names(cluster.model)[0],
             "messages": [{"role": "user", "content": "Hello"}],
             "max_tokens": 32,
         }

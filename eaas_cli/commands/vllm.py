@@ -13,7 +13,14 @@ import typer
 from eaas.config import ClusterConfig
 from eaas.errors import ClusterError, ConfigError, NotACheckpointError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
-from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Join, Tls
+from eaas_cli.commands.options import (
+    ApiKeyFile,
+    ConfigFile,
+    Insecure,
+    Join,
+    ServedModelName,
+    Tls,
+)
 from eaas_cli.commands.roles import (
     ClientTransport,
     Host,
@@ -63,6 +70,7 @@ def vllm(
     transport: ClientTransport = None,
     api_key_file: ApiKeyFile = None,
     operator_page: OperatorPage = None,
+    served_model_name: ServedModelName = None,
     tls: Tls = None,
     insecure: Insecure = False,
     config: ConfigFile = None,
@@ -87,6 +95,7 @@ def vllm(
         "transport": transport,
         "api_key_file": api_key_file,
         "operator_page": operator_page,
+        "served_model_name": served_model_name,
     }
     client_id = member_id(id, "vllm")
     cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)
@@ -159,7 +168,7 @@ def _start(
         monitor=join,
         host=client.host,
         port=port,
-        model=model.name,
+        model=client.model_names(model)[0],
         chat=_has_chat_template(model),
         api_key_file=str(Path(client.api_key_file).resolve()) if client.api_key_file else "",
         allowed_hosts=tuple(client.allowed_hosts),

@@ -65,6 +65,7 @@ def client_words(
         *("--host", client.host, "--port", str(client.port)),
         *(keys if client.api_key_file else ()),
         *(("--operator-page",) if operator_page else ()),
+        *(word for name in client.served_model_name for word in ("--served-model-name", name)),
     )
 
 

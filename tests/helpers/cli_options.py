@@ -10,7 +10,7 @@ __all__ = ["OPTIONS"]
 # COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
 _TEXT = """\
 up: --model --servers=3 --redundancy=2 --engine=transformers --transport --host --port --kernel --quantization
-    --api-key-file --tls --insecure=false --config --log-dir
+    --served-model-name --api-key-file --tls --insecure=false --config --log-dir
 status: --endpoint=URL --api-key-file --json=false
 top: --endpoint=URL --once=false --api-key-file --tls --json=false
 generate: prompt --endpoint=URL --max-tokens=64 --temperature --api-key-file --json=false
@@ -47,9 +47,9 @@ trace compare: source --policy --servers="64" --interval=256,1024 --slots --plan
 expert-server: --model --join --id --host --port --threads --core --kernel --quantization --slots
     --slot-tokens --tls --insecure=false --config
 attention-client: --model --join --id --host --port --transport --threads --api-key-file
-    --operator-page --tls --insecure=false --config
-vllm: model options --join --id --host --port --transport --api-key-file --operator-page --tls
-    --insecure=false --config
+    --operator-page --served-model-name --tls --insecure=false --config
+vllm: model options --join --id --host --port --transport --api-key-file --operator-page
+    --served-model-name --tls --insecure=false --config
 monitor: --host --port --stop-members-on-exit --store --data-dir --zookeeper-hosts --tls
     --insecure=false --config
 balancer: --join --servers --redundancy --host --port --tls --insecure=false --config

@@ -93,6 +93,7 @@ class Box:
         dashboard: Any = None,
         generation: Mapping[str, Any] | None = None,
         hosts: Any = None,
+        origins: Any = (),
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = chat_tokenizer()
@@ -115,6 +116,7 @@ class Box:
             limits=limits,
             keys=keys,
             hosts=hosts,
+            origins=origins,
             traces=traces,
             dashboard=dashboard,
         )

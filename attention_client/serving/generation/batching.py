@@ -9,7 +9,7 @@ The changes to transformers 5.23:
   before anyone listens.
 - Output without a listener is dropped. In transformers it stays in memory.
 - Every waiting request fails if the worker dies, even one between two queues.
-- Each request has its own sampling settings (`sampling.py`).
+- Each request has its own sampling settings, and may follow a grammar (`sampling.py`).
 - On CPUs, attention reads the cache through block tables (`engines/transformers/paged`). In transformers each
   query is computed against all sequences' keys.
 - A request may get the log-probabilities of its tokens and of its prompt (`prompt_scoring.py`).
@@ -42,6 +42,7 @@ from attention_client.engines.transformers.paged.batch import PagedBatch
 from attention_client.engines.transformers.paged.cache_size import UntouchedZeros, blocks_that_fit
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.live_admission import LiveAdmission
 from attention_client.serving.generation.prompt_scoring import PromptScoring, unscored_rows
@@ -185,14 +186,18 @@ class _Router(OutputRouter):  # type: ignore[misc]
 
     def fail_and_deliver(self, state: Any, error: Exception) -> None:
         # The base class keeps only the error's text; the listener needs its type.
-        self._fail([state.request_id], error)
+        self.fail(state.request_id, error)
+
+    def fail(self, request_id: str, error: Exception) -> None:
+        """Deliver this error to one request, as its last delivery."""
+        self._fail([request_id], error)
 
     def fail_all(self, error: Exception) -> None:
         """Deliver this error to every request that waits or runs: the engine stops, or its thread died."""
         self._fail(list(self._listeners), error)
 
     def _fail(self, request_ids: list[str], error: Exception) -> None:
-        if not isinstance(error, (EaasError, CBWorkerDeadError)):
+        if not isinstance(error, (ApiError, EaasError, CBWorkerDeadError)):
             error = CBWorkerDeadError(f"The engine has stopped: {error}")
         with self._guard:
             failed = [self._pop(request_id) for request_id in request_ids]
@@ -253,13 +258,17 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self.output_router = _Router()
         self._wake_up_loop = _Doorbell()
         processors = self.logit_processor
-        self._sampler = BatchSampler()
+        self._sampler = BatchSampler(self._fail_one)
         processors.logits_processor.append(self._sampler)
         processors.tensors_required += 1
         processors.do_processing = True
         processors._retrieve_processors_kwargs()
         # What runs at each step: the model, or a `PagedModel` of it.
         self.stepped: Any = model
+
+    def _fail_one(self, request_id: str, error: ApiError) -> None:
+        self.output_router.fail(request_id, error)
+        self.cancel_request(request_id)
 
     def start(self) -> None:
         """Start the generation thread; as a daemon, it does not keep the process alive if a pass is stuck."""
@@ -467,6 +476,7 @@ class BatchingEngine:
         Raises CBWorkerDeadError if the engine has stopped.
         """
         router = self.manager.output_router
+        sampling, guide = work.sampling.guided()
         router.listen(work, deliver)
         queued = self.manager.add_request(
             work.prompt,
@@ -474,7 +484,8 @@ class BatchingEngine:
             max_new_tokens=work.max_tokens,
             streaming=True,
             eos_token_id=list(work.end_tokens),
-            sampling=work.sampling,
+            sampling=sampling,
+            **({} if guide is None else {"guide": guide}),
         )
         if queued is None:
             router.forget(work.id)

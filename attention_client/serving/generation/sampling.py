@@ -1,29 +1,33 @@
 """Choice of the next tokens, after the attention client's forward pass, by each request's own settings.
 
 transformers' continuous batching samples every request of a manager with one configuration. Here the
-manager is greedy, and a logits processor leaves a row with settings only the token that these choose. Rows
-without settings stay as they are: the manager takes their exact argmax. A draw is decided by the request's
-seed and the position: the same seed and logits give the same tokens, whatever else is in the batch.
+manager is greedy, and a logits processor leaves a row with settings, or with a grammar, only the token that
+these choose. Other rows stay as they are: the manager takes their exact argmax. A draw is decided by the
+request's seed and the position: the same seed and logits give the same tokens, whatever else is in the batch.
 
-Shapes: B rows (requests with a new token), R rows with settings, V vocabulary.
+Shapes: B rows (requests with a new token), R rows with settings or a grammar, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import LogitsProcessor
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
 
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.draws import Draw, draw, key
 from attention_client.serving.generation.penalties import History, penalize
 from attention_client.serving.generation.scores import Scores, score
+from attention_client.serving.grammars.guide import Grammar, Guide, restrict
 
 __all__ = ["GREEDY", "BatchSampler", "Row", "Sampling", "SequenceSampler", "choose"]
 
@@ -49,6 +53,7 @@ class Sampling:
         logprobs: Report the log-probability of each chosen token and of this many likeliest tokens; None: no
             report.
         prompt_logprobs: Report them for the tokens of the prompt, too.
+        grammar: What the answer must follow; None: any text.
     """
 
     temperature: float = 0.0
@@ -65,6 +70,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    grammar: Grammar | None = None
 
     @cached_property
     def has_penalties(self) -> bool:
@@ -81,7 +87,18 @@ class Sampling:
             and not self.has_penalties
             and not self.logit_bias
             and self.logprobs is None
+            and self.grammar is None
         )
+
+    def guided(self) -> tuple[Sampling, Guide | None]:
+        """Return the settings for the sampler, and the guide of a sequence at the start of its answer.
+
+        The guide then applies `min_length`, because it must not ban the end of a complete answer.
+        """
+        if self.grammar is None:
+            return self, None
+        guide = self.grammar.guide(self.prompt_length, self.min_length, self.end_tokens)
+        return replace(self, min_length=0, grammar=None), guide
 
 
 GREEDY = Sampling()
@@ -95,12 +112,14 @@ class Row(NamedTuple):
         sampling: The settings of its request.
         length: Tokens before the new one, prompt included.
         history: These tokens, if the settings have penalties.
+        allowed: Which tokens its grammar allows, bool (V,) or longer; None: all.
     """
 
     place: int
     sampling: Sampling
     length: int
     history: History | None = None
+    allowed: npt.NDArray[np.bool_] | None = None
 
 
 def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -110,6 +129,9 @@ def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         scores_RV: float32 (R, V), the rows' logits, overwritten.
         rows: The rows.
     """
+    for index, row in enumerate(rows):
+        if row.allowed is not None:
+            restrict(scores_RV[index], row.allowed)
     bias = [
         (r, token, value) for r, row in enumerate(rows) for token, value in row.sampling.logit_bias
     ]
@@ -174,14 +196,18 @@ def _leave_only(scores_BV: torch.Tensor, indices: list[int], chosen_R: torch.Ten
 class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of each request in a continuous batch (`choose`).
 
-    A request passes its settings as the keyword "sampling". The history of its tokens stays with the
-    request's own state, so it ends with the request.
+    A request passes its settings as the keyword "sampling", and its guide, if it follows a grammar, as
+    "guide". The history of its tokens stays with the request's own state, so it ends with the request.
+
+    Args:
+        fail: Ends a request, given by its id, whose answer cannot follow its grammar.
     """
 
-    supported_kwargs: dict[str, type] = {"sampling": Sampling}  # noqa: RUF012 (the base's form)
+    supported_kwargs: dict[str, type] = {"sampling": Sampling, "guide": Guide}  # noqa: RUF012 (the base's form)
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, fail: Callable[[str, ApiError], None]) -> None:
+        self._fail = fail
         self._rows: list[Row] = []
         self._names: list[str] = []
         self._scores: dict[str, Scores] = {}
@@ -195,15 +221,14 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
 
         The pass follows at once, because batching is synchronous.
         """
-        special = [
-            (index, request.state, sampling)
-            for index, request in enumerate(requests_with_new_token)
-            if not (
-                sampling := request.state.logit_processor_kwargs.get("sampling", GREEDY)
-            ).is_plain
-        ]
-        self._names = [state.request_id for _, state, _ in special]
-        self._rows = [_row(index, state, sampling) for index, state, sampling in special]
+        special = []
+        for index, request in enumerate(requests_with_new_token):
+            settings = request.state.logit_processor_kwargs
+            sampling, guide = settings.get("sampling", GREEDY), settings.get("guide")
+            if guide is not None or not sampling.is_plain:
+                special.append((index, request.state, sampling, guide))
+        self._names = [state.request_id for _, state, _, _ in special]
+        self._rows = [self._row(*each) for each in special]
         return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
@@ -226,38 +251,53 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         taken, self._scores = self._scores, {}
         return taken
 
+    def _row(self, index: int, state: Any, sampling: Sampling, guide: Guide | None) -> Row:
+        # The initial tokens of a request that was evicted to the queue include its answer, so only the sum
+        # of both is its length.
+        length = len(state.initial_tokens) + len(state.generated_tokens)
+        allowed = None
+        if guide is not None:
+            try:
+                allowed = guide.allowed(_tokens_from(state, guide.next))
+            except ApiError as error:
+                self._fail(state.request_id, error)
+        history = None
+        if sampling.has_penalties:
+            settings = state.logit_processor_kwargs
+            history = settings.setdefault("history", History(sampling.prompt_length))
+            history.extend(_tokens_from(state, history.length))
+        return Row(index, sampling, length, history, allowed)
 
-def _row(index: int, state: Any, sampling: Sampling) -> Row:
-    # The initial tokens of a request that was evicted to the queue include its answer, so only the sum of
-    # both is its length.
-    initial, generated = state.initial_tokens, state.generated_tokens
-    length = len(initial) + len(generated)
-    if not sampling.has_penalties:
-        return Row(index, sampling, length)
-    settings = state.logit_processor_kwargs
-    history = settings.setdefault("history", History(sampling.prompt_length))
-    if history.length < len(initial):
-        history.extend(initial[history.length :])
-    history.extend(generated[history.length - len(initial) :])
-    return Row(index, sampling, length, history)
+
+def _tokens_from(state: Any, position: int) -> list[int]:
+    """Return a request's tokens from a position on, counted in prompt plus answer."""
+    first, second = state.initial_tokens, state.generated_tokens
+    if position < len(first):
+        return [*first[position:], *second]
+    return list(second[position - len(first) :])
 
 
 class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of the sequential engine's one request, in ``model.generate`` (`choose`)."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, guide: Guide | None = None) -> None:
         self._sampling = sampling
+        self._guide = guide
         self._history = History(sampling.prompt_length) if sampling.has_penalties else None
         self._scores: Scores | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores (1, V) in which only the chosen token is finite. May overwrite them."""
-        if self._sampling.is_plain:
+        """Return scores (1, V) in which only the chosen token is finite. May overwrite them.
+
+        Raises ApiError if the answer cannot follow its grammar.
+        """
+        history, guide = self._history, self._guide
+        if self._sampling.is_plain and guide is None:
             return scores
-        history = self._history
         if history is not None:
             history.extend(input_ids[0, history.length :].tolist())
-        row = Row(0, self._sampling, input_ids.shape[1], history)
+        allowed = None if guide is None else guide.allowed(input_ids[0, guide.next :].tolist())
+        row = Row(0, self._sampling, input_ids.shape[1], history, allowed)
         chosen_R, (self._scores,) = _choose_and_score(scores.clone(), [row])
         _leave_only(scores, [0], chosen_R)
         return scores

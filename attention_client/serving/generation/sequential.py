@@ -31,7 +31,7 @@ class _Job:
 
     def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         self.work = work
-        self.sampler = SequenceSampler(work.sampling)
+        self.sampler = SequenceSampler(*work.sampling.guided())
         self.prompt_scores: Scores | None = None
         self.cancelled = threading.Event()
         self._deliver = deliver

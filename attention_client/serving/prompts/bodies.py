@@ -1,20 +1,21 @@
 """The JSON bodies of the HTTP endpoint's two generating paths, and their validation.
 
-A field that changes the answer is supported, or refused with a reason. A field without an effect on the
-answer (bookkeeping of OpenAI's API) is accepted. An unknown field is refused: most are typing errors.
+A known field that changes the answer is supported, or refused with a reason. A field without an effect on
+the answer (bookkeeping of OpenAI's API) is accepted. An unknown field is ignored, as in vLLM, and named.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -24,15 +25,22 @@ from pydantic import (
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from attention_client.serving.api_error import ApiError
+from attention_client.serving.grammars.constraint import ConstraintFields, FieldError, check_depth
 
 __all__ = [
+    "CONTINUE_RULE",
     "MOST_PROMPTS",
+    "Body",
     "ChatRequest",
     "CompletionRequest",
     "GenerationRequest",
     "Message",
+    "Strict",
+    "TemplateFields",
+    "Tool",
     "load_json",
     "parse",
+    "unsupported",
 ]
 
 _INT64 = 2**63
@@ -46,13 +54,20 @@ _TOKEN_ID = "[0-9]{1,10}"
 
 MOST_PROMPTS = 1024
 """Most prompts of one request."""
+_MOST_IGNORED = 16  # names of ignored fields to report
 
 
 class _only:
-    """Refuses every value except None and the neutral ones: the field is not supported."""
+    """Refuses every value except None and the neutral ones: the field is not supported.
 
-    def __init__(self, *neutral: Any) -> None:
+    Args:
+        neutral: The values that change nothing.
+        vllm: Whether vLLM, the other engine, supports the field.
+    """
+
+    def __init__(self, *neutral: Any, vllm: bool = False) -> None:
         self._neutral = neutral
+        self._vllm = vllm
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return no_info_after_validator_function(self._check, handler(source))
@@ -63,10 +78,15 @@ class _only:
     def _check(self, value: Any) -> Any:
         if value is not None and value not in self._neutral:
             allowed = " or ".join(json.dumps(each) for each in self._neutral)
-            raise ValueError("is not supported" + (f" other than {allowed}" if allowed else ""))
+            raise ValueError(
+                "is not supported"
+                + (f" other than {allowed}" if allowed else "")
+                + ("; the engine of `eaas up --engine vllm` has it" if self._vllm else "")
+            )
         return value
 
 
+unsupported = _only  # its name for other modules
 _STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPTS = {
@@ -96,6 +116,23 @@ _BIAS_SCHEMA = {
             "propertyNames": {"pattern": f"^{_TOKEN_ID}$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
             "maxProperties": _MOST_BIASED,
+        },
+    ]
+}
+_TOOL_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": [None, "auto", "none", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}},
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
         },
     ]
 }
@@ -163,13 +200,30 @@ def _content(value: Any) -> Any:
     return value
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+def _tool_choice(value: Any) -> Any:
+    if value is None or value in ("auto", "none", "required"):
+        return value
+    try:
+        name = value["function"]["name"]
+        if value["type"] == "function" and isinstance(name, str):
+            return {"type": "function", "function": {"name": name}}
+    except (TypeError, KeyError):
+        pass
+    raise ValueError(
+        "must be auto, none, required or a function: "
+        '{"type": "function", "function": {"name": NAME}}'
     )
 
 
-class StreamOptions(_Model):
+class Strict(BaseModel):
+    """Base of bodies and their parts: no conversions between types, unknown fields are ignored."""
+
+    model_config = ConfigDict(
+        extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(Strict):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
@@ -206,9 +260,47 @@ _SETTINGS = {
     "stop_token_ids",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "continue_final_message",
     "tools",
     "tool_choice",
+    "parallel_tool_calls",
+    "return_token_strs",
+    *ConstraintFields.model_fields,
 }
+
+
+class Body(Strict):
+    """What the bodies of all paths have."""
+
+    # A prompt of one token in place of the real one.
+    placeholder: ClassVar[dict[str, Any]]
+
+    model: str | None = None
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Self:
+        """Validate the JSON object of a request's body. Raises ApiError (400) that names the field."""
+        return parse(cls, fields)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the body's unknown fields, at most some; the request is answered without them."""
+        return self._ignored
+
+    def found(self) -> dict[str, Any]:
+        """Return what reading found beside the settings, as JSON, for `restore`."""
+        return {"ignored": self._ignored}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """Set what the prompt worker found in the body."""
+        self._ignored = tuple(found["ignored"])
+
+    def settings(self) -> dict[str, Any]:
+        """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
+        fields = self.model_dump(include=_SETTINGS, exclude_unset=True, by_alias=True)
+        return self.placeholder | fields
 
 
 def _rule(field: str, value: dict[str, Any], needs: str, needed: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +314,7 @@ def _rule(field: str, value: dict[str, Any], needs: str, needed: dict[str, Any])
 _STREAM_RULE = _rule("stream_options", {"type": "object"}, "stream", {"const": True})
 _BEST_OF_RULE = _rule("best_of", {"type": "integer", "minimum": 2}, "n", {"type": "integer"})
 _TOP_RULE = _rule("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True})
-_CONTINUE_RULE: dict[str, Any] = {
+CONTINUE_RULE: dict[str, Any] = {
     "not": {
         "properties": {
             "continue_final_message": {"const": True},
@@ -231,14 +323,14 @@ _CONTINUE_RULE: dict[str, Any] = {
         "required": ["continue_final_message", "add_generation_prompt"],
     }
 }
+"""The JSON schema of the rule between two of the `TemplateFields`."""
 
 
-class GenerationRequest(_Model):
+class GenerationRequest(Body, ConstraintFields):
     """Fields of a request's body that both generating endpoints have."""
 
     model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE]})
 
-    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -264,7 +356,11 @@ class GenerationRequest(_Model):
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
 
     # Only neutral values are accepted.
-    response_format: Annotated[dict[str, Any] | None, _only({"type": "text"})] = None
+    use_beam_search: Annotated[bool | None, _only(False, vllm=True)] = None
+    bad_words: Annotated[list[Any] | None, _only([], vllm=True)] = None
+    allowed_token_ids: Annotated[Any, _only(vllm=True)] = None
+    prompt_logprobs: Annotated[Any, _only(vllm=True)] = None
+    truncate_prompt_tokens: Annotated[Any, _only(vllm=True)] = None
 
     # No effect on the answer.
     metadata: Any = None
@@ -279,9 +375,6 @@ class GenerationRequest(_Model):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
         return self
-
-    # A prompt of one token in place of the real one.
-    placeholder: ClassVar[dict[str, Any]]
 
     @property
     def token_budget(self) -> int | None:
@@ -302,10 +395,6 @@ class GenerationRequest(_Model):
     def biased_tokens(self) -> dict[int, float]:
         """What is added to the logits of tokens, by token id."""
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-
-    def settings(self) -> dict[str, Any]:
-        """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
-        return self.placeholder | self.model_dump(include=_SETTINGS, exclude_unset=True)
 
 
 class CompletionRequest(GenerationRequest):
@@ -438,30 +527,68 @@ class FunctionTool(BaseModel):
 
     name: str
 
+    @model_validator(mode="after")
+    def _parameters_are_an_object(self) -> FunctionTool:
+        if not isinstance(self.parameters, dict):
+            raise ValueError("parameters must be a JSON schema: an object")
+        check_depth(self.parameters)
+        return self
 
-class Tool(_Model):
+    @property
+    def parameters(self) -> Any:
+        """The JSON schema of the arguments."""
+        given = (self.model_extra or {}).get("parameters")
+        return {"type": "object", "properties": {}} if given is None else given
+
+
+class Tool(Strict):
     """A tool that the request offers to the model."""
 
     type: Literal["function"]
     function: FunctionTool
 
 
-class ChatRequest(GenerationRequest):
-    """Body of /v1/chat/completions."""
+class TemplateFields(Strict):
+    """Fields of a request that chat templates read."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"allOf": [_STREAM_RULE, _TOP_RULE, _CONTINUE_RULE]}
-    )
-
-    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
-    tool_choice: Annotated[Any, _only("auto", "none")] = None
+
+    chat_template: Annotated[str | None, _only()] = None
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _one_way_to_end(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and info.data.get("add_generation_prompt"):
+            raise ValueError("excludes add_generation_prompt: true")
+        return value
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the template opens the answer's message after the last message."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+
+class ChatRequest(GenerationRequest, TemplateFields):
+    """Body of /v1/chat/completions."""
+
+    model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE, _TOP_RULE, CONTINUE_RULE]})
+
+    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
+
+    # Name of the field of the messages, for errors.
+    messages_field: ClassVar[str] = "messages"
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    tool_choice: Annotated[
+        Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)
+    ] = None
+    parallel_tool_calls: bool | None = None
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
@@ -471,8 +598,8 @@ class ChatRequest(GenerationRequest):
     function_call: Annotated[Any, _only()] = None
     prediction: Annotated[Any, _only()] = None
     web_search_options: Annotated[Any, _only()] = None
+    documents: Annotated[Any, _only()] = None
 
-    parallel_tool_calls: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
 
@@ -483,12 +610,30 @@ class ChatRequest(GenerationRequest):
             raise ValueError("needs logprobs: true")
         return value
 
-    @field_validator("continue_final_message")
-    @classmethod
-    def _one_way_to_end(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        if value and info.data.get("add_generation_prompt"):
-            raise ValueError("excludes add_generation_prompt: true")
-        return value
+    @model_validator(mode="after")
+    def _chosen_tools_exist(self) -> ChatRequest:
+        if not self.forces_tools:
+            return self
+        if not self.tools:
+            raise FieldError("tool_choice", "needs tools")
+        if not self.forced_tools:
+            name = self.tool_choice["function"]["name"]
+            raise FieldError("tool_choice", f"no tool has the name {name!r}")
+        return self
+
+    @property
+    def forces_tools(self) -> bool:
+        """Whether the answer must be a tool call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+
+    @property
+    def forced_tools(self) -> list[FunctionTool]:
+        """The functions of which the answer must call one; empty: the model may answer with text."""
+        tools = [tool.function for tool in self.tools or ()]
+        if isinstance(self.tool_choice, dict):
+            name = self.tool_choice["function"]["name"]
+            return [tool for tool in tools if tool.name == name][:1]
+        return tools if self.tool_choice == "required" else []
 
     @property
     def likeliest(self) -> int | None:
@@ -508,7 +653,7 @@ class ChatRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 
 
 def load_json(body: bytes) -> dict[str, Any]:
@@ -533,9 +678,25 @@ def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
             400, "The body contains invalid Unicode text or is nested too deeply."
         ) from None
     try:
-        return cls.model_validate(body)
+        request = cls.model_validate(body)
     except ValidationError as error:
         raise _refusal(error) from None
+    request._ignored = tuple(_unknown(cls, body)[:_MOST_IGNORED])
+    return request
+
+
+def _unknown(cls: type[BaseModel], body: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the names of fields that a class ignores, also in the objects of its own fields."""
+    known = {field.alias or name: field for name, field in cls.model_fields.items()}
+    names = [prefix + name for name in body if name not in known]
+    for name, field in known.items():
+        inner = body.get(name)
+        if not isinstance(inner, dict):
+            continue
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += _unknown(kind, inner, f"{prefix}{name}.")
+    return names
 
 
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
@@ -547,6 +708,9 @@ def _refusal(error: ValidationError) -> ApiError:
     param = ""
     for part in first["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        param = cause.field
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = f"Unknown parameter: '{param}'."

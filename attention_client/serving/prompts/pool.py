@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.heap import trim_heap
-from attention_client.serving.prompts.bodies import GenerationRequest
+from attention_client.serving.prompts.bodies import Body
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.worker_process import WorkerProcess
 
@@ -24,7 +24,7 @@ _IN_THREAD_BYTES = 64 * 2**10
 _IDLE_S = 10.0
 _RESTART_S = 30.0
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 _Result = TypeVar("_Result")
 
 

@@ -12,17 +12,18 @@ import jinja2
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
     MOST_PROMPTS,
+    Body,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     load_json,
-    parse,
 )
 from attention_client.serving.prompts.length import LengthBound
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ModelLimits", "PromptReader"]
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
 
 
@@ -58,18 +59,27 @@ class PromptReader:
         self._bound = bound
 
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
-        """Return the validated request and its prompts' tokens, each of which leaves room for the answer.
+        """Return the validated request and the tokens of its prompts.
 
-        Raises ApiError (400).
+        The prompts of a generation leave room for its answer. Raises ApiError (400).
         """
         fields = load_json(body)
-        self._check_lists(fields.get("prompt"))
-        request = parse(cls, fields)
+        if issubclass(cls, GenerationRequest):
+            self._check_lists(fields.get("prompt"))
+        request = cls.read(fields)
+        if isinstance(request, TokenizeRequest):
+            return request, [self._tokenized(request)]
+        if isinstance(request, DetokenizeRequest):
+            self._check_vocabulary(request.tokens, "tokens")
+            request.decode(self._tokenizer)
+            return request, []
+        assert isinstance(request, GenerationRequest)
         self._check_token_ids(request)
         if isinstance(request, ChatRequest):
             # The template contains the special tokens.
             text = self._render(request)
-            return request, [self._encode(text, "messages", request, add_special_tokens=False)]
+            field = request.messages_field
+            return request, [self._encode(text, field, request, add_special_tokens=False)]
         assert isinstance(request, CompletionRequest)
         return request, [
             self._encode(prompt, "prompt", request, add_special_tokens=True)
@@ -77,6 +87,16 @@ class PromptReader:
             else self._check(prompt, "prompt", request)
             for prompt in request.prompt
         ]
+
+    def _tokenized(self, request: TokenizeRequest) -> list[int]:
+        """Tokenize without a limit of tokens: the client may ask whether a prompt is too long."""
+        text = request.prompt
+        if text is None:
+            text = self._render(request)
+        encoded = self._tokenizer(
+            text, add_special_tokens=request.adds_special_tokens, verbose=False
+        )
+        return list(encoded["input_ids"])
 
     def _check_lists(self, prompt: Any) -> None:
         """Refuse too many token ids before their validation, which is slow."""
@@ -90,7 +110,7 @@ class PromptReader:
         for field in ("logit_bias", "stop_token_ids"):
             self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
 
-    def _render(self, request: ChatRequest) -> str:
+    def _render(self, request: ChatRequest | TokenizeRequest) -> str:
         tools = self._tools(request)
         extra = request.chat_template_kwargs or {}
         parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
@@ -101,16 +121,14 @@ class PromptReader:
             )
         if not self._tokenizer.chat_template:
             raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
-        messages = [message.for_template() for message in request.messages]
-        continues = bool(request.continue_final_message)
-        opens = request.add_generation_prompt
+        messages = [message.for_template() for message in request.messages or ()]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
                     messages,
                     tools=tools,
-                    add_generation_prompt=not continues if opens is None else opens,
-                    continue_final_message=continues,
+                    add_generation_prompt=request.opens_answer,
+                    continue_final_message=bool(request.continue_final_message),
                     tokenize=False,
                     **extra,
                 )
@@ -118,15 +136,17 @@ class PromptReader:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             # Templates raise for orders of roles that they do not support.
             raise ApiError.invalid(
-                "messages", f"The model's chat template refuses these messages: {error}"
+                request.messages_field, f"The model's chat template refuses these messages: {error}"
             ) from error
 
-    def _tools(self, request: ChatRequest) -> list[dict[str, Any]] | None:
+    def _tools(self, request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
         tools = request.offered_tools
         if tools is None:
             return None
         template = self._tokenizer.chat_template and self._tokenizer.get_chat_template(tools=[{}])
-        if not self._limits.tools or not template or "tools" not in template:
+        has_tools = self._limits.tools and template and "tools" in template
+        # A grammar makes any model call a tool that the request chose.
+        if not has_tools and not request.forces_tools:
             raise ApiError.invalid(
                 "tools", "This model's chat template has no tools.", "unsupported_parameter"
             )

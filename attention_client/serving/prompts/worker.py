@@ -2,8 +2,8 @@
 
 `worker_process.WorkerProcess` starts it with the number of a connection and sends its settings (JSON). The
 worker sends an empty message when it is ready. It answers each message (a byte for the endpoint, then the
-body) with one message: the length of the JSON (4 bytes), the JSON ({"request", "lengths"} or {"error"}), the
-tokens of all prompts (4 bytes each).
+body) with one message: the length of the JSON (4 bytes), the JSON ({"request", "found", "lengths"} or
+{"error"}), the tokens of all prompts (4 bytes each).
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from attention_client.serving.prompts.bodies import Body, ChatRequest, CompletionRequest
 from attention_client.serving.prompts.length import LengthBound, length_bound
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from attention_client.serving.prompts.responses_body import ResponsesRequest
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ENDPOINTS", "main"]
 
@@ -35,7 +33,13 @@ _NICENESS = 10  # generation has priority
 _MOST_MEMORY = 4 * 2**30  # bytes of address space
 _OOM_SCORE = "1000"  # the kernel kills this process first if memory runs out
 
-ENDPOINTS: dict[bytes, type[GenerationRequest]] = {b"c": CompletionRequest, b"m": ChatRequest}
+ENDPOINTS: dict[bytes, type[Body]] = {
+    b"c": CompletionRequest,
+    b"m": ChatRequest,
+    b"t": TokenizeRequest,
+    b"d": DetokenizeRequest,
+    b"r": ResponsesRequest,
+}
 """The first byte of a message, and the class of the body that follows."""
 
 
@@ -91,7 +95,11 @@ def _bound(tokenizer: Any) -> LengthBound | None:
 def _answer(reader: PromptReader, message: bytes) -> bytes:
     try:
         request, prompts = reader.read(ENDPOINTS[message[:1]], message[1:])
-        answer = {"request": request.settings(), "lengths": [len(prompt) for prompt in prompts]}
+        answer = {
+            "request": request.settings(),
+            "found": request.found(),
+            "lengths": [len(prompt) for prompt in prompts],
+        }
         return _packed(answer, [token for prompt in prompts for token in prompt])
     except ApiError as error:
         failure = error

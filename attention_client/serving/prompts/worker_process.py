@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import GenerationRequest, parse
+from attention_client.serving.prompts.bodies import Body, parse
 from attention_client.serving.prompts.reader import ModelLimits
 from attention_client.serving.prompts.worker import ENDPOINTS
 from attention_client.serving.prompts.worker import __name__ as _WORKER
@@ -31,7 +31,7 @@ _END_S = 5.0
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 _MARKS = {cls: mark for mark, cls in ENDPOINTS.items()}
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=Body)
 
 
 class WorkerProcess:
@@ -94,9 +94,10 @@ class WorkerProcess:
         answer = json.loads(reply[4:end])
         if "error" in answer:
             raise ApiError(**answer["error"])
+        request = parse(cls, answer["request"])
+        request.restore(answer["found"])
         tokens = iter(array("I", reply[end:]))
-        prompts = [list(islice(tokens, length)) for length in answer["lengths"]]
-        return parse(cls, answer["request"]), prompts
+        return request, [list(islice(tokens, length)) for length in answer["lengths"]]
 
     def _ask(self, message: bytes, timeout_s: float) -> bytes:
         """Send the worker a message, return its reply. TimeoutError ends it; raises OSError, EOFError."""

@@ -11,6 +11,8 @@ from transformers.cli.serving.utils import (
 )
 
 from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.requests.chat_form import chat_form
+from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Call, Finish
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import ChatLogprobs
@@ -43,6 +45,12 @@ class ChatHandler(Handler):
             service.tokenizer, service.model, prompt, tools=request.offered_tools
         )
 
+    def form(self, request: ChatRequest, parser: Any | None) -> Form | None:
+        """Return the form that the answer must have, a constraint or tool calls; None: any text."""
+        return chat_form(
+            request, get_response_template(self._service.tokenizer, self._service.model), parser
+        )
+
     def continues(self, request: ChatRequest) -> bool:
         """Whether the prompt ends with the beginning of the answer's message."""
         return bool(request.continue_final_message)
@@ -55,17 +63,17 @@ class ChatHandler(Handler):
         """Return the content of each choice's first event, sent before any token: it has the role."""
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, choice_id: str, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
         if isinstance(piece, Finish):
             return {"delta": {}}
         if isinstance(piece, Call):
-            call = {"index": piece.index, **_tool_call(request_id, piece)}
+            call = {"index": piece.index, **_tool_call(choice_id, piece)}
             return {"delta": {"tool_calls": [call]}}
         field = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
         return {"delta": {field: piece}}
 
-    def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
+    def whole(self, choice_id: str, pieces: list[Any]) -> dict[str, Any]:
         """Convert all pieces to the message of a choice that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
         message: dict[str, Any] = {
@@ -74,14 +82,14 @@ class ChatHandler(Handler):
         }
         if reasoning := "".join(piece for piece in text if isinstance(piece, ReasoningText)):
             message["reasoning_content"] = reasoning
-        if calls := [_tool_call(request_id, piece) for piece in pieces if isinstance(piece, Call)]:
+        if calls := [_tool_call(choice_id, piece) for piece in pieces if isinstance(piece, Call)]:
             message["tool_calls"] = calls
         return {"message": message}
 
 
-def _tool_call(request_id: str, call: Call) -> dict[str, Any]:
+def _tool_call(choice_id: str, call: Call) -> dict[str, Any]:
     return {
-        "id": f"{request_id}_tool_call_{call.index}",
+        "id": f"{choice_id}_tool_call_{call.index}",
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }

@@ -39,10 +39,10 @@ class TextHandler(Handler):
         skips_special = request.skip_special_tokens is not False
         return CompletionLogprobs(self._service.token_texts, skips_special=skips_special)
 
-    def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, choice_id: str, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
         return {"text": "" if isinstance(piece, Finish) else piece}
 
-    def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
+    def whole(self, choice_id: str, pieces: list[Any]) -> dict[str, Any]:
         """Join all pieces to the text of a choice that is not streamed."""
         return {"text": "".join(pieces)}

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from transformers.cli.serving.utils import ToolCall, response_events_to_chunks
+from transformers.cli.serving.utils import ReasoningText, ToolCall, response_events_to_chunks
 
 from attention_client.serving.generation.engine import Delivery, Engine, Work
 from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.detokenize import Detokenizer
+from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
 from attention_client.serving.requests.stop import StopStrings
 
@@ -75,9 +76,11 @@ class TextRules:
 class Generation:
     """One sequence, from the engine's queue to the last piece of its choice.
 
-    Without transformers' ResponseParser the answer is plain text.
+    Without transformers' ResponseParser the answer is plain text. A form (`Form`) tells how tool calls are
+    read from it.
 
     Attributes:
+        id: The sequence's id in the engine.
         runs: Whether the sequence has started and not ended.
     """
 
@@ -89,7 +92,9 @@ class Generation:
         rules: TextRules,
         parser: Any | None,
         metrics: ServeMetrics,
+        form: Form | None = None,
     ) -> None:
+        self.id = work.id
         self._engine = engine
         self._work = work
         self._rules = rules
@@ -99,6 +104,8 @@ class Generation:
         self._stop = StopStrings(rules.stops, include=rules.includes_stop)
         self._parser = parser
         self._metrics = metrics
+        self._json_calls = form.reader() if form is not None and form.reader is not None else None
+        self._names_tool = form is not None and form.names_tool
         self._count = 0
         self._calls = 0
         self._echo = rules.echo
@@ -147,7 +154,8 @@ class Generation:
             text += self._stop.flush()
         yield from self._parse(opening + text, final=finish is not None)
         if finish is not None:
-            reason = "tool_calls" if self._calls and finish == "stop" else finish
+            called = self._calls and not self._names_tool
+            reason = "tool_calls" if called and finish == "stop" else finish
             self.end(reason)
             yield Finish(reason)
 
@@ -215,6 +223,22 @@ class Generation:
         self._metrics.generation_tokens.inc()
 
     def _parse(self, text: str, *, final: bool) -> Iterator[Any]:
+        """Yield the pieces of a text; keep the JSON of forced tool calls, and yield its calls at the end."""
+        for piece in self._split(text, final=final):
+            if (
+                self._json_calls is None
+                or not isinstance(piece, str)
+                or isinstance(piece, ReasoningText)
+            ):
+                yield piece
+            else:
+                self._json_calls.push(piece)
+        if final and self._json_calls is not None:
+            for name, arguments in self._json_calls.calls():
+                yield Call(self._calls, name, arguments)
+                self._calls += 1
+
+    def _split(self, text: str, *, final: bool) -> Iterator[Any]:
         if self._parser is None:
             if text:
                 yield text

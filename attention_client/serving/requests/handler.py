@@ -18,13 +18,16 @@ from starlette.types import Receive, Scope, Send
 from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.engine import Work
 from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
 from attention_client.serving.requests.answer import Answer
+from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Finish, Generation, Served, TextRules
+from attention_client.serving.requests.ignored import ignored_header, log_ignored
 from attention_client.serving.requests.logprobs import LogprobsForm, Scored
 from attention_client.serving.requests.service import Service
 
-__all__ = ["Handler"]
+__all__ = ["EventStream", "Handler"]
 
 _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _DONE = "data: [DONE]\n\n"
@@ -34,10 +37,11 @@ _MOST_LOGPROBS = 2**20  # of one request
 _AT_ONCE = 2**10
 
 
-class _EventStream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Response of server-sent events that closes its generator at the end, which ends the generation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
             await super().__call__(scope, receive, send)
 
@@ -64,25 +68,28 @@ class Handler:
         request, answer = await self.answer(body)
         del body  # may be megabytes
         more(len(answer) - 1)
+        headers = ignored_header(request.ignored)
         if request.stream:
-            return _EventStream(self._events(answer, request), media_type="text/event-stream")
+            events = self._events(answer, request)
+            return EventStream(events, media_type="text/event-stream", headers=headers)
         pieces: list[list[Any]] = [[] for _ in range(len(answer))]
         async for index, piece in answer.pieces():
             pieces[index].append(piece)
 
         def response() -> JSONResponse:
             choices = [
-                self._whole_choice(request, answer.id, index, each)
+                self._whole_choice(request, answer.id_of(index), index, each)
                 for index, each in enumerate(pieces)
             ]
             content = {"choices": choices, "usage": answer.usage}
-            return JSONResponse(self._head(answer, self.answer_object) | content)
+            head = self._head(answer, self.answer_object)
+            return JSONResponse(head | content, headers=headers)
 
         scored = [piece for each in pieces for piece in each if isinstance(piece, Scored)]
         return await asyncio.to_thread(response) if _is_long(scored) else response()
 
     def _whole_choice(
-        self, request: GenerationRequest, request_id: str, index: int, pieces: list[Any]
+        self, request: GenerationRequest, choice_id: str, index: int, pieces: list[Any]
     ) -> dict[str, Any]:
         *pieces, finish = pieces
         scored = [piece for piece in pieces if isinstance(piece, Scored)]
@@ -90,7 +97,7 @@ class Handler:
         logprobs = self.logprobs_form(request).convert(Scored.joined(scored)) if scored else None
         return {
             "index": index,
-            **self.whole(request_id, content),
+            **self.whole(choice_id, content),
             "logprobs": logprobs,
             "finish_reason": finish.reason,
         }
@@ -104,15 +111,20 @@ class Handler:
         service.check_engine()
         request, prompts = await service.prompts.read(self.request_class, body)
         service.check_name(request.model)
+        log_ignored(request.ignored)
         self._check_size(request, prompts)
+        parsers = [self.parser(request, prompt) for prompt in prompts]
+        form = self.form(request, parsers[0])
+        grammar = None
+        if form is not None:
+            grammar = await service.grammars.compile(form.field, form.source)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []
-        for index, prompt in enumerate(prompts):
+        for index, (prompt, parser) in enumerate(zip(prompts, parsers, strict=True)):
             rules = self._rules(request, self.echo(request, prompt, index))
-            parser = self.parser(request, prompt)
             for choice in range(request.choices_per_prompt):
                 work_id = f"{answer_id}-{len(generations)}" if generations else answer_id
-                work = self._work(request, prompt, work_id, choice)
+                work = self._work(request, prompt, work_id, choice, grammar)
                 generations.append(
                     Generation(
                         service.engine,
@@ -121,6 +133,7 @@ class Handler:
                         rules,
                         copy.deepcopy(parser) if choice else parser,
                         service.metrics,
+                        form,
                     )
                 )
         return request, Answer(answer_id, generations, sum(map(len, prompts)))
@@ -137,16 +150,26 @@ class Handler:
         """Return the parser that splits the answer into reasoning, tool calls and text; None: no parser."""
         return None
 
+    def form(self, request: Any, parser: Any | None) -> Form | None:
+        """Return the form that all answers must have; None: any text.
+
+        Args:
+            request: The request.
+            parser: The parser of its one prompt, or None.
+        """
+        constraint = request.constraint
+        return None if constraint is None else Form.of(constraint)
+
     def opening(self) -> dict[str, Any] | None:
         """Return the content of each choice's event before its first token; None: no such event."""
         return None
 
     @abstractmethod
-    def chunk(self, request_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, choice_id: str, piece: Any) -> dict[str, Any]:
         """Return the content of a choice in a stream's event, for a piece of the choice or its Finish."""
 
     @abstractmethod
-    def whole(self, request_id: str, pieces: list[Any]) -> dict[str, Any]:
+    def whole(self, choice_id: str, pieces: list[Any]) -> dict[str, Any]:
         """Return the content of a choice in an answer that is not streamed."""
 
     def _head(self, answer: Answer, kind: str) -> dict[str, Any]:
@@ -198,7 +221,7 @@ class Handler:
                         yield event([], usage_of(index), index=index, servers=servers)
                     else:
                         reason = piece.reason if isinstance(piece, Finish) else None
-                        arguments = index, self.chunk(answer.id, piece), reason
+                        arguments = index, self.chunk(answer.id_of(index), piece), reason
                         if _is_long(held[index]):
                             yield await asyncio.to_thread(choice, *arguments)
                         else:
@@ -262,7 +285,12 @@ class Handler:
         return budget
 
     def _work(
-        self, request: GenerationRequest, prompt: list[int], work_id: str, choice: int
+        self,
+        request: GenerationRequest,
+        prompt: list[int],
+        work_id: str,
+        choice: int,
+        grammar: Grammar | None,
     ) -> Work:
         service, options = self._service, request.stream_options
         budget = self._budget(request, prompt)
@@ -272,17 +300,25 @@ class Handler:
                 f"min_tokens ({request.min_tokens}) is larger than max_tokens ({budget}).",
             )
         stops = tuple(request.stop_token_ids or ())
+        # A grammar decides where the answer may end.
+        ignores_end = request.ignore_eos and grammar is None
         return Work(
             id=work_id,
             prompt=prompt,
             max_tokens=max(1, budget),  # the engine processes a prompt to its first token
-            end_tokens=stops if request.ignore_eos else (*service.end_tokens, *stops),
-            sampling=self._sampling(request, len(prompt), choice),
+            end_tokens=stops if ignores_end else (*service.end_tokens, *stops),
+            sampling=self._sampling(request, len(prompt), choice, grammar),
             min_tokens=request.min_tokens or 0,
             servers=bool(options is not None and options.include_servers),
         )
 
-    def _sampling(self, request: GenerationRequest, prompt_length: int, choice: int) -> Sampling:
+    def _sampling(
+        self,
+        request: GenerationRequest,
+        prompt_length: int,
+        choice: int,
+        grammar: Grammar | None,
+    ) -> Sampling:
         defaults = self._service.sampling
         temperature = request.temperature
         if temperature is None:
@@ -304,6 +340,7 @@ class Handler:
             logit_bias=tuple(request.biased_tokens.items()),
             logprobs=request.likeliest,
             prompt_logprobs=self.scores_prompts(request),
+            grammar=grammar,
         )
 
 

@@ -11,6 +11,7 @@ from transformers.cli.serving.utils import CBWorkerDeadError, get_response_templ
 from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.engine import Engine
 from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.prompts.bodies import MOST_PROMPTS
@@ -62,6 +63,7 @@ class Service:
             ends = tokenizer.eos_token_id
         ends = [ends] if isinstance(ends, int) else ends or ()
         self.end_tokens = tuple(end for end in ends if 0 <= end < text_config.vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, int(text_config.vocab_size), self.end_tokens)
         self.sampling = Sampling()
         if defaults.do_sample:
             self.sampling = Sampling(
@@ -109,3 +111,4 @@ class Service:
         """
         self.engine.stop(_STOP_TIMEOUT_S)
         self.prompts.close()
+        self.grammars.close()

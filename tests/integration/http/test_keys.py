@@ -43,6 +43,10 @@ WRONG_KEYS = (None, "", "Bearer", "Bearer none", f"Basic {KEY}", KEY, f"Bearer {
 CLOSED_PATHS = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/version"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
     ("GET", "/eaas/v1/status"),

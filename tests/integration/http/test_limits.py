@@ -92,7 +92,7 @@ def test_an_idle_cache_is_not_in_use(box: Box) -> None:
 
 
 def test_quotes_in_errors_are_shortened(box: Box) -> None:
-    for body in (BODY | {"model": "m" * 90_000}, BODY | {"x" * 90_000: 1}):
+    for body in (BODY | {"model": "m" * 90_000}, BODY | {"structured_outputs": {"x" * 90_000: 1}}):
         response = box.http.post("/v1/completions", json=body)
         assert response.status_code in (400, 404)
         error_of(response)

@@ -8,8 +8,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from eaas.config import ClusterConfig, load_config
+from eaas.config import AttentionClientConfig, ClusterConfig, load_config
 from eaas.config.explanations import REMOVED, variable
 from eaas.errors import ConfigError
 
@@ -45,7 +46,8 @@ def test_a_setting_within_a_setting(cluster_yaml: Path, monkeypatch: pytest.Monk
         load_config(cluster_yaml)
 
 
-def test_the_example_equals_the_defaults() -> None:
+def test_the_example_equals_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EAAS_ATTENTION_CLIENT__COMPILE", raising=False)  # set for all tests
     path = ROOT / "examples" / "cluster.yaml"
     assert yaml.safe_load(path.read_text()) == ClusterConfig().model_dump()
     assert load_config(path).model_dump() == ClusterConfig().model_dump()
@@ -176,3 +178,16 @@ def test_any_document_gives_settings_or_a_one_line_error(
                 # pydantic reads a number out of a text.
                 assert str(getattr(getattr(loaded, section), name)) in (str(value), f"{value}.0")
     assert "\n" not in message
+
+
+def test_names_of_a_model() -> None:
+    model = Path("/models/demo")
+    assert AttentionClientConfig().model_names(model) == ("demo", "/models/demo")
+    named = AttentionClientConfig(served_model_name=["big", "gpt-4o"])
+    assert named.model_names(model) == ("big", "gpt-4o")
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "ftp://x", ""])
+def test_an_allowed_origin_has_a_scheme_and_no_path(origin: str) -> None:
+    with pytest.raises(ValidationError):
+        AttentionClientConfig(allowed_origins=[origin])

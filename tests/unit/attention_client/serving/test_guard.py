@@ -15,7 +15,7 @@ from attention_client.serving.guard import RequestGuard
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 
-PATHS = ("/v1/completions", "/_nicegui_ws/socket.io/")
+PATHS = ("/v1/completions", "/tokenize", "/detokenize", "/_nicegui_ws/socket.io/")
 
 
 def part(body: bytes, *, more: bool) -> Message:

@@ -7,8 +7,19 @@ from hypothesis import strategies as st
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
+from attention_client.serving.requests.ignored import ignored_header
 
 USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+DEEP: Any = {}
+for _ in range(800):
+    DEEP = {"items": DEEP}
+
+
+def deep_tool() -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": DEEP}}
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -20,6 +31,8 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
+NAMED = {"type": "function", "function": {"name": "g"}}
+ANY_OBJECT = '{"type": "object"}'
 FIELDS = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields])
 
 
@@ -78,12 +91,32 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
-        ({"echo": True}, "echo"),
-        ({"best_of": 2}, "best_of"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a", "structural_tag": "b"}},
+            "structured_outputs.structural_tag",
+        ),
+        ({"guided_json": "no schema"}, "guided_json"),
+        ({"guided_json": DEEP}, "guided_json"),
+        ({"guided_json": json.dumps(DEEP)}, "guided_json"),
+        ({"tools": [deep_tool()]}, "tools[0].function"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar"),
+        ({"guided_regex": "a" * 65_537}, "guided_regex"),
+        ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": NAMED, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}, "tools": [TOOL]}, "tool_choice"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"audio": {}}, "audio"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tempreature": 1}, "tempreature"),
         ({"stream_options": {"include_usage": True}}, None),
         ({"metadata": {"a": "\ud800"}}, None),
     ],
@@ -163,7 +196,6 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         {"logprobs": True},
         {"max_tokens": -1},
         {"suffix": "x"},
-        {"messages": []},
     ],
 )
 def test_a_completion_request_is_refused_by_name(change: dict[str, Any]) -> None:
@@ -186,3 +218,99 @@ def test_a_completion_request_is_accepted(change: dict[str, Any]) -> None:
     again = parse(CompletionRequest, request.settings())
     assert again.settings() == request.settings()
     assert again.prompt == (["x", [0]] if request.echo else [[0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format", "json", ANY_OBJECT),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {}},
+                }
+            },
+            "response_format.json_schema.schema",
+            "json",
+            "{}",
+        ),
+        ({"structured_outputs": {"json": "{}"}}, "structured_outputs.json", "json", "{}"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "regex", "a"),
+        (
+            {"structured_outputs": {"json_object": True}},
+            "structured_outputs.json_object",
+            "json",
+            ANY_OBJECT,
+        ),
+        ({"guided_json": {"type": "null"}}, "guided_json", "json", '{"type": "null"}'),
+        ({"guided_choice": ["a", '"']}, "guided_choice", "lark", r'start: "a" | "\""'),
+        ({"guided_grammar": "start: A"}, "guided_grammar", "grammar", "start: A"),
+    ],
+)
+def test_a_constraint_of_an_answer(
+    change: dict[str, Any], field: str, kind: str, text: str
+) -> None:
+    request = parse(ChatRequest, {"messages": [USER]} | change)
+    # The prompt worker sends a large request back without its prompt.
+    for read in (request, parse(ChatRequest, json.loads(json.dumps(request.settings())))):
+        assert read.constraint is not None
+        assert read.constraint.field == field
+        assert (read.constraint.part.kind, read.constraint.part.text) == (kind, text)
+
+
+@pytest.mark.parametrize("form", [None, {"type": "text"}])
+def test_text_has_no_constraint(form: Any) -> None:
+    assert parse(CompletionRequest, {"prompt": "x", "response_format": form}).constraint is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        (None, []),
+        ("auto", []),
+        ("none", []),
+        ("required", ["f", "g"]),
+        (NAMED, ["g"]),
+    ],
+)
+def test_tools_that_the_answer_must_call(choice: Any, forced: list[str]) -> None:
+    other = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
+    body = {"messages": [USER], "tools": [TOOL, other], "tool_choice": choice}
+    request = parse(ChatRequest, body)
+    assert [tool.name for tool in request.forced_tools] == forced
+    again = parse(ChatRequest, request.settings())
+    assert again.forced_tools == request.forced_tools
+    assert again.offered_tools == request.offered_tools
+
+
+def test_unknown_fields_are_ignored_and_named() -> None:
+    body = {
+        "messages": [USER | {"odd": 1}],
+        "tempreature": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True, "odd": 2},
+        "response_format": {"type": "text", "odd": 3},
+    }
+    request = parse(ChatRequest, body)
+    assert request.ignored == ("tempreature", "response_format.odd", "stream_options.odd")
+    assert not parse(ChatRequest, request.settings()).ignored
+    many = parse(ChatRequest, {"messages": [USER]} | {f"x{i}": 0 for i in range(100)})
+    assert len(many.ignored) == 16
+
+
+def test_names_of_ignored_fields_are_safe_in_a_header() -> None:
+    header = ignored_header(["a\r\nb: c", "é,", "n" * 500])
+    assert header == {"X-Eaas-Ignored-Fields": f"a%0D%0Ab%3A%20c, %C3%A9%2C, {'n' * 40}"}
+    assert ignored_header([""]) == {"X-Eaas-Ignored-Fields": '""'}
+    assert ignored_header([]) == {}
+
+
+def test_a_refusal_names_the_engine_that_has_the_field() -> None:
+    with pytest.raises(ApiError, match="eaas up --engine vllm"):
+        parse(ChatRequest, {"messages": [USER], "bad_words": ["x"]})
+
+
+def test_the_prompt_worker_tells_that_a_message_is_continued() -> None:
+    request = parse(ChatRequest, {"messages": [USER], "continue_final_message": True})
+    assert parse(ChatRequest, request.settings()).continue_final_message

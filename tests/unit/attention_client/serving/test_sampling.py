@@ -4,11 +4,14 @@ import copy
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.generation.penalties import History
 from attention_client.serving.generation.sampling import (
     GREEDY,
     BatchSampler,
@@ -108,6 +111,10 @@ class State:
         return again
 
 
+def fail(_request_id: str, error: ApiError) -> None:
+    raise error
+
+
 def step(sampler: BatchSampler, states: list[State], scores_BV: torch.Tensor) -> list[int]:
     arguments = sampler.prepare_tensor_args(states)
     assert arguments.shape == (len(states),)
@@ -115,7 +122,7 @@ def step(sampler: BatchSampler, states: list[State], scores_BV: torch.Tensor) ->
 
 
 def test_plain_rows_are_left_alone() -> None:
-    sampler, scores_BV = BatchSampler(), random_scores(4)
+    sampler, scores_BV = BatchSampler(fail), random_scores(4)
     before_BV = scores_BV.clone()
     states = [State("a", [1], None), State("b", [2, 3], GREEDY)]
     out_BV = sampler(scores_BV[:2], sampler.prepare_tensor_args(states))
@@ -140,7 +147,7 @@ def test_an_evicted_request_keeps_its_penalties(evictions: list[bool], seed: int
     settings = Sampling(
         prompt_length=2, frequency_penalty=1.5, repetition_penalty=1.2, temperature=0.9, seed=seed
     )
-    sampler = BatchSampler()
+    sampler = BatchSampler(fail)
     stays, moves = State("a", [4, 5], settings), State("b", [4, 5], settings)
     for n, evicts in enumerate(evictions):
         scores_BV = random_scores(1, seed + n).expand(2, -1).clone()
@@ -156,3 +163,24 @@ def test_a_bias_is_added_before_the_choice() -> None:
     scores_BV = random_scores(2)
     sampling = Sampling(logit_bias=((7, 100.0), (8, -100.0)))
     assert chosen(scores_BV, [(sampling, 3), (GREEDY, 3)]) == [7, int(scores_BV[1].argmax())]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_setting_brings_a_forbidden_token_back(temperature: float) -> None:
+    scores_BV = random_scores(2)
+    history = History(1)
+    history.extend([1, 7, 8])
+    sampling = Sampling(
+        temperature=temperature,
+        logit_bias=((7, 100.0), (8, 100.0)),
+        presence_penalty=-2.0,
+        repetition_penalty=0.5,
+    )
+    allowed = np.zeros(VOCABULARY + 14, bool)
+    allowed[[3, 7]] = True
+    rows = [Row(0, sampling, 3, history, allowed), Row(1, sampling, 3, history)]
+    guided, free = choose(scores_BV, rows).tolist()
+    assert guided == 7
+    assert free in (7, 8)
+    allowed[7] = False
+    assert choose(random_scores(1), rows[:1]).tolist() == [3]

@@ -47,6 +47,9 @@ def test_the_model_has_its_names_of_the_embedded_engine() -> None:
     found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ())
     at = found.index("--served-model-name")
     assert found[at + 1 : at + 3] == ("demo", "/models/demo")
+    client = AttentionClientConfig(served_model_name=["a", "b"])
+    found = words(MODEL, EngineSettings(monitor="m:1", client=client), "h", 1, ())
+    assert found[at : at + 4] == ("--served-model-name", "a", "b", "--host")
     found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ("--served-model-name", "other"))
     assert found.count("--served-model-name") == 1
 

@@ -18,6 +18,7 @@ from attention_client.serving.prompts import worker_process
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas_cli.demo_model.tokenizer import build_tokenizer
 
 LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000, tools=True)
@@ -81,10 +82,28 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
             "tools": [TOOL],
             "chat_template_kwargs": {"mood": "glad"},
             "max_completion_tokens": 3,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "object"}, "strict": True},
+            },
+            "tool_choice": {"type": "function", "function": {"name": TOOL["function"]["name"]}},
             "stream": True,
             "stream_options": {"include_usage": True},
         },
     ),
+    "tokenize": (TokenizeRequest, {"prompt": "the " * 9000, "return_token_strs": True}),
+    "tokenize a chat": (
+        TokenizeRequest,
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [TOOL],
+            "add_generation_prompt": False,
+            "chat_template_kwargs": {"mood": "sad"},
+        },
+    ),
+    "tokenize nothing": (TokenizeRequest, {}),
+    "detokenize": (DetokenizeRequest, {"tokens": [5, 99, 5]}),
+    "detokenize a wrong token": (DetokenizeRequest, {"tokens": [5, 1000]}),
     "no tokens": (CompletionRequest, {"prompt": ""}),
     "wrong token": (CompletionRequest, {"prompt": [1000]}),
     "too many tokens": (CompletionRequest, {"prompt": [1] * 60_000}),
@@ -129,7 +148,9 @@ def outcome(read: Any) -> Any:
     if isinstance(read, ApiError):
         return read.status, read.body()
     request, tokens = read
-    return request.settings(), tokens
+    found = request.found()
+    found["ignored"] = [name for name in found["ignored"] if name not in PADDING]
+    return request.settings(), found, tokens
 
 
 def worker() -> psutil.Process | None:
@@ -182,7 +203,7 @@ def test_the_worker_reads_like_a_thread(tokenizer: Any, use: Callable[..., Any])
             there[1]["error"].pop("message")
         assert there == here, name
         refused += here[0] == 400
-    assert refused == 10
+    assert refused == 11
 
 
 def test_bodies_that_wait_for_the_thread_start_the_worker(use: Callable[..., Any]) -> None:

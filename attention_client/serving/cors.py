@@ -1,0 +1,51 @@
+"""CORS: which web pages of other origins may use the HTTP endpoint from a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.hosts import LoopbackHosts
+
+__all__ = ["Cors"]
+
+_EXPOSED = ("X-Request-Id", "X-Eaas-Ignored-Fields", "Retry-After")
+
+
+class Cors:
+    """ASGI middleware: answers preflight requests and adds CORS headers to answers, errors too.
+
+    It stands before the checks of keys, because a preflight request shows none. On loopback it acts only on
+    requests whose host and origin pass `LoopbackHosts`, whatever the method; the guard refuses the others or
+    answers without CORS headers. The dashboard stays closed to other origins.
+
+    Args:
+        app: The application with its checks.
+        origins: Allowed origins, or "*".
+        hosts: Host names that requests may use; None: any.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], hosts: LoopbackHosts | None) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=tuple(origins),
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a preflight request, or let the application answer and add headers."""
+        app = self._cors if self._applies(scope) else self._app
+        await app(scope, receive, send)
+
+    def _applies(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or is_page_path(scope["path"]):
+            return False
+        # As a POST: with CORS headers a page could also read the answer to a GET.
+        return self._hosts is None or self._hosts.check({**scope, "method": "POST"}) is None

@@ -1,0 +1,122 @@
+"""A compiled grammar, and one sequence's position in it: the tokens that may follow its answer so far.
+
+Shapes: B rows (requests with a new token), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from llguidance import LLMatcher
+
+from attention_client.serving.api_error import ApiError
+
+__all__ = ["Grammar", "Guide", "restrict"]
+
+
+class Grammar:
+    """A compiled grammar, which any number of sequences may follow. It never changes.
+
+    Args:
+        matcher: llguidance's matcher before the first token.
+        end_tokens: The tokens that end an answer.
+        field: The field of the request that asks for the grammar, for errors.
+    """
+
+    def __init__(self, matcher: LLMatcher, end_tokens: Sequence[int], field: str) -> None:
+        self._matcher = matcher
+        self.end_tokens = tuple(end_tokens)
+        self.field = field
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Grammar:
+        return self
+
+    def matcher(self) -> LLMatcher:
+        """Return a matcher before the first token."""
+        return self._matcher.deep_copy()
+
+    def guide(self, prompt_length: int, min_length: int, stop_tokens: Sequence[int] = ()) -> Guide:
+        """Return the position of a sequence that has no answer yet (`Guide`)."""
+        return Guide(self, prompt_length, min_length, stop_tokens)
+
+
+class Guide:
+    """One sequence's position in a grammar.
+
+    The position follows the tokens of the answer, not the number of calls. So it holds for a request that
+    is evicted and computed again. transformers copies it then: a copy starts at the first token.
+
+    Args:
+        grammar: The grammar.
+        prompt_length: Tokens of the prompt, which the grammar does not cover.
+        min_length: Least length of prompt plus answer. Before it no end token may follow, unless the
+            grammar allows nothing else.
+        stop_tokens: Further tokens that end the answer.
+    """
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        prompt_length: int,
+        min_length: int,
+        stop_tokens: Sequence[int] = (),
+    ) -> None:
+        self._grammar = grammar
+        self._prompt_length = prompt_length
+        self._min_length = min_length
+        self._stop_tokens = tuple(stop_tokens)
+        self._matcher: LLMatcher | None = None
+        self._seen = 0  # tokens of the answer that the matcher has read
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Guide:
+        return Guide(self._grammar, self._prompt_length, self._min_length, self._stop_tokens)
+
+    @property
+    def next(self) -> int:
+        """Position, in prompt plus answer, of the first token that the guide has not read."""
+        return self._prompt_length + self._seen
+
+    def allowed(self, new_tokens: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Read the tokens of the answer from position `next` on; return which tokens may follow.
+
+        Returns:
+            bool (V,) or longer.
+
+        Raises:
+            ApiError: The grammar exceeds a limit (400).
+        """
+        if self._matcher is None:
+            self._matcher = self._grammar.matcher()
+        matcher = self._matcher
+        if new_tokens:
+            matcher.consume_tokens(list(new_tokens))
+            self._seen += len(new_tokens)
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            reason = matcher.get_error().splitlines()[0]
+            field = self._grammar.field
+            raise ApiError.invalid(field, f"'{field}': the answer cannot follow it: {reason}.")
+        allowed = np.unpackbits(bits, bitorder="little").astype(bool)
+        if self.next < self._min_length:
+            longer = allowed.copy()
+            longer[[*self._grammar.end_tokens, *self._stop_tokens]] = False
+            if longer.any():
+                return longer
+        return allowed
+
+
+def restrict(scores_V: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+    """Set the scores of tokens that may not follow to -inf, in place.
+
+    Args:
+        scores_V: float (V,).
+        allowed: bool; tokens beyond its end may not follow.
+    """
+    size = min(len(allowed), len(scores_V))
+    scores_V[size:] = -torch.inf
+    banned = torch.from_numpy(~allowed[:size]).to(scores_V.device)
+    scores_V[:size].masked_fill_(banned, -torch.inf)

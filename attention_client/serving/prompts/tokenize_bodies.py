@@ -1,0 +1,97 @@
+"""The JSON bodies of /tokenize and /detokenize, in vLLM's form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.prompts.bodies import CONTINUE_RULE, Body, Message, TemplateFields
+
+__all__ = ["DetokenizeRequest", "TokenizeRequest"]
+
+_MOST_CHARACTERS = 4 * 2**20  # a token may be hundreds of characters
+
+
+class TokenizeRequest(Body, TemplateFields):
+    """Body of /tokenize: a prompt, or the messages of a chat."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+                {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
+            ],
+            "allOf": [CONTINUE_RULE],
+        }
+    )
+
+    placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
+
+    messages_field: ClassVar[str] = "messages"
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_text(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs either prompt or messages")
+        return self
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether to add the tokenizer's special tokens, which a chat template has already added."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools in the form of chat templates; None: no tools."""
+        return [tool.model_dump() for tool in self.tools] if self.tools else None
+
+    @property
+    def forces_tools(self) -> bool:
+        """False: there is no answer."""
+        return False
+
+
+class DetokenizeRequest(Body):
+    """Body of /detokenize: token ids."""
+
+    placeholder: ClassVar[dict[str, Any]] = {"tokens": []}
+
+    tokens: list[int]
+
+    _text: str = PrivateAttr("")
+
+    @property
+    def text(self) -> str:
+        """The text of the tokens, once it is decoded."""
+        return self._text
+
+    def found(self) -> dict[str, Any]:
+        """Return what reading found, with the text."""
+        return super().found() | {"text": self._text}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """Set what the prompt worker found, with the text."""
+        super().restore(found)
+        self._text = found["text"]
+
+    def decode(self, tokenizer: Any) -> None:
+        """Set the text of the tokens, special ones too. Raises ApiError (400) if it is too long."""
+        text = str(tokenizer.decode(self.tokens))
+        if len(text) > _MOST_CHARACTERS:
+            raise ApiError.invalid(
+                "tokens",
+                f"'tokens': the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}.",
+            )
+        self._text = text

@@ -1,0 +1,31 @@
+"""Bodies of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.prompts.bodies import parse
+from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
+
+
+def test_a_chat_gets_no_special_tokens_beside_those_of_its_template() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    assert parse(TokenizeRequest, {"prompt": "a"}).adds_special_tokens
+    assert not parse(TokenizeRequest, {"messages": messages}).adds_special_tokens
+    for wanted in (True, False):
+        for text in ({"prompt": "a"}, {"messages": messages}):
+            body = text | {"add_special_tokens": wanted}
+            assert parse(TokenizeRequest, body).adds_special_tokens == wanted
+
+
+def test_a_text_that_is_too_long_is_refused() -> None:
+    tokenizer = SimpleNamespace(decode=lambda tokens: " " * 256 * len(tokens))
+    request = parse(DetokenizeRequest, {"tokens": [5] * 2**14})
+    request.decode(tokenizer)
+    assert len(request.text) == 2**22
+    with pytest.raises(ApiError, match="the limit is 4194304") as caught:
+        parse(DetokenizeRequest, {"tokens": [5] * (2**14 + 1)}).decode(tokenizer)
+    assert caught.value.param == "tokens"
