@@ -54,7 +54,7 @@ class ClientMetrics:
         )
         self.forwards = counter(
             "eaas_forward_passes",
-            "Forward passes of the decoder: of the whole batch, or of two overlapped micro-batches",
+            "Forward passes: compiled, whole (uncompiled), or as two overlapped micro-batches",
             ["batch"],
         )
         self.pairs = counter("eaas_dispatched_pairs", "(token, expert) pairs sent to servers")

@@ -8,7 +8,7 @@ generation) are transformers' own and run in this process.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["load_model", "remote_experts"]
+__all__ = ["count_passes", "load_model", "remote_experts"]
 
 _IMPLEMENTATION = "eaas"
 
@@ -167,8 +167,8 @@ def load_model(
 
 def remote_experts(model: PreTrainedModel) -> RoutedExperts | None:
     """Return what computes the routed experts of a model from `load_model`; None for another model."""
-    remote = next((m for m in model.modules() if getattr(m, "_eaas_remote", False)), None)
-    if remote is None or remote._eaas_cluster is None:
+    remote = _remote_module(model)
+    if remote is None:
         return None
     cluster: Cluster = remote._eaas_cluster
     tap: RouteTap = remote._eaas_tap
@@ -180,6 +180,22 @@ def remote_experts(model: PreTrainedModel) -> RoutedExperts | None:
         return cluster.layer_call(layer, x_TH, ids_TK, scores_TK, None)
 
     return routed_experts
+
+
+def count_passes(model: PreTrainedModel) -> Callable[[], None]:
+    """Return what counts a compiled pass of a model from `load_model`; it does nothing for another model."""
+    remote = _remote_module(model)
+    if remote is None:
+        return lambda: None
+    count: Callable[[], None] = remote._eaas_cluster.metrics.forwards.labels("compiled").inc
+    return count
+
+
+def _remote_module(model: PreTrainedModel) -> Any | None:
+    """Return a module whose experts a cluster computes."""
+    modules = (m for m in model.modules() if getattr(m, "_eaas_remote", False))
+    remote = next(modules, None)
+    return None if remote is None or remote._eaas_cluster is None else remote
 
 
 def _load_generation_config(model: PreTrainedModel, path: Path) -> None:

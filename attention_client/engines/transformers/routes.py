@@ -45,7 +45,8 @@ class SeenRoutes:
         """Add a router's choice for the tokens in `part` of the batch; None: all. Ignores later layers."""
         if layer < self.layers:
             first = part.start if part is not None else 0
-            self._parts[layer].append((first, ids_TK.detach().cpu().numpy()))
+            # A copy: a compiled pass reuses the tensor's memory.
+            self._parts[layer].append((first, ids_TK.detach().cpu().numpy().copy()))
 
     def ids_LTK(self) -> npt.NDArray[np.int64] | None:
         """Return the pass's choices in batch order, for the scheduler; None if layers differ in tokens."""

@@ -37,7 +37,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 
-from attention_client.engines.transformers.model import remote_experts
+from attention_client.engines.transformers.model import count_passes, remote_experts
 from attention_client.engines.transformers.paged.batch import PagedBatch
 from attention_client.engines.transformers.paged.cache_size import UntouchedZeros, blocks_that_fit
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
@@ -302,7 +302,10 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         processor.inputs_and_outputs = processor.model_runner.inputs_and_outputs = batch
         # transformers' budget of tokens read at a step is the size of its index lists.
         processor.cache.max_tokens_read = sys.maxsize
-        self.stepped = PagedModel(self.model, processor.cache, batch, remote_experts(self.model))
+        model = self.model
+        self.stepped = PagedModel(
+            model, processor.cache, batch, remote_experts(model), count_passes(model)
+        )
 
     def _generation_step(self) -> None:
         outputs = self.batch_processor.inputs_and_outputs

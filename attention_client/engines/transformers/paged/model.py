@@ -52,6 +52,7 @@ class PagedModel:
         cache: transformers' `PagedAttentionCache`.
         batch: Inputs of the next pass.
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
+        count: Called for each compiled pass.
 
     Attributes:
         compiled: A compiled pass; None: transformers' modules run. Set by another thread.
@@ -59,13 +60,19 @@ class PagedModel:
     """
 
     def __init__(
-        self, model: Any, cache: Any, batch: PagedBatch, routed_experts: RoutedExperts | None
+        self,
+        model: Any,
+        cache: Any,
+        batch: PagedBatch,
+        routed_experts: RoutedExperts | None,
+        count: Callable[[], None],
     ) -> None:
         self.compiled: Pass | None = None
         self.attended = False
         self._model = model
         self._batch = batch
         self._routed_experts = routed_experts
+        self._count = count
         self._layers = {
             layer: _layer_cache(allocator, layer)
             for layer, allocator in cache.layer_to_allocator.items()
@@ -94,6 +101,7 @@ class PagedModel:
         compiled = self.compiled
         with reaching(self):
             if compiled is not None:
+                self._count()
                 logits = compiled(input_ids.long(), position_ids.long(), logits_to_keep.long())
             else:
                 logits = self._model(
