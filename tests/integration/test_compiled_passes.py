@@ -63,10 +63,7 @@ def answer(cluster: LocalCluster, prompt: list[int]) -> str:
 
 @pytest.mark.parametrize(
     "arch",
-    [
-        pytest.param(arch, marks=[pytest.mark.nightly] * (arch not in ("qwen3_moe", "gpt_oss")))
-        for arch in BATCHED
-    ],
+    [pytest.param(arch, marks=[pytest.mark.nightly] * (arch != "gpt_oss")) for arch in BATCHED],
 )
 def test_tokens_equal_eager(
     arch: str,
