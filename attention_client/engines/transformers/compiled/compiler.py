@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,7 +56,7 @@ class PassCompiler:
         with self._lock:
             self._closed = True
             if self._process is not None:
-                self._process.kill()
+                _kill(self._process)
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
 
@@ -85,16 +87,26 @@ class PassCompiler:
                 if self._closed:
                     return
                 self._process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    process_group=0,
                 )
             try:
                 code = self._process.wait(_LONGEST_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                _kill(self._process)
                 self._process.wait()
                 raise ConfigError(f"compiling them took longer than {_LONGEST_S:.0f} s") from None
             if code != 0 and not self._closed:
                 raise ConfigError(f"this model cannot be compiled ({_last_line(output)})")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and the compilers that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_line(output: IO[bytes]) -> str:

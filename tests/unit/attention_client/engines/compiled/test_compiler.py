@@ -45,7 +45,7 @@ def test_without_a_compiler(
 def test_a_model_that_breaks(
     compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     assert "cannot be compiled (no message)" in run(compiler, caplog)
 
 
@@ -58,20 +58,34 @@ def test_a_damaged_library(
     assert "stay uncompiled" in run(compiler, caplog)
 
 
+def runs(pid: str) -> bool:
+    """Whether a process has not ended; nobody may wait for it."""
+    try:
+        return ") Z " not in Path("/proc", pid, "stat").read_text()
+    except OSError:
+        return False
+
+
 def test_close_ends_the_compilation(
     compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
+    # Its child is a compiler.
+    child = tmp_path / "child"
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {child}\nwait\n")
     program.chmod(0o755)
-    monkeypatch.setattr(module.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     compiler.start(lambda compiled: None)
     deadline = time.monotonic() + 30
-    while compiler._process is None:
+    while not (child.exists() and child.read_text().strip()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     compiler.close()
+    assert compiler._process is not None
     assert compiler._process.poll() is not None
+    while runs(child.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert compiler._thread is not None
     assert not compiler._thread.is_alive()
     compiler.close()
