@@ -5,12 +5,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from pathlib import Path
 
 import torch
 
-__all__ = ["huge_memory", "trim"]
+__all__ = ["available_bytes", "huge_memory", "trim"]
 
 _HUGE_BYTES = 2 << 20
+
+
+def available_bytes(proc: Path = Path("/proc")) -> int:
+    """Bytes of the machine's memory that are available without swapping.
+
+    Raises:
+        OSError: The kernel does not tell.
+    """
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    raise OSError(f"{proc}/meminfo has no MemAvailable")
 
 
 def huge_memory(nbytes: int) -> torch.Tensor:

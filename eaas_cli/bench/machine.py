@@ -64,11 +64,10 @@ def last_level_cache_bytes() -> int:
 
 def available_bytes() -> int:
     """Bytes of memory that are available without swapping; benchmarks skip a layer that needs more."""
-    for line in (_PROC / "meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    raise OSError(f"{_PROC}/meminfo has no MemAvailable")
+    # Not at the top: it imports torch.
+    from eaas import memory
+
+    return memory.available_bytes(_PROC)
 
 
 def busy_core_seconds() -> float:

@@ -6,7 +6,6 @@ the rest ahead of time, with the weights packed for oneDNN. The number of tokens
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -26,10 +25,10 @@ from attention_client.engines.transformers.compiled.store import (
 from attention_client.engines.transformers.model import load_model
 from attention_client.engines.transformers.paged.model import use_paged_attention
 from eaas.checkpoint import Checkpoint
+from eaas.parent_death import end_with_parent
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
 _MOST_TOKENS = 1 << 16
 _NICE = 19
 
@@ -55,7 +54,7 @@ class _Pass(torch.nn.Module):
 
 def main(parent: int, path: Path, threads: int) -> None:
     """Compile the pass of a checkpoint into the store, unless it is there. Ends with the process `parent`."""
-    _end_with(parent)
+    end_with_parent(parent, signal.SIGKILL, "the attention client")
     os.nice(_NICE)
     torch.set_num_threads(threads)
     checkpoint = Checkpoint.open(path)
@@ -97,15 +96,6 @@ def _compile(checkpoint: Checkpoint, threads: int, work: Path) -> None:
             shutil.rmtree(left)
         elif left.name not in (LIBRARY, OPERATORS):
             left.unlink()
-
-
-def _end_with(parent: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # The parent may have ended before the call above.
-    if os.getppid() != parent:
-        sys.exit("the attention client has ended")
 
 
 if __name__ == "__main__":

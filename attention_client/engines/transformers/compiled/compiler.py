@@ -104,9 +104,10 @@ class PassCompiler:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process and the compilers that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End the process and the compilers that it has started, unless it has ended: its id may be another's."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _last_line(output: IO[bytes]) -> str:

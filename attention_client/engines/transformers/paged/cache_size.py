@@ -12,7 +12,7 @@ from transformers.generation.continuous_batching.utils import (
     find_num_key_value_heads,
 )
 
-from eaas.memory import huge_memory
+from eaas.memory import available_bytes, huge_memory
 
 __all__ = ["UntouchedZeros", "blocks_that_fit"]
 
@@ -20,7 +20,6 @@ __all__ = ["UntouchedZeros", "blocks_that_fit"]
 _SHARE = 4
 _MOST_BYTES = 4 << 30
 _LEAST_BLOCKS = 64
-_MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -57,16 +56,9 @@ class UntouchedZeros(TorchFunctionMode):
 
 def _free_bytes() -> int:
     """Memory that this process can still take: of the machine, and of its container."""
-    free = _available_bytes()
+    free = available_bytes()
     limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
     return free if limit is None or used is None else min(free, max(0, limit - used))
-
-
-def _available_bytes() -> int:
-    for line in _MEMORY.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    raise OSError(f"{_MEMORY} has no MemAvailable")
 
 
 def _read_number(path: Path) -> int | None:
