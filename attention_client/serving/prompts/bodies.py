@@ -7,220 +7,48 @@ the answer (bookkeeping of OpenAI's API) is accepted. An unknown field is ignore
 from __future__ import annotations
 
 import json
-import re
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic_core.core_schema import no_info_after_validator_function
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.grammars.constraint import ConstraintFields, FieldError, check_depth
+from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
+from attention_client.serving.prompts.fields import (
+    Bias,
+    Prompts,
+    Stops,
+    Strict,
+    ToolChoice,
+    unsupported,
+)
+from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
 
 __all__ = [
     "CONTINUE_RULE",
-    "MOST_PROMPTS",
     "Body",
     "ChatRequest",
     "CompletionRequest",
     "GenerationRequest",
-    "Message",
-    "Strict",
     "TemplateFields",
-    "Tool",
     "load_json",
     "parse",
-    "unsupported",
 ]
 
 _INT64 = 2**63
-_STOPS = 16
-_STOP_CHARACTERS = 1024
 _MOST_CHOICES = 128
 _MOST_TOP = 20
 _MOST_STOP_TOKENS = 128
-_MOST_BIASED = 1024
-_TOKEN_ID = "[0-9]{1,10}"
 
-MOST_PROMPTS = 1024
-"""Most prompts of one request."""
 _MOST_IGNORED = 16  # names of ignored fields to report
-
-
-class _only:
-    """Refuses every value except None and the neutral ones: the field is not supported.
-
-    Args:
-        neutral: The values that change nothing.
-        vllm: Whether vLLM, the other engine, supports the field.
-    """
-
-    def __init__(self, *neutral: Any, vllm: bool = False) -> None:
-        self._neutral = neutral
-        self._vllm = vllm
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
-        return {"enum": [None, *self._neutral]}
-
-    def _check(self, value: Any) -> Any:
-        if value is not None and value not in self._neutral:
-            allowed = " or ".join(json.dumps(each) for each in self._neutral)
-            raise ValueError(
-                "is not supported"
-                + (f" other than {allowed}" if allowed else "")
-                + ("; the engine of `eaas up --engine vllm` has it" if self._vllm else "")
-            )
-        return value
-
-
-unsupported = _only  # its name for other modules
-_STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
-_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPTS = {
-    "type": "array",
-    "items": {"anyOf": [{"type": "string"}, _TOKENS]},
-    "minItems": 1,
-    "maxItems": MOST_PROMPTS,
-}
-_PARTS = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    },
-}
-# The JSON schemas of the checks below.
-_STOPS_SCHEMA = {
-    "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
-}
-_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS]}
-_BIAS_SCHEMA = {
-    "anyOf": [
-        {"type": "null"},
-        {
-            "type": "object",
-            "propertyNames": {"pattern": f"^{_TOKEN_ID}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": _MOST_BIASED,
-        },
-    ]
-}
-_TOOL_CHOICE_SCHEMA = {
-    "anyOf": [
-        {"enum": [None, "auto", "none", "required"]},
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                },
-            },
-            "required": ["type", "function"],
-        },
-    ]
-}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
-
-
-def _stops(value: Any) -> Any:
-    stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise ValueError("must be a non-empty string or a list of them")
-    if len(stops) > _STOPS:
-        raise ValueError(f"has {len(stops)} strings; the limit is {_STOPS}")
-    longest = max(map(len, stops), default=0)
-    if longest > _STOP_CHARACTERS:
-        raise ValueError(
-            f"has a string of {longest} characters; the limit is {_STOP_CHARACTERS} characters each"
-        )
-    return stops
-
-
-def _prompts(value: Any) -> list[Any]:
-    """Return a list of prompts, each a string or a list of token ids."""
-    if isinstance(value, str) or _is_tokens(value):
-        return [value]
-    if isinstance(value, list) and len(value) > MOST_PROMPTS:
-        raise ValueError(f"has {len(value)} prompts; the limit is {MOST_PROMPTS}")
-    is_list = isinstance(value, list) and bool(value)
-    if is_list and all(isinstance(each, str) or _is_tokens(each) for each in value):
-        return list(value)
-    raise ValueError("must be a string, a list of token ids, or a list of these")
-
-
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
-
-
-def _bias(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if len(value) > _MOST_BIASED:
-        raise ValueError(f"has {len(value)} tokens; the limit is {_MOST_BIASED}")
-    for token, bias in value.items():
-        if not re.fullmatch(_TOKEN_ID, token):
-            raise ValueError("must have token ids as keys")
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError("must have values from -100 to 100")
-    return value
-
-
-def _content(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of parts, each with a type")
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str):
-            raise ValueError("must be a string or a list of parts, each with a type")
-        if kind != "text":
-            raise ValueError(f"has a part of type {kind!r}; this model reads text parts only")
-        if not isinstance(part.get("text"), str):
-            raise ValueError("has a text part without a text")
-    return value
-
-
-def _tool_choice(value: Any) -> Any:
-    if value is None or value in ("auto", "none", "required"):
-        return value
-    try:
-        name = value["function"]["name"]
-        if value["type"] == "function" and isinstance(name, str):
-            return {"type": "function", "function": {"name": name}}
-    except (TypeError, KeyError):
-        pass
-    raise ValueError(
-        "must be auto, none, required or a function: "
-        '{"type": "function", "function": {"name": NAME}}'
-    )
-
-
-class Strict(BaseModel):
-    """Base of bodies and their parts: no conversions between types, unknown fields are ignored."""
-
-    model_config = ConfigDict(
-        extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
 
 
 class StreamOptions(Strict):
@@ -343,11 +171,9 @@ class GenerationRequest(Body, ConstraintFields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    logit_bias: Annotated[
-        dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)
-    ] = None
+    logit_bias: Bias = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)] = []
+    stop: Stops = Field([])
     stop_token_ids: (
         Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_STOP_TOKENS)] | None
     ) = None
@@ -356,11 +182,11 @@ class GenerationRequest(Body, ConstraintFields):
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
 
     # Only neutral values are accepted.
-    use_beam_search: Annotated[bool | None, _only(False, vllm=True)] = None
-    bad_words: Annotated[list[Any] | None, _only([], vllm=True)] = None
-    allowed_token_ids: Annotated[Any, _only(vllm=True)] = None
-    prompt_logprobs: Annotated[Any, _only(vllm=True)] = None
-    truncate_prompt_tokens: Annotated[Any, _only(vllm=True)] = None
+    use_beam_search: Annotated[bool | None, unsupported(False, vllm=True)] = None
+    bad_words: Annotated[list[Any] | None, unsupported([], vllm=True)] = None
+    allowed_token_ids: Annotated[Any, unsupported(vllm=True)] = None
+    prompt_logprobs: Annotated[Any, unsupported(vllm=True)] = None
+    truncate_prompt_tokens: Annotated[Any, unsupported(vllm=True)] = None
 
     # No effect on the answer.
     metadata: Any = None
@@ -404,15 +230,13 @@ class CompletionRequest(GenerationRequest):
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
-    prompt: Annotated[
-        list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)
-    ]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
 
-    suffix: Annotated[str | None, _only("")] = None
+    suffix: Annotated[str | None, unsupported("")] = None
 
     @field_validator("best_of")
     @classmethod
@@ -434,120 +258,6 @@ class CompletionRequest(GenerationRequest):
         return settings
 
 
-class FunctionCall(BaseModel):
-    """A tool call that the model made in an earlier turn."""
-
-    model_config = ConfigDict(strict=True)
-
-    name: str
-    arguments: str
-
-    @model_validator(mode="after")
-    def _arguments_are_an_object(self) -> FunctionCall:
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments must be a JSON object in a string")
-        return self
-
-
-class ToolCallIn(BaseModel):
-    """A tool call in a message of the history."""
-
-    model_config = ConfigDict(strict=True)
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the call in the form of chat templates, with the arguments as an object."""
-        call = self.model_dump(exclude_none=True)
-        call["function"]["arguments"] = json.loads(self.function.arguments)
-        return call
-
-
-class Message(BaseModel):
-    """One chat message. Fields of answers that prompts do not use are accepted."""
-
-    model_config = ConfigDict(
-        strict=True,
-        json_schema_extra={
-            "anyOf": [
-                {
-                    "properties": {"content": {"type": ["string", "array"]}},
-                    "required": ["content"],
-                },
-                {
-                    "properties": {
-                        "role": {"const": "assistant"},
-                        "tool_calls": {"type": "array", "minItems": 1},
-                    },
-                    "required": ["tool_calls"],
-                },
-            ]
-        },
-    )
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
-    tool_calls: list[ToolCallIn] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _something_is_said(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("content is missing")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message in the form of chat templates: one text, and "system" for "developer"."""
-        # "developer" is OpenAI's newer name; templates use the older one.
-        role = "system" if self.role == "developer" else self.role
-        text = ""
-        # Text in a message with tool calls is the markup of those calls.
-        if self.tool_calls is None:
-            text = self.content or ""
-            if not isinstance(text, str):
-                text = " ".join(part["text"] for part in text)
-        message: dict[str, Any] = {"role": role, "content": text}
-        if self.tool_calls is not None:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
-
-
-class FunctionTool(BaseModel):
-    """A function that the model may call."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    name: str
-
-    @model_validator(mode="after")
-    def _parameters_are_an_object(self) -> FunctionTool:
-        if not isinstance(self.parameters, dict):
-            raise ValueError("parameters must be a JSON schema: an object")
-        check_depth(self.parameters)
-        return self
-
-    @property
-    def parameters(self) -> Any:
-        """The JSON schema of the arguments."""
-        given = (self.model_extra or {}).get("parameters")
-        return {"type": "object", "properties": {}} if given is None else given
-
-
-class Tool(Strict):
-    """A tool that the request offers to the model."""
-
-    type: Literal["function"]
-    function: FunctionTool
-
-
 class TemplateFields(Strict):
     """Fields of a request that chat templates read."""
 
@@ -556,7 +266,7 @@ class TemplateFields(Strict):
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
 
-    chat_template: Annotated[str | None, _only()] = None
+    chat_template: Annotated[str | None, unsupported()] = None
 
     @field_validator("continue_final_message")
     @classmethod
@@ -585,20 +295,18 @@ class ChatRequest(GenerationRequest, TemplateFields):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    tool_choice: Annotated[
-        Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)
-    ] = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
-    modalities: Annotated[list[str] | None, _only(["text"])] = None
-    audio: Annotated[Any, _only()] = None
-    functions: Annotated[Any, _only()] = None
-    function_call: Annotated[Any, _only()] = None
-    prediction: Annotated[Any, _only()] = None
-    web_search_options: Annotated[Any, _only()] = None
-    documents: Annotated[Any, _only()] = None
+    modalities: Annotated[list[str] | None, unsupported(["text"])] = None
+    audio: Annotated[Any, unsupported()] = None
+    functions: Annotated[Any, unsupported()] = None
+    function_call: Annotated[Any, unsupported()] = None
+    prediction: Annotated[Any, unsupported()] = None
+    web_search_options: Annotated[Any, unsupported()] = None
+    documents: Annotated[Any, unsupported()] = None
 
     reasoning_effort: Any = None
     verbosity: Any = None

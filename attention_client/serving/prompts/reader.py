@@ -11,13 +11,13 @@ import jinja2
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
-    MOST_PROMPTS,
     Body,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
     load_json,
 )
+from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.length import LengthBound
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import Constraint, JsonSchema
-from attention_client.serving.prompts.bodies import Body, ChatRequest, Strict, parse, unsupported
+from attention_client.serving.prompts.bodies import Body, ChatRequest, parse
+from attention_client.serving.prompts.fields import Strict, unsupported
 
 __all__ = ["ResponsesBody", "ResponsesRequest"]
 

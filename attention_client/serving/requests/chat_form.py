@@ -14,7 +14,8 @@ from typing import Any
 from attention_client.serving.grammars.compiler import Literal
 from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.grammars.source import Part, Source
-from attention_client.serving.prompts.bodies import ChatRequest, FunctionTool
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.messages import FunctionTool
 from attention_client.serving.requests.form import Form, JsonCalls
 
 __all__ = ["chat_form"]

@@ -14,7 +14,7 @@ from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.prompts.bodies import MOST_PROMPTS
+from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
 from attention_client.serving.requests.token_texts import TokenTexts
