@@ -25,6 +25,9 @@ class ServiceTimes:
     _MARGIN, _SHORT_S, _LONG_MARGIN = 6.0, 0.2, 2.0
     # Recent answers, relative to the usual time of their size, whose 95th percentile is the tail.
     _WINDOW, _LEAST_KNOWN, _SORT_EACH, _TAIL = 100, 20, 10, 0.95
+    # Where times hardly vary, the tail is close to the usual time, and hedges there would only spend the
+    # budget that a server which becomes slow needs.
+    _LEAST_TAIL = 1.5
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -60,7 +63,7 @@ class ServiceTimes:
         if len(self._recent) >= self._LEAST_KNOWN and self._unsorted >= self._SORT_EACH:
             self._unsorted = 0
             ordered = sorted(self._recent)
-            self._tail = ordered[int(self._TAIL * (len(ordered) - 1))]
+            self._tail = max(ordered[int(self._TAIL * (len(ordered) - 1))], self._LEAST_TAIL)
 
     def budget(self, rows: int, least_s: float, most_s: float) -> float:
         """Return the seconds to wait for a request of `rows` tokens before asking another replica instead.
@@ -74,7 +77,10 @@ class ServiceTimes:
         return min(max(least_s, patience_s), most_s)
 
     def tail_s(self, rows: int) -> float | None:
-        """Return the 95th percentile of a request's seconds, after which it is hedged; None while unknown."""
+        """Return the seconds after which a request is hedged; None while unknown.
+
+        They are the 95th percentile of its time, and at least 1.5 times its usual time.
+        """
         expected, tail = self._expected_s(rows), self._tail
         return None if expected is None or tail is None else expected * tail
 

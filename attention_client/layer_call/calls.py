@@ -222,5 +222,7 @@ class RemoteCall:
             attempts = [] if sent is None else attempts_of(sent)
             if not attempts:
                 return self._counted.call.run()
+            # A failure must come after the answers of the calls before, or it counts as the first.
+            self._calls.compiled.read()
             self._counted.call.take_over(attempts, self._deadline)
         return self._counted.call.finish()

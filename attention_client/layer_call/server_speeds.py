@@ -26,6 +26,8 @@ _LEAST_KNOWN = 3
 # A server that takes this multiple of the usual time is ejected, but only after this many answers.
 _SLOW_FACTOR = 5.0
 _SLOW_ANSWERS = 5
+# A server that was ejected as slow is on trial afterwards. The first answer may take long for other reasons.
+_TRIAL_ANSWERS = 2
 # How long computed rates are reused.
 _REFRESH_S = 0.005
 # A server that delays a call by less than this is not slow, however slow it is relative to others.
@@ -53,6 +55,8 @@ class Speeds:
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
         self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
+        # Servers that have been ejected as slow: fewer slow answers eject them again.
+        self._on_trial: frozenset[str] = frozenset()
 
     def observe(self, server: str, work: float, seconds: float, now: float) -> None:
         """Record that a server took `seconds` for `work`, by its own clock; used by dispatch and ejection."""
@@ -68,7 +72,8 @@ class Speeds:
             self._rates[server] = rate
 
     def forget(self, server: str) -> None:
-        """Drop the times of a server ejected as slow, so that new answers alone decide about it."""
+        """Drop the times of a server ejected as slow. New answers alone decide about it, and fewer of them."""
+        self._on_trial |= {server}
         self._rates = {name: rate for name, rate in self._rates.items() if name != server}
 
     def load(self, servers: Sequence[str], in_flight_work: Sequence[float], now: float) -> Load:
@@ -115,7 +120,8 @@ class Speeds:
         """
         rates = self._rates
         known = rates.get(server)
-        if known is None or known.answers < _SLOW_ANSWERS or known.usual_s <= _LEAST_EXCESS_S:
+        enough = _TRIAL_ANSWERS if server in self._on_trial else _SLOW_ANSWERS
+        if known is None or known.answers < enough or known.usual_s <= _LEAST_EXCESS_S:
             return False
         usual_s = _median([rates[s].usual_s for s in servers if s in rates] or [known.usual_s])
         return (
