@@ -19,6 +19,36 @@ def test_no_limit_without_answers_or_times() -> None:
     assert pace.limit(0, 1) is None
 
 
+def test_a_new_number_of_answers_is_timed_alone_first() -> None:
+    pace = PrefillPace()
+    pace.observe(1, 0, 0.002)
+    pace.observe(1, 512, 0.052)
+    assert pace.limit(1, 1) == 30
+    assert pace.limit(16, 1) == 0
+    pace.observe(16, 0, 0.010)
+    assert pace.limit(16, 1) == 153  # 15 ms of 98 us
+
+
+def test_small_chunks_that_cost_more_per_token_do_not_make_ever_smaller_ones() -> None:
+    """Each step has a fixed cost, so small chunks look slow; larger ones must stay in use."""
+    pace = PrefillPace()
+    pace.observe(8, 0, 0.010)
+    pace.observe(8, 512, 0.060)
+    pace.observe(8, 16, 0.019)
+    for _ in range(20):
+        limit = pace.limit(8, 1)
+        assert limit is not None
+        pace.observe(8, limit, 0.010 + 0.004 + limit * 1e-4)
+    assert 80 <= (pace.limit(8, 1) or 0) <= 120
+
+
+def test_chunks_grow_beyond_the_prompts_seen_so_far() -> None:
+    pace = PrefillPace()
+    pace.observe(8, 0, 0.010)
+    pace.observe(8, 20, 0.012)
+    assert pace.limit(8, 1) == 150
+
+
 def test_no_limit_where_more_prompts_wait_than_answers_run() -> None:
     pace = PrefillPace()
     pace.observe(3, 0, 0.01)
@@ -40,6 +70,7 @@ def test_a_step_takes_three_times_as_long_at_most(
     for _ in range(20):
         pace.observe(answers, 0, answer_s)
         limit = pace.limit(answers, 1)
+        assert limit != 0
         tokens = chunk if limit is None else min(chunk, limit)
         pace.observe(answers, tokens, answer_s + tokens * token_s)
     last = pace.limit(answers, 1)
