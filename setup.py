@@ -88,6 +88,7 @@ setup(
                 "eaas/minmax/arrays.h",
                 "attention_client/engines/transformers/paged/attend.h",
                 "attention_client/engines/transformers/paged/many.h",
+                "attention_client/engines/transformers/paged/one.h",
                 "attention_client/engines/transformers/paged/tile.h",
                 "attention_client/exchange/tensors.h",
             ],

@@ -123,53 +123,44 @@ add_few(Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t vectors, ptrdiff_t
     }
 }
 
-/* One new token with few heads for each key-value head: its time is that of reading the cache, which goes token by
- * token through all heads. */
 INLINE void
-attend_one(const Layer *layer, const Sequence *sequence, Tile *tile, bool bfloat16)
+begin_one(const Layer *layer, Tile *tile, ptrdiff_t row, const char *q, bool bfloat16)
 {
-    ptrdiff_t group = layer->heads / layer->kv_heads, vectors = layer->head_size / LANES;
-    /* Rows are computed 2 at a time. */
-    ptrdiff_t step = group + group % 2, most = ROWS / step, to = sequence->past + 1;
-    ptrdiff_t first = layer->window > 0 && to > layer->window ? to - layer->window : 0;
-    for (ptrdiff_t begun = 0; begun < layer->kv_heads; begun += most) {
-        ptrdiff_t heads = layer->kv_heads - begun < most ? layer->kv_heads - begun : most;
-        for (ptrdiff_t h = 0; h < heads; h++) {
-            for (ptrdiff_t g = 0; g < step; g++) {
-                ptrdiff_t head = (begun + h) * group + (g < group ? g : 0);
-                start_row(layer, tile, h * step + g, head, query_of(layer, sequence->first, head), to - 1);
-                if (bfloat16) {
-                    reorder(tile->q[h * step + g], layer->head_size, false);
-                }
-            }
-        }
-        Cursor cursor = cursor_at(layer, first);
-        tile->block = 0;
-        find_rows(layer, sequence, begun, heads, &cursor, to, tile);
-        for (ptrdiff_t key = first; key < to; key += KEYS) {
-            ptrdiff_t keys = to - key < KEYS ? to - key : KEYS;
-            tile->block = !tile->block;
-            find_rows(layer, sequence, begun, heads, &cursor, to, tile);
-            for (ptrdiff_t h = 0; h < heads; h++) {
-                ptrdiff_t begin = h * step, end = begin + step;
-                score_few(tile, begin, end, vectors, keys, h, bfloat16);
-                mask(layer, tile, begin, end, key, keys, keys < KEYS);
-                for (ptrdiff_t r = begin; r < end; r++) {
-                    weigh(tile, r, vectors);
-                }
-                add_few(tile, begin, end, vectors, keys, h, bfloat16);
-            }
-        }
-        for (ptrdiff_t h = 0; h < heads; h++) {
-            for (ptrdiff_t g = 0; g < group; g++) {
-                if (bfloat16) {
-                    reorder(tile->out[h * step + g], layer->head_size, true);
-                }
-                write_out(layer, tile, h * step + g, sequence->first, (begun + h) * group + g);
-            }
-        }
+    (void)q;
+    if (bfloat16) {
+        reorder(tile->q[row], layer->head_size, false);
     }
 }
+
+INLINE void
+score_few_keys(const Layer *layer, Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t key, ptrdiff_t keys,
+               ptrdiff_t head, bool bfloat16)
+{
+    ptrdiff_t vectors = layer->head_size / LANES;
+    score_few(tile, begin, end, vectors, keys, head, bfloat16);
+    mask(layer, tile, begin, end, key, keys, keys < KEYS);
+    for (ptrdiff_t r = begin; r < end; r++) {
+        weigh(tile, r, vectors);
+    }
+}
+
+INLINE void
+add_few_values(const Layer *layer, Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t keys, ptrdiff_t head,
+               bool bfloat16)
+{
+    add_few(tile, begin, end, layer->head_size / LANES, keys, head, bfloat16);
+}
+
+INLINE void
+end_one(const Layer *layer, Tile *tile, ptrdiff_t row, bool bfloat16)
+{
+    if (bfloat16) {
+        reorder(tile->out[row], layer->head_size, true);
+    }
+}
+
+#define TARGET
+#include "one.h"
 
 /* Scores of many rows: products along the keys, 4 rows at a time. Rows beyond the last are computed in vain. */
 INLINE void
@@ -242,7 +233,6 @@ begin_row(const Layer *layer, Tile *tile, ptrdiff_t row, const char *q)
     (void)layer, (void)tile, (void)row, (void)q;
 }
 
-#define TARGET
 #include "many.h"
 
 FOR_EACH_CPU static void
@@ -250,6 +240,9 @@ attend_here(const Layer *layer, const Sequence *sequence)
 {
     Tile tile;
     bool few = layer->heads / layer->kv_heads <= FEW_ROWS && layer->head_size % (4 * LANES) == 0;
+    if (sequence->count == 1 && few && attend_one_pairs(layer, sequence)) {
+        return;
+    }
     if (sequence->count == 1 && few && layer->bfloat16) {
         attend_one(layer, sequence, &tile, true);
     }

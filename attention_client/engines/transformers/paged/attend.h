@@ -40,4 +40,7 @@ void attend(const Layer *layer, const Sequence *sequence);
  * False: this processor, or this head size, has none. */
 bool attend_many_pairs(const Layer *layer, const Sequence *sequence);
 
+/* The same for a sequence with one new token and few heads of each key-value head. */
+bool attend_one_pairs(const Layer *layer, const Sequence *sequence);
+
 #endif
