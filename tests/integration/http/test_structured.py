@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import jsonschema
+import openai
 import pydantic
 import pytest
 
@@ -94,6 +95,23 @@ def test_openai_parse(any_box: Box) -> None:
         assert choice.message.parsed is not None
         ages.append(choice.message.parsed.age)
     assert len(set(ages)) > 1
+
+
+def test_openai_streams_parsed_answers(any_box: Box) -> None:
+    fields = CHAT | {"temperature": 1.0, "seed": 2, "max_tokens": 160}
+    chat = any_box.openai.chat.completions
+    with chat.stream(**fields, response_format=Person) as stream:
+        kinds = {event.type for event in stream}
+        message = stream.get_final_completion().choices[0].message
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert message.parsed == chat.parse(**fields, response_format=Person).choices[0].message.parsed
+    named = {"type": "function", "function": {"name": "Person"}}
+    tools = [openai.pydantic_function_tool(Person)]
+    with chat.stream(**fields, tools=tools, tool_choice=named) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Person)
+    assert "tool_calls.function.arguments.done" in kinds
 
 
 @pytest.mark.parametrize(
