@@ -31,8 +31,8 @@ _CPU_S = 3
 _MOST_MEMORY = 2 * 2**30  # bytes of address space
 _STACK = 2**20  # bytes
 _END = 256
-# Without a limit a weak model writes white space for ever.
-_WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,20}"}
+# One space, or one line break and an indentation. A weak model fills whatever more it may write.
+_WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"( |\n {0,20}|\n\t{0,10})"}
 
 
 class _Bytes:

@@ -23,6 +23,9 @@ __all__ = ["chat_form"]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _WHOLE_CALL = {"type": "function", "function": "{content}"}
 _NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_NOTES = {"$schema", "$defs", "definitions", "title", "description", "default", "examples"}
+_PLAIN_OBJECT = _NOTES | {"type", "properties", "required"}
+_PLAIN_LIST = _NOTES | {"type", "items", "minItems", "maxItems"}
 _NAME_GROUP = re.compile(r"\(\?P<name>(?:[^()\\]|\\.)*\)")
 _TERMINALS = r"""WS: /[ \n]{1,8}/
 TEXT: /(.|\n)*/
@@ -106,9 +109,31 @@ def _calls_form(
 
 def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
     return [
-        Part(f"arguments{index}", "json", json.dumps(tool.parameters, ensure_ascii=False))
+        Part(f"arguments{index}", "json", json.dumps(_closed(tool.parameters), ensure_ascii=False))
         for index, tool in enumerate(tools)
     ]
+
+
+def _closed(schema: Any) -> Any:
+    """Return the schema of a function's arguments without further properties where it names some.
+
+    A function has no parameters beside those named, but few clients say so in the schema. A schema that
+    combines others stays as it is, because a property may be named elsewhere.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(properties, dict)
+        and schema.keys() <= _PLAIN_OBJECT
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    ):
+        inner = {name: _closed(each) for name, each in properties.items()}
+        return schema | {"properties": inner, "additionalProperties": False}
+    if schema.keys() <= _PLAIN_LIST and "items" in schema:
+        return schema | {"items": _closed(schema["items"])}
+    return schema
 
 
 def _call_rule(

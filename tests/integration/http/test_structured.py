@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal
 
+import jsonschema
+import openai
 import pydantic
 import pytest
 
-from http_box import CHAT, Box, error_of, events
+from http_box import CHAT, LIMITS, Box, error_of, events
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +37,46 @@ TOOLS = [
 ]
 
 
+def _object(**properties: Any) -> dict[str, Any]:
+    fields = {"properties": properties, "required": list(properties)}
+    return {"type": "object", **fields, "additionalProperties": False}
+
+
+def _list(items: Any, most: int = 2, least: int = 0) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+
+_SHORT = {"type": "string", "maxLength": 5}
+_DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+# 20 schemas: models of pydantic, and keywords of JSON Schema.
+SCHEMAS: list[dict[str, Any]] = [
+    Person.model_json_schema() | {"additionalProperties": False},
+    _object(),
+    _object(x=_DIGIT, y={"type": "integer", "exclusiveMinimum": -100, "maximum": 100}),
+    _object(price={"type": "number", "minimum": 0.5, "maximum": 2}),
+    _object(yes={"type": "boolean"}, none={"type": "null"}),
+    _object(kind={"enum": ["red", "grün", 7, None, False, ["x"]]}),
+    _object(version={"const": {"major": 1, "tags": []}}),
+    _object(code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}),
+    _object(text={"type": "string", "minLength": 3, "maxLength": 12}),
+    _object(day={"type": "string", "format": "date"}),
+    _object(id={"type": "string", "format": "uuid"}),
+    _object(host={"type": "string", "format": "ipv4"}),
+    _object(tags=_list({"enum": ["a", "b"]}, most=4, least=2)),
+    _object(grid=_list(_list(_DIGIT, most=3, least=1))),
+    _object(pair={"type": "array", "prefixItems": [_DIGIT, _SHORT], "items": False, "minItems": 2}),
+    _object(a=_object(b=_object(c=_object(d=_DIGIT)))),
+    _object(value={"anyOf": [_DIGIT, _SHORT, {"type": "null"}]}),
+    _object(value={"type": ["boolean", "null"]}, **{'q"uo\\te': _DIGIT, "é 日": _SHORT}),
+    {"type": "object", "properties": {"a": _DIGIT, "b": _SHORT}, "additionalProperties": False},
+    {
+        "$defs": {"node": _object(name=_SHORT, next={"anyOf": [_DIGIT, {"$ref": "#/$defs/leaf"}]})},
+        **_object(nodes=_list({"$ref": "#/$defs/node"})),
+    },
+]
+SCHEMAS[-1]["$defs"]["leaf"] = _object(leaf={"allOf": [_DIGIT, {"minimum": 5}]})
+
+
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
 def any_box(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A server with continuous batching, and one that runs one request at a time."""
@@ -52,6 +95,23 @@ def test_openai_parse(any_box: Box) -> None:
         assert choice.message.parsed is not None
         ages.append(choice.message.parsed.age)
     assert len(set(ages)) > 1
+
+
+def test_openai_streams_parsed_answers(any_box: Box) -> None:
+    fields = CHAT | {"temperature": 1.0, "seed": 2, "max_tokens": 160}
+    chat = any_box.openai.chat.completions
+    with chat.stream(**fields, response_format=Person) as stream:
+        kinds = {event.type for event in stream}
+        message = stream.get_final_completion().choices[0].message
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert message.parsed == chat.parse(**fields, response_format=Person).choices[0].message.parsed
+    named = {"type": "function", "function": {"name": "Person"}}
+    tools = [openai.pydantic_function_tool(Person)]
+    with chat.stream(**fields, tools=tools, tool_choice=named) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Person)
+    assert "tool_calls.function.arguments.done" in kinds
 
 
 @pytest.mark.parametrize(
@@ -155,6 +215,20 @@ def test_a_named_tool_is_called(any_box: Box) -> None:
     assert json.loads(call.function.arguments)["x"] in (1, 2)
 
 
+def test_arguments_have_the_named_properties_only(box: Box) -> None:
+    inner = {"type": "object", "properties": {"y": {"enum": [3, 4]}}, "required": ["y"]}
+    outer = {"type": "object", "properties": {"x": _list(inner, least=1)}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": outer}}
+    choice = {"type": "function", "function": {"name": "f"}}
+    body = CHAT | {"tools": [tool], "tool_choice": choice, "temperature": 1.0, "n": 8, "seed": 1}
+    answer = box.http.post("/v1/chat/completions", json=body | {"max_tokens": 170}).json()
+    for each in answer["choices"]:
+        (call,) = each["message"]["tool_calls"]
+        found = json.loads(call["function"]["arguments"])
+        assert found.keys() == {"x"}
+        assert all(item in ({"y": 3}, {"y": 4}) for item in found["x"])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_tool_is_called_where_required(box: Box, stream: bool, parallel: bool) -> None:
@@ -224,6 +298,34 @@ def test_each_choice_follows_the_schema(any_box: Box, stream: bool) -> None:
         texts = [each["message"]["content"] for each in response.json()["choices"]]
     people = [Person.model_validate_json(text) for text in texts]
     assert len({person.model_dump_json() for person in people}) > 1
+
+
+def test_200_of_200_answers_follow_their_schemas() -> None:
+    box = Box(limits=replace(LIMITS, num_blocks=500))
+
+    def answers(task: tuple[int, dict[str, Any]]) -> list[tuple[str, str]]:
+        seed, schema = task
+        body = CHAT | {"n": 10, "temperature": (0.5, 1.0, 1.5)[seed % 3], "seed": 100 * seed}
+        named = {"name": "x", "schema": schema}
+        body |= {"response_format": {"type": "json_schema", "json_schema": named}}
+        response = box.http.post("/v1/chat/completions", json=body | {"max_tokens": 450})
+        assert response.status_code == 200, response.text
+        choices = response.json()["choices"]
+        return [(each["finish_reason"], each["message"]["content"]) for each in choices]
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            all_answers = list(pool.map(answers, enumerate(SCHEMAS)))
+    finally:
+        box.close()
+    assert sum(map(len, all_answers)) == 200
+    assert len({text for each in all_answers for _, text in each}) > 100
+    # Not "date": RFC 3339 has a year 0, and Python has none.
+    checker = jsonschema.FormatChecker(("uuid", "ipv4"))
+    for schema, found in zip(SCHEMAS, all_answers, strict=True):
+        for reason, text in found:
+            assert reason == "stop", text
+            jsonschema.validate(json.loads(text), schema, format_checker=checker)
 
 
 def test_each_prompt_follows_the_choices(any_box: Box) -> None:

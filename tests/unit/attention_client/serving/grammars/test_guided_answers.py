@@ -129,6 +129,22 @@ def test_200_of_200_answers_follow_their_schema(compiler: GrammarCompiler) -> No
     assert len(set(map(tuple, answers))) > 150  # type: ignore[arg-type]
 
 
+def test_json_has_the_white_space_of_usual_printers(compiler: GrammarCompiler) -> None:
+    grammar = compiled(compiler, part("json", "{}"))
+
+    def follows(text: str) -> bool:
+        tokens, matcher = TOKENIZER(text)["input_ids"], grammar.matcher()
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    value = {"a": [1, {"b": [{"c": None}], "d": {}}], "e": "  \n\n"}
+    for indent in (None, 0, 2, 4, "\t"):
+        assert follows(json.dumps(value, indent=indent))
+    assert follows(json.dumps(value, separators=(",", ":")))
+    assert follows('{ "a" : [ 1 , 2 ] }')
+    for text in ('{  "a": 1}', '{\t"a": 1}', '{\n\n"a": 1}', '{"a": 1\n' + 21 * " " + "}", "1 "):
+        assert not follows(text)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "pattern"),
     [
