@@ -83,8 +83,10 @@ setup(
                 "attention_client/engines/transformers/paged/attend.c",
                 "attention_client/engines/transformers/paged/attend_pairs.c",
                 "attention_client/exchange/tensors.c",
+                "eaas/threads/pool.c",
             ],
             depends=[
+                "eaas/threads/pool.h",
                 "eaas/minmax/arrays.h",
                 "attention_client/engines/transformers/paged/attend.h",
                 "attention_client/engines/transformers/paged/many.h",
@@ -92,7 +94,12 @@ setup(
                 "attention_client/engines/transformers/paged/tile.h",
                 "attention_client/exchange/tensors.h",
             ],
-            extra_compile_args=["-O3", "-std=gnu11", "-Wall", "-Wextra", "-Wno-psabi"],
+            extra_compile_args=[
+                *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),
+                *("-Wall", "-Wextra", "-Wno-psabi"),
+            ],
+            extra_link_args=["-Wl,-Bsymbolic"],
+            libraries=["m", "pthread"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
         ),
@@ -154,23 +161,26 @@ setup(
         Extension(
             "expert_server.kernels._native",
             sources=[
-                f"expert_server/kernels/native/{name}.c"
-                for name in (
-                    "module",
-                    "pool",
-                    "moe",
-                    "activation",
-                    "split",
-                    "convert",
-                    "pack",
-                    "gemm_amx",
-                    "gemm_amx_few",
-                    "gemm_avx512",
-                    "gemm_int",
-                    "gemm_portable",
-                )
+                "eaas/threads/pool.c",
+                *(
+                    f"expert_server/kernels/native/{name}.c"
+                    for name in (
+                        "module",
+                        "moe",
+                        "activation",
+                        "split",
+                        "convert",
+                        "pack",
+                        "gemm_amx",
+                        "gemm_amx_few",
+                        "gemm_avx512",
+                        "gemm_int",
+                        "gemm_portable",
+                    )
+                ),
             ],
             depends=[
+                "eaas/threads/pool.h",
                 "expert_server/kernels/direct.h",
                 "expert_server/kernels/native/native.h",
                 "eaas/wire/spin.h",

@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../../eaas/threads/pool.h"
+
 #define PANEL 16         /* Output channels of a panel: one vector of float32. */
 #define LINE_BYTES 64
 
@@ -125,25 +127,6 @@ void convert_row(const char *x, Format from, int width, Format to, char *out);
 /* Packs a matrix of n rows, `stride` words of 4 bytes apart, into panels that are `panel_words` apart:
  * words (n, words) -> [n / 16][words][16]. Does not write beyond n in the last panel. */
 void pack_rows(const uint32_t *rows, size_t stride, size_t n, size_t words, uint32_t *out, size_t panel_words);
-
-/* -- threads (pool.c) --------------------------------------------------------------------------------------- */
-
-typedef struct Pool Pool;
-typedef void Task(void *context, int task, int thread);
-
-/* NULL if there is no memory or no thread. `threads` includes the caller. `learns`: whether it learns which work the
- * caller does sooner alone; if not, all threads share all work. */
-Pool *pool_create(int threads, bool learns);
-void pool_destroy(Pool *pool);
-int pool_threads(const Pool *pool);
-/* Whether the caller does work of this size (bytes of weights, counted once for each row) sooner without the other
- * threads, as far as the pool has learnt. */
-bool pool_is_better_alone(Pool *pool, size_t bytes);
-/* Tells the pool how long such work took. */
-void pool_learn(Pool *pool, size_t bytes, bool alone, double ns);
-/* Calls task(context, 0 .. tasks - 1, thread), each once, on any free thread; returns when all are done.
- * One caller at a time. */
-void pool_run(Pool *pool, Task *task, void *context, int tasks);
 
 /* -- activations (activation.c) ----------------------------------------------------------------------------- */
 

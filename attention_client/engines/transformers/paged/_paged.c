@@ -1,4 +1,8 @@
 /* `attend`: attention of a batch to the paged cache, with the batch's tensors checked. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "../../../../eaas/threads/pool.h"
 #include "../../../exchange/tensors.h"
 #include "attend.h"
 
@@ -58,7 +62,8 @@ static Sequence
 sequence_of(const Tensors *t, Py_ssize_t index)
 {
     const int32_t *begins = (const int32_t *)t->begins.data, *past = (const int32_t *)t->past.data;
-    return (Sequence){index, begins[index], begins[index + 1] - begins[index], past[index]};
+    ptrdiff_t count = begins[index + 1] - begins[index];
+    return (Sequence){index, begins[index], count, past[index], 0, count};
 }
 
 /* Whether the batch's tokens and their blocks exist. */
@@ -76,13 +81,120 @@ is_in_bounds(const Tensors *t, const Layer *layer)
     return next <= t->q.size[2];
 }
 
+/* ---- threads ----------------------------------------------------------------------------------------------- */
+
+#define POOL "attention_client.engines.transformers.paged._paged.Pool"
+/* Rows of a sequence that one task computes. */
+#define TASK_ROWS 64
+
+static void
+free_pool(PyObject *capsule)
+{
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    Py_BEGIN_ALLOW_THREADS
+    pool_destroy(pool);
+    Py_END_ALLOW_THREADS
+}
+
+static PyObject *
+paged_pool(PyObject *Py_UNUSED(module), PyObject *argument)
+{
+    int threads = (int)PyLong_AsLong(argument);
+    if (threads < 1) {
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%d threads", threads);
+    }
+    Pool *pool = pool_create(threads, true);
+    if (pool == NULL) {
+        return PyErr_Format(PyExc_OSError, "no %d threads can be started", threads);
+    }
+    return PyCapsule_New(pool, POOL, free_pool);
+}
+
+typedef struct {
+    const Layer *layer;
+    Sequence *parts;
+} Work;
+
+static void
+attend_part(void *context, int task, int Py_UNUSED(thread))
+{
+    const Work *work = context;
+    attend(work->layer, &work->parts[task]);
+}
+
+/* Cut the sequences into tasks. Returns their number, or -1 if there is no memory. `bytes`: read by all of them. */
+static int
+cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
+{
+    Py_ssize_t most = t->past.size[0] + t->q.size[2] / TASK_ROWS;
+    *parts = malloc((size_t)(most ? most : 1) * sizeof **parts);
+    if (*parts == NULL) {
+        return -1;
+    }
+    int count = 0;
+    for (Py_ssize_t s = 0; s < t->past.size[0]; s++) {
+        Sequence part = sequence_of(t, s);
+        /* The last ones see the most keys: threads that begin with them end together. */
+        for (ptrdiff_t to = part.count; to > 0; to = part.from) {
+            part.to = to;
+            part.from = (to - 1) / TASK_ROWS * TASK_ROWS;
+            (*parts)[count++] = part;
+            ptrdiff_t keys = part.past + part.to;
+            keys = layer->window > 0 && keys > layer->window ? layer->window : keys;
+            *bytes += (size_t)(keys * layer->cache_token) * (layer->bfloat16 ? 4 : 8);
+        }
+    }
+    return count;
+}
+
+static double
+now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+/* Returns whether there was memory for it. */
+static bool
+attend_all(const Tensors *t, const Layer *layer, Pool *pool)
+{
+    Work work = {layer, NULL};
+    size_t bytes = 0;
+    int tasks = cut(t, layer, &work.parts, &bytes);
+    if (tasks < 0) {
+        return false;
+    }
+    bool alone = pool == NULL || tasks < 2 || pool_is_better_alone(pool, bytes);
+    double began = now_ns();
+    if (alone) {
+        for (int task = 0; task < tasks; task++) {
+            attend(layer, &work.parts[task]);
+        }
+    }
+    else {
+        pool_run(pool, attend_part, &work, tasks);
+    }
+    if (pool != NULL && tasks > 1) {
+        pool_learn(pool, bytes, alone, now_ns() - began);
+    }
+    free(work.parts);
+    /* Afterwards: with a window, new keys take the places of keys that other tasks may still read. */
+    for (Py_ssize_t s = 0; s < t->past.size[0]; s++) {
+        Sequence sequence = sequence_of(t, s);
+        write_new(layer, &sequence);
+    }
+    return true;
+}
+
 static PyObject *
 paged_attend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 15) {
-        PyErr_SetString(PyExc_TypeError, "attend takes 15 arguments: see _paged.pyi");
+    if (count != 16) {
+        PyErr_SetString(PyExc_TypeError, "attend takes 16 arguments: see _paged.pyi");
         return NULL;
     }
+    Pool *pool = args[15] == Py_None ? NULL : PyCapsule_GetPointer(args[15], POOL);
     Layer layer = {
         .block_rows = PyLong_AsSsize_t(args[9]),
         .page = PyLong_AsSsize_t(args[10]),
@@ -127,17 +239,19 @@ paged_attend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t coun
         PyErr_SetString(PyExc_ValueError, "the sequences lie beyond the batch or the cache");
         return NULL;
     }
+    bool done;
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t s = 0; s < t.past.size[0]; s++) {
-        Sequence sequence = sequence_of(&t, s);
-        attend(&layer, &sequence);
-    }
+    done = attend_all(&t, &layer, pool);
     Py_END_ALLOW_THREADS
+    if (!done) {
+        return PyErr_NoMemory();
+    }
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
     {"attend", (PyCFunction)(void (*)(void))paged_attend, METH_FASTCALL, "see _paged.pyi"},
+    {"pool", paged_pool, METH_O, "see _paged.pyi"},
     {NULL, NULL, 0, NULL},
 };
 

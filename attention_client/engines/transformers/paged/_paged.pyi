@@ -3,6 +3,22 @@ import torch
 reads_tensors: int
 """Whether this torch has DLPack's C exchange interface, without which `attend` refuses its tensors."""
 
+class Pool:
+    """Threads that share the work of `attend`; a capsule."""
+
+def pool(threads: int, /) -> Pool:
+    """Start threads for `attend`. They end with the object.
+
+    They learn which batches the caller computes sooner alone.
+
+    Args:
+        threads: With the caller.
+
+    Raises:
+        ValueError: Fewer than 1.
+        OSError: They cannot be started.
+    """
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -19,6 +35,7 @@ def attend(
     scale: float,
     softcap: float,
     sinks: torch.Tensor | None,
+    pool: Pool | None,
     /,
 ) -> None:
     """Attend from a batch's new tokens to their sequences, and write their keys and values to the cache.
@@ -41,6 +58,7 @@ def attend(
         scale: Factor of the products of queries and keys.
         softcap: Bound of the scores by tanh; 0.0: none.
         sinks: float32 (heads): a logit without a value in each head's softmax (gpt-oss); None: none.
+        pool: Threads; None: the caller's alone. One call at a time.
 
     Raises:
         ValueError: A tensor has another shape or dtype, or a sequence lies beyond batch or cache.

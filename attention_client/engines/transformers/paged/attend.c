@@ -21,13 +21,13 @@ has_rows(const Layer *layer, const Sequence *sequence)
 }
 
 INLINE void
-write_new(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
+write_head(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
 {
     size_t size = (size_t)layer->head_size * value_size(layer);
     ptrdiff_t end = sequence->past + sequence->count;
     ptrdiff_t begin = layer->window > 0 && sequence->count > layer->window ? end - layer->window : sequence->past;
     /* With all tokens in the past, a walk stays in the cache. */
-    Sequence all = {sequence->index, 0, 0, end};
+    Sequence all = {.index = sequence->index, .past = end};
     Cursor to = cursor_at(layer, begin), from = to;
     while (from.position < end) {
         const char *key, *value, *new_key, *new_value;
@@ -262,7 +262,12 @@ void
 attend(const Layer *layer, const Sequence *sequence)
 {
     attend_here(layer, sequence);
+}
+
+void
+write_new(const Layer *layer, const Sequence *sequence)
+{
     for (ptrdiff_t head = 0; head < layer->kv_heads; head++) {
-        write_new(layer, sequence, head);
+        write_head(layer, sequence, head);
     }
 }

@@ -24,17 +24,20 @@ typedef struct {
     const float *sinks;   /* a logit of each head without a value, or NULL */
 } Layer;
 
-/* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. */
+/* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. `from` to `to` of the new
+ * ones are computed together. */
 typedef struct {
-    ptrdiff_t index, first, count, past;
+    ptrdiff_t index, first, count, past, from, to;
 } Sequence;
 
 /* Whether all rows of the cache that the sequence's tokens may have exist. */
 bool has_rows(const Layer *layer, const Sequence *sequence);
 
-/* Compute the sequence's rows of `out`, then write its new keys and values to the cache. Online softmax (Milakov and
- * Gimelshein, 2018) in float32. */
+/* Compute the rows of `out` from `from` to `to`. Online softmax (Milakov and Gimelshein, 2018) in float32. */
 void attend(const Layer *layer, const Sequence *sequence);
+
+/* Write the sequence's new keys and values to the cache, once all its rows are computed. */
+void write_new(const Layer *layer, const Sequence *sequence);
 
 /* Compute the rows of a sequence with many new tokens by products of pairs of bfloat16, with weights in bfloat16.
  * False: this processor, or this head size, has none. */

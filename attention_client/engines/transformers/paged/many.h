@@ -8,8 +8,8 @@ attend_many(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Til
     ptrdiff_t group = layer->heads / layer->kv_heads, tokens = ROWS / group > 0 ? ROWS / group : 1;
     /* More heads than rows are computed in several turns. */
     ptrdiff_t heads = group < ROWS ? group : ROWS;
-    for (ptrdiff_t begun = 0; begun < sequence->count; begun += tokens) {
-        ptrdiff_t count = sequence->count - begun < tokens ? sequence->count - begun : tokens;
+    for (ptrdiff_t begun = sequence->from; begun < sequence->to; begun += tokens) {
+        ptrdiff_t count = sequence->to - begun < tokens ? sequence->to - begun : tokens;
         ptrdiff_t from = sequence->past + begun, to = from + count, token = sequence->first + begun;
         ptrdiff_t first = layer->window > 0 && from >= layer->window ? from - layer->window + 1 : 0;
         for (ptrdiff_t turn = 0; turn < group; turn += heads) {

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attention_client.engines.transformers.paged._paged import attend, reads_tensors
+from attention_client.engines.transformers.paged._paged import attend, pool, reads_tensors
 from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
+from eaas.cores import usable_cores
 
 __all__ = ["PagedModel", "Pass", "RoutedExperts", "can_be_paged", "use_paged_attention"]
 
@@ -73,6 +74,8 @@ class PagedModel:
         self._batch = batch
         self._routed_experts = routed_experts
         self._count = count
+        # More than torch has: the servers wait for the client, so their cores are free.
+        self._pool = pool(usable_cores())
         self._layers = {
             layer: _layer_cache(allocator, layer)
             for layer, allocator in cache.layer_to_allocator.items()
@@ -144,6 +147,7 @@ class PagedModel:
             scale,
             softcap,
             sinks,
+            self._pool,
         )
         self.attended = True
         return out

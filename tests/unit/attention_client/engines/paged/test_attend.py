@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_client.engines.transformers.paged._paged import attend
+from attention_client.engines.transformers.paged._paged import attend, pool
 
 PAGE = 4
 
@@ -130,6 +130,7 @@ class Cache:
             "scale": q.shape[-1] ** -0.5,
             "softcap": 0.0,
             "sinks": None,
+            "pool": None,
         } | options
         attend(q, k, v, out, self.k, self.v, *arguments.values())
 
@@ -143,7 +144,7 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
 @given(data=st.data())
 def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
     lengths = data.draw(
-        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 70)), min_size=1, max_size=5),
+        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 150)), min_size=1, max_size=5),
         "(past, new)",
     )
     group = data.draw(st.sampled_from([1, 2, 4, 7, 40]), "group")
@@ -161,6 +162,25 @@ def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
         for position in range(max(0, tokens - window) if window else 0, tokens):
             assert torch.equal(cache.k[cache.row(s, position)], keys[:, position])
             assert torch.equal(cache.v[cache.row(s, position)], values[:, position])
+
+
+@pytest.mark.parametrize("window", [0, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_change_no_bit(window: int, dtype: torch.dtype) -> None:
+    lengths = [(500, 100), (300, 1), (10, 200), (0, 1), (400, 64)]
+    batch = Batch.random(lengths, 8, 2, 64, window, dtype)
+    alone, _ = batch.run()
+    for threads in (1, 2, 3):
+        shared_by = pool(threads)
+        # The first call is alone, the second is shared, and then the sooner one.
+        for _ in range(20):
+            out, _ = batch.run(pool=shared_by)
+            assert torch.equal(out, alone)
+
+
+def test_a_pool_needs_a_thread() -> None:
+    with pytest.raises(ValueError, match="0 threads"):
+        pool(0)
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -17,7 +17,7 @@
  * 200 us on a halted virtual core. So the pool learns it, from the times of calls with and without them.
  */
 #define _GNU_SOURCE
-#include "native.h"
+#include "pool.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -27,6 +27,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define LINE_BYTES 64 /* Of a processor's cache. */
 #define SPINS 2000 /* 50 to 130 us: depends on the CPU's pause instruction. */
 /* Work of more bytes is always shared, and of fewer never; sizes between them are told apart by their power of 2. */
 #define MOST_ALONE_LOG2 25
