@@ -72,7 +72,7 @@ class Speeds:
             self._rates[server] = rate
 
     def forget(self, server: str) -> None:
-        """Drop the times of a server ejected as slow. New answers alone decide about it, and fewer of them."""
+        """Drop the times of a server ejected as slow. New answers alone decide about it; fewer are enough."""
         self._on_trial |= {server}
         self._rates = {name: rate for name, rate in self._rates.items() if name != server}
 

@@ -15,6 +15,7 @@ grant is revoked in that time, the request is dropped, before or after it is com
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -170,7 +171,9 @@ class ServeLoop:
         self._stopped = True
         if self._direct is not None:
             self._direct.leave()
-        self._arena.flags.interrupt(DOORBELL)
+        # Released flags: `run` has returned in the meantime, and nothing waits.
+        with contextlib.suppress(ValueError):
+            self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
         """Answer requests until `stop`, in the server's main thread."""
