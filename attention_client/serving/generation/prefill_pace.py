@@ -14,7 +14,7 @@ __all__ = ["PrefillPace"]
 
 # Times as long as a step of answers alone. The time between tokens then stays within 3 times the usual one.
 _STRETCH = 2.5
-_LEAST = 16
+_LEAST = 8
 _WEIGHT = 0.25
 # One slow step, of a failover perhaps, must not change the pace much.
 _OUTLIER = 4.0

@@ -63,7 +63,7 @@ sequence_of(const Tensors *t, Py_ssize_t index)
 {
     const int32_t *begins = (const int32_t *)t->begins.data, *past = (const int32_t *)t->past.data;
     ptrdiff_t count = begins[index + 1] - begins[index];
-    return (Sequence){index, begins[index], count, past[index], 0, count};
+    return (Sequence){index, begins[index], count, past[index], 0, count, 0, t->k.size[1]};
 }
 
 /* Whether the batch's tokens and their blocks exist. */
@@ -126,7 +126,7 @@ attend_part(void *context, int task, int Py_UNUSED(thread))
 static int
 cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
 {
-    Py_ssize_t most = t->past.size[0] + t->q.size[2] / TASK_ROWS;
+    Py_ssize_t most = (t->past.size[0] + t->q.size[2] / TASK_ROWS) * layer->kv_heads;
     *parts = malloc((size_t)(most ? most : 1) * sizeof **parts);
     if (*parts == NULL) {
         return -1;
@@ -138,10 +138,17 @@ cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
         for (ptrdiff_t to = part.count; to > 0; to = part.from) {
             part.to = to;
             part.from = (to - 1) / TASK_ROWS * TASK_ROWS;
-            (*parts)[count++] = part;
             ptrdiff_t keys = part.past + part.to;
             keys = layer->window > 0 && keys > layer->window ? layer->window : keys;
             *bytes += (size_t)(keys * layer->cache_token) * (layer->bfloat16 ? 4 : 8);
+            if (part.count == 1) {
+                (*parts)[count++] = part;
+                continue;
+            }
+            for (part.head = 0; part.head < layer->kv_heads; part.head++) {
+                part.end_head = part.head + 1;
+                (*parts)[count++] = part;
+            }
         }
     }
     return count;

@@ -252,7 +252,7 @@ attend_here(const Layer *layer, const Sequence *sequence)
     else if (!attend_many_pairs(layer, sequence)) {
         /* Vectors are added 4 at a time. */
         memset(tile.values, 0, sizeof tile.values);
-        for (ptrdiff_t head = 0; head < layer->kv_heads; head++) {
+        for (ptrdiff_t head = sequence->head; head < sequence->end_head; head++) {
             attend_many(layer, sequence, head, &tile);
         }
     }

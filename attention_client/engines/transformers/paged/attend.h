@@ -24,16 +24,16 @@ typedef struct {
     const float *sinks;   /* a logit of each head without a value, or NULL */
 } Layer;
 
-/* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. `from` to `to` of the new
- * ones are computed together. */
+/* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. One call computes the new ones
+ * `from` to `to`: if there are several, those of the key-value heads `head` to `end_head`. */
 typedef struct {
-    ptrdiff_t index, first, count, past, from, to;
+    ptrdiff_t index, first, count, past, from, to, head, end_head;
 } Sequence;
 
 /* Whether all rows of the cache that the sequence's tokens may have exist. */
 bool has_rows(const Layer *layer, const Sequence *sequence);
 
-/* Compute the rows of `out` from `from` to `to`. Online softmax (Milakov and Gimelshein, 2018) in float32. */
+/* Compute these rows of `out`. Online softmax (Milakov and Gimelshein, 2018) in float32. */
 void attend(const Layer *layer, const Sequence *sequence);
 
 /* Write the sequence's new keys and values to the cache, once all its rows are computed. */

@@ -307,7 +307,7 @@ attend_heads(const Layer *layer, const Sequence *sequence)
     memset(tile.q_pairs, 0, sizeof tile.q_pairs);
     memset(tile.weight_pairs, 0, sizeof tile.weight_pairs);
     memset(tile.out, 0, sizeof tile.out);
-    for (ptrdiff_t head = 0; head < layer->kv_heads; head++) {
+    for (ptrdiff_t head = sequence->head; head < sequence->end_head; head++) {
         attend_many(layer, sequence, head, &tile);
     }
 }
