@@ -106,7 +106,7 @@ def _row(server: Worker, client: _Client, shape: Shape, tokens: int, rounds: int
         before = _read(server)
         for _ in range(_WARM_CALLS):
             client.send(tokens)
-        calls = []
+        calls: list[tuple[int, int, int]] = []
         end = time.perf_counter() + _ROUND_S
         while len(calls) < _LEAST_CALLS or time.perf_counter() < end:
             calls.append(client.send(tokens))
