@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import weakref
 from pathlib import Path
 
 import torch
 
-__all__ = ["available_bytes", "huge_memory", "trim"]
+__all__ = ["HugeBlocks", "available_bytes", "huge_memory", "trim"]
 
 _HUGE_BYTES = 2 << 20
+_SLAB_BYTES = 256 << 20
+_BLOCK_ALIGNMENT = 64
 
 
 def available_bytes(proc: Path = Path("/proc")) -> int:
@@ -56,6 +59,45 @@ def huge_memory(nbytes: int) -> torch.Tensor:
         mapping.madvise(mmap.MADV_HUGEPAGE, begin, whole)
         mapping.madvise(mmap.MADV_NOHUGEPAGE, begin + whole, mapped - begin - whole)
     return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=begin)
+
+
+class HugeBlocks:
+    """Blocks of memory side by side, so that small ones, and the ends of large ones, are on huge pages, too.
+
+    The blocks come one after the other from a large mapping, which is freed with its last block. Before that,
+    a block that is freed returns its pages, except for those that it shares with neighbours. One thread at a
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._slab = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Allocate zeros, uint8 (nbytes,), aligned to 64 bytes.
+
+        Raises:
+            OSError: The system has no such memory left.
+        """
+        if nbytes == 0 or nbytes > _SLAB_BYTES // 2:
+            return huge_memory(nbytes)
+        if self._used + nbytes > len(self._slab):
+            self._slab, self._used = huge_memory(_SLAB_BYTES), 0
+        block = self._slab[self._used : self._used + nbytes].numpy()
+        self._used += -(-nbytes // _BLOCK_ALIGNMENT) * _BLOCK_ALIGNMENT
+        # The tensor and its views keep this array, and the array keeps the slab.
+        weakref.finalize(block, _give_back, block.ctypes.data, nbytes).atexit = False
+        return torch.from_numpy(block)
+
+
+def _give_back(address: int, nbytes: int) -> None:
+    """Return the whole pages of a freed block to the system. Its slab is still mapped."""
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = (address + nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    if whole > 0:
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(whole), mmap.MADV_DONTNEED
+        )
 
 
 def trim() -> None:

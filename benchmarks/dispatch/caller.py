@@ -65,7 +65,11 @@ class Request:
 
     @classmethod
     def of(
-        cls, x_TH: torch.Tensor, ids_TK: npt.NDArray[np.int64], scores_TK: npt.NDArray[np.float32]
+        cls,
+        x_TH: torch.Tensor,
+        ids_TK: npt.NDArray[np.int64],
+        scores_TK: npt.NDArray[np.float32],
+        layer: int = 0,
     ) -> Request:
         """Make a request that wants the results of all its token-expert pairs."""
         tokens = len(ids_TK)
@@ -75,7 +79,7 @@ class Request:
             np.ascontiguousarray(ids_TK),
             scores_TK,
             np.ones(ids_TK.shape, dtype=np.bool_),
-            LayerInput.of(0, x_TH, scores_TK),
+            LayerInput.of(layer, x_TH, scores_TK),
             part,
             np.empty((tokens, x_TH.shape[1]), dtype=np.float32),
         )
@@ -171,8 +175,11 @@ class Caller:
         """Number of tokens that one of the server's slots holds."""
         return self.connection.max_tokens(top_k, WireDtype.BFLOAT16)
 
-    def exchange(self, request: Request) -> None:
+    def exchange(self, request: Request) -> int:
         """Send a request through a slot and read the result, as `LayerCall` does with one part.
+
+        Returns:
+            The server's time for it, as its answer says, in microseconds.
 
         Raises:
             ClusterError: The server refused the request or did not answer.
@@ -190,7 +197,7 @@ class Caller:
                 request.out_TH[...] = answer.part_RH
                 if not connection.release(ticket):
                     raise ConnectionLostError("the server took the slot back")
-                return
+                return answer.header.service_us
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 connection.abandon(ticket, overdue=True)

@@ -45,7 +45,8 @@ def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -
     """Measure a real layer with the plan's first transport; return the document's `layer`."""
     shape = plan.layer
     batches = Batches(shape, torch.bfloat16, plan.layer_tokens)
-    with working([kernel_server(plan, slots, threads)], fork_server) as (server,):
+    start = kernel_server(shape, threads=threads, tokens=plan.layer_tokens, slots=slots)
+    with working([start], fork_server) as (server,):
         assert server.address is not None
         with Caller(
             server.address,

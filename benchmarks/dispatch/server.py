@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.dispatch.plan import Plan
+from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.worker import Worker
 
 __all__ = ["kernel_server", "null_server"]
@@ -29,23 +30,30 @@ def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..
         slot_tokens=tokens,
         slots=slots,
         layer=None,
+        layers=1,
     )
 
 
-def kernel_server(plan: Plan, slots: int, threads: int) -> Callable[..., Worker]:
+def kernel_server(
+    shape: Shape, *, threads: int, tokens: int, slots: int, layers: int = 1
+) -> Callable[..., Worker]:
     """Make the function that starts a server with `auto`'s kernel and random experts, in about a minute.
 
-    On the command {"seeds": [...]} that server calls the kernel in its own process and answers the times.
+    While it is idle, that server executes commands: {"tokens": T, "seeds": [...]} calls the kernel in its own
+    process and answers the times in nanoseconds; "read" reads memory with as many threads, answers bytes/s.
+
+    Args:
+        tokens: T that a slot holds.
     """
-    layer = plan.layer
     return partial(
         Worker,
         "layer-server",
         "benchmarks.dispatch.server_process",
-        hidden=layer.hidden,
-        num_experts=layer.num_experts,
-        top_k=layer.top_k,
-        slot_tokens=plan.layer_tokens,
+        hidden=shape.hidden,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        slot_tokens=tokens,
         slots=slots,
-        layer={"threads": threads, "shape": dataclasses.asdict(layer)},
+        layer={"threads": threads, "shape": dataclasses.asdict(shape)},
+        layers=layers,
     )

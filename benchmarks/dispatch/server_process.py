@@ -23,7 +23,7 @@ from eaas.net.grpc_server import Service, serve
 from eaas.wire import Arena
 from eaas.wire.arena import SPIN_US
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from eaas_cli.bench.experts.limits import settle
+from eaas_cli.bench.experts.limits import ReadLimit, settle
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches, Source
 from eaas_cli.bench.worker import commands_from
@@ -57,19 +57,19 @@ def main(arguments: str) -> None:
         kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
-        shape = Shape(**wanted["layer"]["shape"])
-        kernel = _loaded_kernel(shape, wanted["layer"]["threads"])
+        shape, threads = Shape(**wanted["layer"]["shape"]), wanted["layer"]["threads"]
+        kernel = _loaded_kernel(shape, threads, wanted["layers"])
         announce(kernel=f"{kernel.name} ({kernel.isa})" if kernel.isa else kernel.name)
         batches = Batches(shape, torch.bfloat16, wanted["slot_tokens"])
         threading.Thread(
-            target=_run_commands, args=(commands, kernel, batches), daemon=True
+            target=_run_commands, args=(commands, kernel, batches, threads), daemon=True
         ).start()
     _serve(wanted, kernel)
 
 
 def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
     tokens, hidden, top_k = wanted["slot_tokens"], wanted["hidden"], wanted["top_k"]
-    shape = model_shape(hidden, wanted["num_experts"], top_k)
+    shape = model_shape(hidden, wanted["num_experts"], top_k, wanted["layers"])
     arena = Arena.create_shared(
         wanted["slots"],
         payload_layout(tokens, hidden, top_k, WireDtype.FLOAT32).total,
@@ -116,13 +116,15 @@ def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
     return cast("ExpertKernel", compute)
 
 
-def _loaded_kernel(shape: Shape, threads: int) -> ExpertKernel:
-    """Load a random layer into the kernel that `auto` picks."""
+def _loaded_kernel(shape: Shape, threads: int, layers: int) -> ExpertKernel:
+    """Load random experts, the same in each layer, into the kernel that `auto` picks."""
     source = Source(shape, torch.bfloat16)
     sizes = ExpertSizes(shape.hidden, shape.intermediate, shape.num_experts, shape.top_k)
-    kernel = choose_kernel([source.form], KernelSpec(torch.bfloat16, threads=threads), sizes).kernel
-    for expert, weights in enumerate(source.experts()):
-        kernel.load(0, expert, weights)
+    spec = KernelSpec(torch.bfloat16, threads=threads)
+    kernel = choose_kernel([source.form] * layers, spec, sizes).kernel
+    for layer in range(layers):
+        for expert, weights in enumerate(source.experts()):
+            kernel.load(layer, expert, weights)
     return kernel
 
 
@@ -130,10 +132,16 @@ def _run_commands(
     commands: Iterator[tuple[Any, Callable[[object], None]]],
     kernel: ExpertKernel,
     batches: Batches,
+    threads: int,
 ) -> None:
-    """Execute the launcher's commands: time the kernel here, without slots, while the loop is idle."""
+    """Execute the launcher's commands while the loop is idle: read memory, or time the kernel here."""
+    limit: ReadLimit | None = None
     with torch.inference_mode():
         for command, reply in commands:
+            if command == "read":
+                limit = limit or ReadLimit(threads)
+                reply(limit.measure())
+                continue
             took = []
             for seed in command["seeds"]:
                 batch = batches.get(command["tokens"], seed)

@@ -15,9 +15,10 @@ from eaas.wire.header import (
 __all__ = ["model_shape", "request_bytes", "result_bytes"]
 
 
-def model_shape(hidden: int, num_experts: int, top_k: int) -> ModelShape:
-    """Shape of a model with one MoE layer."""
-    return ModelShape("bench", num_experts, hidden, top_k, ("layer",), "bfloat16", "bench dispatch")
+def model_shape(hidden: int, num_experts: int, top_k: int, layers: int = 1) -> ModelShape:
+    """Shape of a model with so many equal MoE layers."""
+    names = tuple(f"layer {layer}" for layer in range(layers))
+    return ModelShape("bench", num_experts, hidden, top_k, names, "bfloat16", "bench dispatch")
 
 
 def request_bytes(plan: Plan, hidden: int, tokens: int) -> int:

@@ -4,14 +4,15 @@
  * while, since the phases of one layer follow within microseconds, and then sleeps on a futex, so that an idle server
  * uses no core.
  *
- *     caller                              worker
- *     next = 0, left = tasks              sleeps until seq changes
- *     seq += 1, wake                      takes tasks until next >= tasks
- *     takes tasks itself                  active -= 1; the last one wakes the caller
- *     waits until active == 0
+ *     caller                                   worker
+ *     next = 0, gate = OPEN                    sleeps until seq changes
+ *     seq += 1, wake                           gate += 1, if it is OPEN; else sleeps again
+ *     takes tasks until next >= tasks          takes tasks until next >= tasks
+ *     gate -= OPEN                             gate -= 1; the last one wakes the caller
+ *     waits until gate == 0
  *
- * Every worker takes part in every round, even if no task is left: so no worker can use the counters of a later round
- * with the task of an earlier one.
+ * The caller waits only for workers inside the gate: one that wakes up too late, because other processes have its core,
+ * finds it closed and delays nobody. No worker can use the counters of a later round with the task of an earlier one.
  *
  * Whether the workers are worth their wake-up depends on the machine and on what else it does: 1 us while they spin,
  * 200 us on a halted virtual core. So the pool learns it, from the times of calls with and without them.
@@ -28,9 +29,10 @@
 #include <unistd.h>
 
 #define LINE_BYTES 64 /* Of a processor's cache. */
+#define OPEN 0x10000u
 #define SPINS 2000 /* 50 to 130 us: depends on the CPU's pause instruction. */
 /* Work of more bytes is always shared, and of fewer never; sizes between them are told apart by their power of 2. */
-#define MOST_ALONE_LOG2 25
+#define MOST_ALONE_LOG2 30
 #define LEAST_SHARED_LOG2 18
 #define SIZES (MOST_ALONE_LOG2 - LEAST_SHARED_LOG2)
 /* A slower call changes the expected time by this part: one that was interrupted says little. */
@@ -53,7 +55,7 @@ typedef struct {
 
 struct Pool {
     _Alignas(LINE_BYTES) atomic_uint seq; /* Rounds begun. */
-    _Alignas(LINE_BYTES) atomic_uint active; /* Workers that have not finished this round. */
+    _Alignas(LINE_BYTES) atomic_uint gate; /* Workers in this round, and OPEN while others may join. */
     _Alignas(LINE_BYTES) atomic_int next; /* Next task. */
     _Alignas(LINE_BYTES) atomic_bool stopping;
     Task *task;
@@ -93,14 +95,26 @@ static void take_tasks(Pool *pool, int thread) {
     }
 }
 
+/* Whether the worker now takes part in the present round. */
+static bool enter(Pool *pool) {
+    unsigned gate = atomic_load_explicit(&pool->gate, memory_order_relaxed);
+    while (gate & OPEN)
+        if (atomic_compare_exchange_weak_explicit(&pool->gate, &gate, gate + 1, memory_order_acquire,
+                                                  memory_order_relaxed))
+            return true;
+    return false;
+}
+
 static void *work(void *argument) {
     Worker *worker = argument;
     Pool *pool = worker->pool;
-    for (unsigned seen = 0;; seen++) {
+    for (unsigned seen = 0;;) {
         sleep_while(&pool->seq, seen);
+        seen = atomic_load(&pool->seq);
         if (atomic_load(&pool->stopping)) return NULL;
+        if (!enter(pool)) continue;
         take_tasks(pool, worker->thread);
-        if (atomic_fetch_sub_explicit(&pool->active, 1, memory_order_acq_rel) == 1) wake_all(&pool->active);
+        if (atomic_fetch_sub_explicit(&pool->gate, 1, memory_order_acq_rel) == 1) wake_all(&pool->gate);
     }
 }
 
@@ -176,12 +190,13 @@ void pool_run(Pool *pool, Task *task, void *context, int tasks) {
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
     bool alone = pool->threads == 1 || tasks < 2;
     if (!alone) {
-        atomic_store_explicit(&pool->active, (unsigned)pool->threads - 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&pool->seq, 1, memory_order_acq_rel);
+        atomic_store_explicit(&pool->gate, OPEN, memory_order_release);
+        atomic_fetch_add(&pool->seq, 1);
         wake_all(&pool->seq);
     }
     take_tasks(pool, 0);
     if (alone) return;
-    for (unsigned left; (left = atomic_load_explicit(&pool->active, memory_order_acquire)) != 0;)
-        sleep_while(&pool->active, left);
+    unsigned inside = atomic_fetch_sub_explicit(&pool->gate, OPEN, memory_order_acq_rel) - OPEN;
+    for (; inside != 0; inside = atomic_load_explicit(&pool->gate, memory_order_acquire))
+        sleep_while(&pool->gate, inside);
 }

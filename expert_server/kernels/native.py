@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from eaas.checkpoint.pieces import Pause
-from eaas.memory import huge_memory
+from eaas.memory import HugeBlocks, huge_memory
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.kernel import (
@@ -75,6 +75,7 @@ class NativeKernel(ExpertKernel):
             raise UnsupportedError(f"this CPU has no {isa}")
         self._kind, self.isa, _, _ = kinds[0]
         self._pool = _native.create_pool(spec.threads, _LEARNS)
+        self._blocks = HugeBlocks()
         self._layers: dict[int, dict[int, PackedExpert]] = {}
         self._tables: dict[int, _Table] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -98,12 +99,15 @@ class NativeKernel(ExpertKernel):
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> PackedExpert:
         """Pack an expert into panels, which the compiled code reads (`ExpertKernel.pack`)."""
-        return pack_expert(weights.plain(form), self._activations[form], self.spec, pause)
+        return pack_expert(
+            weights.plain(form), self._activations[form], self.spec, pause, self._blocks.allocate
+        )
 
     def close(self) -> None:
         """Free the thread pool, the experts and the scratch memory, for good (`ExpertKernel.close`)."""
         super().close()
         self._layers, self._tables = {}, {}
+        self._blocks = HugeBlocks()
         self._prepared[:] = [None] * len(self.forms)
         self._direct_scratch = torch.empty(0, dtype=torch.uint8)
         self._pool = None

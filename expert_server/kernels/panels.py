@@ -5,7 +5,7 @@ A word has 4 bytes: a float32, two bfloat16, four int8, eight int4, or a scale. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,7 +110,11 @@ _BIAS = _Layout(torch.float32, unit=1)
 
 
 def pack_expert(
-    weights: ExpertWeights, activation: Activation, spec: KernelSpec, pause: Pause = at_once
+    weights: ExpertWeights,
+    activation: Activation,
+    spec: KernelSpec,
+    pause: Pause = at_once,
+    allocate: Callable[[int], torch.Tensor] = huge_memory,
 ) -> PackedExpert:
     """Pack an expert of the plain (out, in) layout into panels.
 
@@ -119,6 +123,7 @@ def pack_expert(
         activation: Defines how gate and up lie in `up`.
         spec: dtype (float32 or bfloat16) and quantization of the panels.
         pause: Called before each piece.
+        allocate: Makes zeros, uint8, of so many bytes.
 
     Raises:
         CheckpointError: A weight to be quantised is NaN or infinite.
@@ -139,7 +144,7 @@ def pack_expert(
         else 0
         for parts, layout in matrices
     ]
-    memory = huge_memory(sum(sizes))
+    memory = allocate(sum(sizes))
     blocks = torch.split(memory, sizes)
     for (parts, layout), block in zip(matrices, blocks, strict=True):
         _pack(parts, layout, block, pause if layout is not _BIAS else at_once)

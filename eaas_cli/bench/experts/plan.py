@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from eaas.errors import ConfigError
 from eaas_cli.option_values import known, numbers, once
 
-__all__ = ["AUTO", "BUILT_IN", "DTYPES", "Plan", "Shape", "compute_dtype", "make_plan"]
+__all__ = [
+    "AUTO",
+    "BUILT_IN",
+    "DTYPES",
+    "Plan",
+    "Shape",
+    "compute_dtype",
+    "make_plan",
+    "parse_shape",
+]
 
 AUTO = "auto"
 DTYPES = ("bfloat16", "float32", "int8", "int4")
@@ -95,7 +104,7 @@ def make_plan(
     Raises:
         ConfigError: An option is wrong.
     """
-    wanted = [*(BUILT_IN if built_in else ()), *(_shape(text) for text in shapes)]
+    wanted = [*(BUILT_IN if built_in else ()), *(parse_shape(text) for text in shapes)]
     if not wanted:
         raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
     return Plan(
@@ -108,7 +117,8 @@ def make_plan(
     )
 
 
-def _shape(text: str) -> Shape:
+def parse_shape(text: str) -> Shape:
+    """Read a shape `H,I,E,K` of the option --shape. Raises ConfigError."""
     sizes = numbers("--shape", text)
     if len(sizes) != 4:
         raise ConfigError(f"--shape {text}: give four numbers H,I,E,K, such as {BUILT_IN[0]}")

@@ -21,6 +21,9 @@
 #define WIDE_PANELS 16
 #define MANY_ROWS 32
 #define TASKS_PER_THREAD 4
+#define LEAST_TASK_BYTES ((size_t)16 << 10)
+/* Weights that are loaded ahead where a thread goes on to others: what arrives while the first of them is awaited. */
+#define EXPECTED_BYTES 16384
 /* Limit of the gathered rows: larger batches are cut, to bound the scratch memory. */
 #define SCRATCH_ROWS_BYTES ((size_t)128 << 20)
 /* Rows of a copying task, and of a computing one. */
@@ -42,6 +45,7 @@ typedef struct {
     /* This part of the batch. */
     int first_token, tokens, rows, active_count;
     bool is_alone;     /* The calling thread does all tasks. */
+    int stride;        /* A thread's next task is probably so many tasks further. */
     int32_t *ids;      /* (T, K) of the whole batch, checked */
     int *active;       /* (E) experts with rows, ascending */
     int *first_row;    /* (E + 1) by place in `active` */
@@ -50,7 +54,7 @@ typedef struct {
     int *counts;       /* (E) */
     char *x, *hidden;  /* (N) rows */
     float *sums;       /* BLOCK_ROWS x WIDE_PANELS panels for each thread */
-    int up_panels, up_tasks_per_expert, down_panels;
+    int up_panels, up_tasks_per_expert, down_panels, down_tasks;
 } Layer;
 
 static int tokens_at_once(const GemmKind *kind, int hidden, int intermediate, int tokens, int top_k) {
@@ -156,6 +160,26 @@ static float *sums_of(const Layer *layer, int thread) {
     return layer->sums + (size_t)thread * BLOCK_ROWS * WIDE_PANELS * PANEL;
 }
 
+/* Where the weights of a task of `up` begin. */
+static const char *up_weights(const Layer *layer, int task) {
+    const Expert *expert = &layer->moe->experts[layer->active[task / layer->up_tasks_per_expert]];
+    const int panel = task % layer->up_tasks_per_expert * layer->up_panels;
+    return (const char *)expert->up + (size_t)panel * panel_bytes_of(layer->moe->kind->weights, layer->k_up);
+}
+
+/* Where the weights of one expert for a task of `down` begin. */
+static const char *down_weights(const Layer *layer, int task, int place) {
+    const Expert *expert = &layer->moe->experts[layer->active[place]];
+    const size_t panel_bytes = panel_bytes_of(layer->moe->kind->weights, layer->k_down);
+    return (const char *)expert->down + (size_t)task * layer->down_panels * panel_bytes;
+}
+
+/* Loads the beginning of the weights that this thread reads next: products prefetch forward only, and would wait for
+ * memory where other weights begin. Into the L2 cache: the L1 cache would lose it before. */
+static void expect(const char *weights, size_t bytes) {
+    for (size_t i = 0; i < bytes && i < EXPECTED_BYTES; i += LINE_BYTES) __builtin_prefetch(weights + i, 0, 2);
+}
+
 static void up(void *context, int task, int thread) {
     const Layer *layer = context;
     const Moe *moe = layer->moe;
@@ -165,7 +189,12 @@ static void up(void *context, int task, int thread) {
     const int panels = min_int(layer->up_panels, layer->panels_up - panel);
     const Expert *expert = &moe->experts[layer->active[place]];
     const size_t panel_bytes = panel_bytes_of(kind->weights, layer->k_up);
-    const char *w = (const char *)expert->up + (size_t)panel * panel_bytes;
+    const char *w = up_weights(layer, task);
+    const int next = task + layer->stride, tasks = layer->up_tasks_per_expert * layer->active_count;
+    if (next < tasks)
+        expect(up_weights(layer, next), layer->up_panels * panel_bytes);
+    else
+        expect(down_weights(layer, thread, 0), layer->down_panels * panel_bytes_of(kind->weights, layer->k_down));
     const float *bias = (const float *)expert->up_bias;
     const int out_panel = moe->activation.has_gate ? panel / 2 : panel;
     float *c = sums_of(layer, thread);
@@ -193,9 +222,12 @@ static void down(void *context, int task, int thread) {
     for (int token = layer->first_token; token < layer->first_token + layer->tokens; token++)
         memset(moe->out + (size_t)token * moe->hidden + first, 0, (size_t)width * sizeof(float));
     for (int place = 0; place < layer->active_count; place++) {
-        const Expert *expert = &moe->experts[layer->active[place]];
-        const char *w = (const char *)expert->down + (size_t)panel * panel_bytes;
-        const float *bias = (const float *)expert->down_bias;
+        const char *w = down_weights(layer, task, place);
+        const float *bias = (const float *)moe->experts[layer->active[place]].down_bias;
+        if (place + 1 < layer->active_count)
+            expect(down_weights(layer, task, place + 1), panels * panel_bytes);
+        else if (task + layer->stride < layer->down_tasks)
+            expect(down_weights(layer, task + layer->stride, 0), panels * panel_bytes);
         for (int row = layer->first_row[place]; row < layer->first_row[place + 1]; row += BLOCK_ROWS) {
             const int m = min_int(BLOCK_ROWS, layer->first_row[place + 1] - row);
             kind->gemm(layer->hidden + (size_t)row * layer->hidden_stride, layer->hidden_stride, m, w, panel_bytes,
@@ -212,12 +244,16 @@ static void down(void *context, int task, int thread) {
     }
 }
 
-/* Panels of a task: wide if there are many rows, but so that every thread gets several tasks. */
-static int task_panels(const Layer *layer, int panels, int tasks_beside, int unit) {
+/* Panels of a task: wide if there are many rows, but so that every thread gets several tasks, unless they would read
+ * little at a time. A lone thread reads as much as it can in one piece. */
+static int task_panels(const Layer *layer, int panels, int tasks_beside, int unit, size_t panel_bytes) {
+    if (layer->is_alone) return WIDE_PANELS;
     const bool many = layer->rows > MANY_ROWS * layer->active_count;
-    const int wanted = layer->is_alone ? 1 : TASKS_PER_THREAD * pool_threads(layer->moe->pool);
+    const int wanted = TASKS_PER_THREAD * pool_threads(layer->moe->pool);
     int width = many ? WIDE_PANELS : NARROW_PANELS;
-    while (width > unit && (panels + width - 1) / width * tasks_beside < wanted) width /= 2;
+    while (width > unit && width * panel_bytes >= 2 * LEAST_TASK_BYTES &&
+           (panels + width - 1) / width * tasks_beside < wanted)
+        width /= 2;
     return width;
 }
 
@@ -243,15 +279,20 @@ static void run_part(Layer *layer) {
     const size_t bytes = work_bytes(layer);
     const uint64_t started = now_ns();
     layer->is_alone = pool_is_better_alone(moe->pool, bytes);
+    layer->stride = layer->is_alone ? 1 : pool_threads(moe->pool);
+    const Format weights = moe->kind->weights;
+    const size_t up_bytes = panel_bytes_of(weights, layer->k_up), down_bytes = panel_bytes_of(weights, layer->k_down);
+    layer->up_panels = task_panels(layer, layer->panels_up, layer->active_count, 2, up_bytes);
+    layer->up_tasks_per_expert = (layer->panels_up + layer->up_panels - 1) / layer->up_panels;
+    layer->down_panels = task_panels(layer, layer->panels_down, 1, 1, down_bytes);
+    layer->down_tasks = (layer->panels_down + layer->down_panels - 1) / layer->down_panels;
+    if (layer->rows > 0) expect(up_weights(layer, 0), layer->up_panels * up_bytes);
     const int gather_rows = gather_task_rows(moe->kind);
     run_tasks(layer, gather, (layer->rows + gather_rows - 1) / gather_rows);
-    layer->up_panels = task_panels(layer, layer->panels_up, layer->active_count, 2);
-    layer->up_tasks_per_expert = (layer->panels_up + layer->up_panels - 1) / layer->up_panels;
     run_tasks(layer, up, layer->up_tasks_per_expert * layer->active_count);
     if (moe->kind->x == SPLIT)
         run_tasks(layer, split, (layer->rows + SPLIT_TASK_ROWS - 1) / SPLIT_TASK_ROWS);
-    layer->down_panels = task_panels(layer, layer->panels_down, 1, 1);
-    run_tasks(layer, down, (layer->panels_down + layer->down_panels - 1) / layer->down_panels);
+    run_tasks(layer, down, layer->down_tasks);
     pool_learn(moe->pool, bytes, layer->is_alone, (double)(now_ns() - started));
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eaas.memory import huge_memory
+from eaas.memory import HugeBlocks, huge_memory
 
 HUGE = 2 << 20
 
@@ -98,4 +98,55 @@ def test_memory_is_freed_with_the_last_view(mappings: list[int]) -> None:
     assert part.sum() == 0
     assert len(mappings) == 1
     del part
+    assert not mappings
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("nbytes", [1, 64, 100_000, HUGE, 3 * HUGE // 2])
+def test_blocks_are_side_by_side_aligned_and_zeroed(nbytes: int) -> None:
+    blocks = HugeBlocks()
+    one, other = blocks.allocate(nbytes), blocks.allocate(nbytes)
+    assert other.data_ptr() - one.data_ptr() == -(-nbytes // 64) * 64
+    assert one.data_ptr() % 64 == 0
+    assert (one.shape, one.dtype) == ((nbytes,), torch.uint8)
+    one.fill_(255)
+    assert not other.any()
+
+
+def test_a_block_between_others_returns_its_pages() -> None:
+    blocks = HugeBlocks()
+    size = 16 * HUGE + 100_000
+    one, freed, other = (blocks.allocate(size).fill_(1) for _ in range(3))
+    view = freed.view(torch.uint8)[5:]
+    before = resident_bytes()
+    del freed
+    assert view.all()
+    assert before - resident_bytes() < size // 2
+    del view
+    assert before - resident_bytes() > size // 2
+    assert one.all()
+    assert other.all()
+
+
+def test_a_slab_is_freed_with_its_last_block(mappings: list[int]) -> None:
+    blocks = HugeBlocks()
+    one, other = blocks.allocate(5), blocks.allocate(5)
+    assert len(mappings) == 1
+    del blocks, one
+    assert len(mappings) == 1
+    del other
+    gc.collect()
+    assert not mappings
+
+
+def test_a_large_block_has_a_mapping_of_its_own(mappings: list[int]) -> None:
+    blocks = HugeBlocks()
+    large, _none = blocks.allocate(200 << 20), blocks.allocate(0)
+    assert len(mappings) == 1
+    assert large.data_ptr() % HUGE == 0
+    del large
+    gc.collect()
     assert not mappings
