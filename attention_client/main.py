@@ -122,6 +122,8 @@ def run(
         limits = ServeLimits(
             num_blocks=config.cache_blocks or None,
             max_batch_tokens=config.max_batch_tokens,
+            # More than torch has: the servers wait for the client, so their cores are free.
+            attention_threads=config.threads or usable_cores(),
         )
         compiler = None
         # A compiled pass cannot be interrupted for another micro-batch.

@@ -17,6 +17,7 @@ class ServeLimits:
             memory.
         page_size: Tokens per block, at least 4.
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
+        attention_threads: Threads that share the attention to the cache, where that is sooner.
         max_model_len: Most tokens of one request, prompt plus answer. None: the limit of the model's
             positions and of the cache.
         max_requests: Most requests that wait or run; the next one gets status 429. A request counts once for
@@ -36,6 +37,7 @@ class ServeLimits:
     num_blocks: int | None = None
     page_size: int = 64
     max_batch_tokens: int = 512
+    attention_threads: int = 1
     max_model_len: int | None = None
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20

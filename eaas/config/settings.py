@@ -321,7 +321,9 @@ class AttentionClientConfig(_Section):
     transport: Literal["shm", "grpc", "nixl"] = Field(
         "shm", description="Transport between client and servers."
     )
-    threads: int = Field(0, ge=0, description="Torch threads; 0 takes half of the cores.")
+    threads: int = Field(
+        0, ge=0, description="Torch threads; 0 takes half of the cores, and all for attention."
+    )
     slots: int = Field(4, ge=2, le=256, description="Number of slots to request on each server.")
     dispatch: Literal["least_loaded", "split", "weights"] = Field(
         "least_loaded", description="Choice of a replica for each token and expert."

@@ -74,6 +74,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
     ) -> None:
         self._admission, self._attribution = admission, attribution
         self._is_paged = is_paged
+        self._attention_threads = limits.attention_threads
         num_blocks = limits.num_blocks
         if num_blocks is None:
             num_blocks = _num_blocks(model, limits) if is_paged else _MASKED_BLOCKS
@@ -146,7 +147,12 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         processor.cache.max_tokens_read = sys.maxsize
         model = self.model
         self.stepped = PagedModel(
-            model, processor.cache, batch, remote_experts(model), count_passes(model)
+            model,
+            processor.cache,
+            batch,
+            remote_experts(model),
+            count_passes(model),
+            self._attention_threads,
         )
 
     def _generation_step(self) -> None:

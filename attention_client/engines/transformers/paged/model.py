@@ -11,7 +11,6 @@ import torch
 from attention_client.engines.transformers.paged._paged import attend, pool, reads_tensors
 from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
-from eaas.cores import usable_cores
 
 __all__ = ["PagedModel", "Pass", "RoutedExperts", "can_be_paged", "use_paged_attention"]
 
@@ -54,6 +53,7 @@ class PagedModel:
         batch: Inputs of the next pass.
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
         count: Called for each compiled pass.
+        threads: Share the attention, where that is sooner.
 
     Attributes:
         compiled: A compiled pass; None: transformers' modules run. Set by another thread.
@@ -67,6 +67,7 @@ class PagedModel:
         batch: PagedBatch,
         routed_experts: RoutedExperts | None,
         count: Callable[[], None],
+        threads: int,
     ) -> None:
         self.compiled: Pass | None = None
         self.attended = False
@@ -74,8 +75,7 @@ class PagedModel:
         self._batch = batch
         self._routed_experts = routed_experts
         self._count = count
-        # More than torch has: the servers wait for the client, so their cores are free.
-        self._pool = pool(usable_cores())
+        self._pool = pool(threads)
         self._layers = {
             layer: _layer_cache(allocator, layer)
             for layer, allocator in cache.layer_to_allocator.items()
