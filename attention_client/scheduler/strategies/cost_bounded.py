@@ -31,7 +31,8 @@ class CostBounded(SelectionStrategy):
     time. So under overload the bound allows free choice; at low load, where a swap only delays a request, the
     strategy is first come, first served. While the queue grows by more than chance the share is doubled,
     because savings then help all later requests. A request that would break its bound if left out once more
-    is taken now, oldest first, so the bound holds to within two batches.
+    is taken now, oldest first, so the bound holds to within two batches, unless more requests of a burst are
+    late at once than a batch holds.
 
     With less than a full window, the strategy is first come, first served.
 

@@ -201,14 +201,16 @@ def ends_of(name: str, load_NE: np.ndarray, came_s: np.ndarray) -> tuple[np.ndar
 def test_no_request_is_later_than_the_bound(
     arrivals: Callable[[np.random.Generator, int], np.ndarray], seed: int, run: int, requests: int
 ) -> None:
-    """A request may lose 40 % of its time under fcfs (the bound while the queue grows) and two batches. In a
-    backlog it may lose 20 % of that time, or of half of the backlog's."""
+    """A request may lose 40 % of its time under fcfs (the bound while the queue grows) and two batches; rarely
+    more after a burst, of which more are late at once than a batch holds. In a backlog it may lose 20 % of
+    that time, or of half of the backlog's."""
     rng = np.random.default_rng(seed)
     load_NE, came_s = clustered(rng, requests, run), arrivals(rng, requests)
     fcfs_s, long_s = ends_of("fcfs", load_NE, came_s)
     end_s, longest_s = ends_of("cost_bounded", load_NE, came_s)
     late_s = end_s - fcfs_s - 0.4 * (fcfs_s - came_s)
-    assert late_s.max() <= 2 * max(long_s, longest_s)
+    batches = 4 if arrivals is in_lumps else 2
+    assert late_s.max() <= batches * max(long_s, longest_s)
     if arrivals is all_at_once:
         late_s = end_s - fcfs_s - 0.2 * np.maximum(fcfs_s, fcfs_s.max() / 2)
         assert late_s.max() <= 2 * max(long_s, longest_s)
