@@ -201,9 +201,9 @@ def ends_of(name: str, load_NE: np.ndarray, came_s: np.ndarray) -> tuple[np.ndar
 def test_no_request_is_later_than_the_bound(
     arrivals: Callable[[np.random.Generator, int], np.ndarray], seed: int, run: int, requests: int
 ) -> None:
-    """A request may lose 40 % of its time under fcfs (the bound while the queue grows) and two batches; rarely
-    more after a burst, of which more are late at once than a batch holds. In a backlog it may lose 20 % of
-    that time, or of half of the backlog's."""
+    """A request may lose 40 % of its time under fcfs (the bound while the queue grows) and two batches.
+    After a burst, of which more may be late at once than a batch holds, it is rarely more.
+    In a backlog it may lose 20 % of that time, or of half of the backlog's."""
     rng = np.random.default_rng(seed)
     load_NE, came_s = clustered(rng, requests, run), arrivals(rng, requests)
     fcfs_s, long_s = ends_of("fcfs", load_NE, came_s)
