@@ -239,17 +239,17 @@ FOR_EACH_CPU static void
 attend_here(const Layer *layer, const Sequence *sequence)
 {
     Tile tile;
-    bool few = layer->heads / layer->kv_heads <= FEW_ROWS && layer->head_size % (4 * LANES) == 0;
-    if (sequence->count == 1 && few && attend_one_pairs(layer, sequence)) {
+    bool one = sequence->count == 1 && layer->heads / layer->kv_heads <= FEW_ROWS && layer->head_size % (4 * LANES) == 0;
+    if (attend_pairs(layer, sequence, one)) {
         return;
     }
-    if (sequence->count == 1 && few && layer->bfloat16) {
+    if (one && layer->bfloat16) {
         attend_one(layer, sequence, &tile, true);
     }
-    else if (sequence->count == 1 && few) {
+    else if (one) {
         attend_one(layer, sequence, &tile, false);
     }
-    else if (!attend_many_pairs(layer, sequence)) {
+    else {
         /* Vectors are added 4 at a time. */
         memset(tile.values, 0, sizeof tile.values);
         for (ptrdiff_t head = sequence->head; head < sequence->end_head; head++) {

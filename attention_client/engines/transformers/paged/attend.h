@@ -39,11 +39,8 @@ void attend(const Layer *layer, const Sequence *sequence);
 /* Write the sequence's new keys and values to the cache, once all its rows are computed. */
 void write_new(const Layer *layer, const Sequence *sequence);
 
-/* Compute the rows of a sequence with many new tokens by products of pairs of bfloat16, with weights in bfloat16.
- * False: this processor, or this head size, has none. */
-bool attend_many_pairs(const Layer *layer, const Sequence *sequence);
-
-/* The same for a sequence with one new token and few heads of each key-value head. */
-bool attend_one_pairs(const Layer *layer, const Sequence *sequence);
+/* The same by products of pairs of bfloat16, with weights in bfloat16. `one`: the sequence has one new token, and few heads
+ * for each key-value head. False: this processor, or this head size, has none. */
+bool attend_pairs(const Layer *layer, const Sequence *sequence, bool one);
 
 #endif

@@ -312,46 +312,23 @@ attend_heads(const Layer *layer, const Sequence *sequence)
     }
 }
 
-static bool
-has_pairs(const Layer *layer)
-{
-    return layer->bfloat16 && layer->head_size % 64 == 0 && __builtin_cpu_supports("avx512bf16") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-}
-
 bool
-attend_many_pairs(const Layer *layer, const Sequence *sequence)
+attend_pairs(const Layer *layer, const Sequence *sequence, bool one)
 {
-    if (has_pairs(layer)) {
-        attend_heads(layer, sequence);
-        return true;
+    if (!layer->bfloat16 || layer->head_size % 64 != 0 || !__builtin_cpu_supports("avx512bf16") ||
+        !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) {
+        return false;
     }
-    return false;
-}
-
-bool
-attend_one_pairs(const Layer *layer, const Sequence *sequence)
-{
-    if (has_pairs(layer)) {
-        attend_token(layer, sequence);
-        return true;
-    }
-    return false;
+    (one ? attend_token : attend_heads)(layer, sequence);
+    return true;
 }
 
 #else
 
 bool
-attend_many_pairs(const Layer *layer, const Sequence *sequence)
+attend_pairs(const Layer *layer, const Sequence *sequence, bool one)
 {
-    (void)layer, (void)sequence;
-    return false;
-}
-
-bool
-attend_one_pairs(const Layer *layer, const Sequence *sequence)
-{
-    (void)layer, (void)sequence;
+    (void)layer, (void)sequence, (void)one;
     return false;
 }
 
