@@ -41,7 +41,7 @@ class WeightFormat(StrEnum):
 
 # Values of the 4-bit codes e2m1 (OCP Microscaling Formats 1.0, 5.3.3); the upper half is negative.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E8M0_BIAS, _E8M0_NAN = 127, 255
+_E8M0_NAN = 255
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class QuantizedMatrix:
             raise CheckpointError(f"{name}: a weight is NaN: download the shard again")
 
     def values(self) -> torch.Tensor:
-        """Return the codes' values without scale and zero point: (N, K), float32, in the order of the codes."""
+        """Return the codes' values without scale and zero point: float32 (N, K), in the order of the codes."""
         import torch
 
         if self.format is WeightFormat.FP8:
@@ -109,7 +109,7 @@ class QuantizedMatrix:
         return codes_NK.float()
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the weights, (N, K), computed in float32 (or float64, if that is the dtype) and rounded once."""
+        """Return the weights (N, K), computed in float32 (float64, if that is the dtype) and rounded once."""
         import torch
 
         wanted = dtype or torch.float32
@@ -130,8 +130,9 @@ class QuantizedMatrix:
 
         if self.format is not WeightFormat.MXFP4:
             return self.scales.to(dtype)
-        exponents = self.scales.to(torch.int32) - _E8M0_BIAS
-        return torch.ldexp(torch.ones(1, dtype=dtype), exponents)
+        # The exponents of a float32; 2^-127 is subnormal.
+        bits = (self.scales.to(torch.int32) << 23).where(self.scales != 0, 1 << 22)
+        return bits.view(torch.float32).to(dtype)
 
     def _zeros(self) -> torch.Tensor:
         import torch
