@@ -96,7 +96,7 @@ class QuantizedMatrix:
             raise CheckpointError(f"{name}: a weight is NaN: download the shard again")
 
     def values(self) -> torch.Tensor:
-        """Return the codes' values without scale and zero point: float32 (N, K), in the order of the codes."""
+        """Return the codes' values without scale and zero: float32 (N, K), in the order of the codes."""
         import torch
 
         if self.format is WeightFormat.FP8:
