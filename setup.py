@@ -174,6 +174,7 @@ setup(
                         "gemm_amx",
                         "gemm_amx_few",
                         "gemm_avx512",
+                        "gemm_avx512_codes",
                         "gemm_int",
                         "gemm_portable",
                     )

@@ -16,10 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.pieces import Pause, at_once
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
-__all__ = ["ExpertKernel", "KernelSpec", "Quantization", "Sized", "UnsupportedError"]
+__all__ = [
+    "ExpertKernel",
+    "KernelSpec",
+    "Quantization",
+    "Sized",
+    "StoredFormat",
+    "UnsupportedError",
+]
 
 
 class Quantization(StrEnum):
@@ -36,13 +44,22 @@ class KernelSpec:
 
     Attributes:
         dtype: Dtype of the products' inputs (bfloat16, float32; the reference also takes float64).
-        quantization: Format of the weights.
+        quantization: Format to which the checkpoint's float weights are quantised on loading.
         threads: Intra-op threads.
+        stored: Format in which the checkpoint holds quantised weights; None: they are floats.
+
+    Raises:
+        ValueError: Weights that are quantised already are to be quantised.
     """
 
     dtype: torch.dtype
     quantization: Quantization = Quantization.NONE
     threads: int = 1
+    stored: StoredFormat | None = None
+
+    def __post_init__(self) -> None:
+        if self.stored is not None and self.quantization is not Quantization.NONE:
+            raise ValueError(f"{self.stored} weights cannot be quantised to {self.quantization}")
 
 
 class UnsupportedError(Exception):
@@ -123,7 +140,8 @@ class ExpertKernel(abc.ABC):
             pause: Called before each packed piece.
 
         Raises:
-            CheckpointError: A weight to be quantised is NaN or infinite; nothing changes.
+            CheckpointError: A weight to be quantised or a scale is NaN or infinite, or a matrix has another
+                format than the kernel's; nothing changes.
         """
         self._put(layer, expert, self.pack(weights, self.forms[layer], pause))
 
@@ -137,7 +155,8 @@ class ExpertKernel(abc.ABC):
         """Copy an expert into this kernel's layout; calls `pause` before each piece.
 
         Raises:
-            CheckpointError: A weight to be quantised is NaN or infinite.
+            CheckpointError: A weight to be quantised or a scale is NaN or infinite, or a matrix has another
+                format than the kernel's.
         """
 
     def __call__(

@@ -23,8 +23,9 @@ class ReferenceKernel(ExpertKernel):
     _packed: dict[tuple[int, int], ExpertWeights]  # type: ignore[assignment]
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> ExpertWeights:
-        """Copy an expert's weights in the kernel's dtype, quantised and dequantised if configured."""
+        """Copy an expert's weights in the kernel's dtype, dequantised; quantised before if configured."""
         pause()
+        weights = weights.dequantize(form, self.spec.dtype)
         if self.spec.quantization is not Quantization.NONE:
             exact = weights.to(torch.promote_types(self.spec.dtype, torch.float32))
             weights = fake_quantize(exact, form, self.spec.quantization)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +43,9 @@ _Chunk = tuple[_Found, _Digests]
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """One expert's weights. Shapes are for the plain layout; `is_transposed` swaps the two dimensions.
+    """One expert's weights. Shapes are for the plain layout; `is_transposed` swaps a tensor's two dimensions.
+
+    A quantised matrix has the plain layout in every form, because a checkpoint stores it so.
 
     Attributes:
         up: `gate_up_proj` (2I, H), or `up_proj` (I, H) for an expert without a gate.
@@ -53,8 +55,8 @@ class ExpertWeights:
         digest: XXH3 (64 bits) of the expert's bytes in the checkpoint; 0 if it was not read from one.
     """
 
-    up: torch.Tensor
-    down: torch.Tensor
+    up: torch.Tensor | QuantizedMatrix
+    down: torch.Tensor | QuantizedMatrix
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     digest: int = 0
@@ -66,24 +68,45 @@ class ExpertWeights:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def to(self, dtype: torch.dtype) -> ExpertWeights:
-        """The same expert in another dtype, for quantising; tensors of that dtype are shared."""
-        return self._each(lambda tensor: tensor.to(dtype))
+        """The same expert in another dtype, dequantised; tensors of that dtype are shared."""
+        return self._each(lambda tensor: tensor.to(dtype), dtype)
 
     def copy(self, dtype: torch.dtype) -> ExpertWeights:
-        """Copy the expert's weights, in that dtype, out of the reader's memory, which is reused."""
-        return self._each(lambda tensor: tensor.to(dtype, copy=True))
+        """Copy the expert's weights, in that dtype, out of the reader's memory, which is reused; dequantised."""
+        return self._each(lambda tensor: tensor.to(dtype, copy=True), dtype)
 
     def plain(self, form: ExpertForm) -> ExpertWeights:
         """The weights as (out, in): up (2I, H) or (I, H), down (H, I). Views, not copies."""
         if not form.is_transposed:
             return self
-        return ExpertWeights(self.up.t(), self.down.t(), self.up_bias, self.down_bias, self.digest)
+        return replace(self, up=_turned(self.up), down=_turned(self.down))
 
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ExpertWeights:
+    def dequantize(self, form: ExpertForm, dtype: torch.dtype) -> ExpertWeights:
+        """Dequantise the matrices to that dtype and the layout of the form; tensors stay as they are."""
+
+        def dense(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor:
+            if isinstance(matrix, torch.Tensor):
+                return matrix
+            left_NK = matrix.dequantize(dtype)
+            return left_NK.t().contiguous() if form.is_transposed else left_NK
+
+        return replace(self, up=dense(self.up), down=dense(self.down))
+
+    def _each(
+        self, change: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+    ) -> ExpertWeights:
+        up, down = (
+            matrix.dequantize(dtype) if isinstance(matrix, QuantizedMatrix) else change(matrix)
+            for matrix in (self.up, self.down)
+        )
         up_bias, down_bias = (
             None if bias is None else change(bias) for bias in (self.up_bias, self.down_bias)
         )
-        return ExpertWeights(change(self.up), change(self.down), up_bias, down_bias, self.digest)
+        return ExpertWeights(up, down, up_bias, down_bias, self.digest)
+
+
+def _turned(matrix: torch.Tensor | QuantizedMatrix) -> torch.Tensor | QuantizedMatrix:
+    return matrix.t() if isinstance(matrix, torch.Tensor) else matrix
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 @dataclass
 class Packed:
-    """Stored tensors of a weight, by suffix of its module's name (or of its own, for "_x"), and their value."""
+    """Stored tensors of a weight, by what follows its module's name (or, after "_", its own), and their value."""
 
     tensors: dict[str, torch.Tensor]
     weight_NK: torch.Tensor
@@ -53,7 +53,7 @@ def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
 def grouped(
     weight_NK: torch.Tensor, group: int, bits: int, symmetric: bool, group_of_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Round to integers with a scale (fp16) and a zero point for each group: codes (N, K), scales, zeros (N, G)."""
+    """Round to integers with a scale and a zero point for each group: codes (N, K), scales, zeros (N, G)."""
     groups, top = -(-weight_NK.shape[1] // group), (1 << bits) - 1
     scales, zeros = torch.empty(len(weight_NK), groups), torch.empty(len(weight_NK), groups)
     for g in range(groups):

@@ -92,6 +92,8 @@ Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
 bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
 /* Configures the eight tiles: rows of LINE_BYTES. */
 void amx_configure(const uint8_t rows[8]);
+Gemm gemm_avx512_fp8, gemm_avx512_mxfp4;
+bool avx512_codes_works(void);
 Gemm gemm_amx_int8, gemm_amx_int4, gemm_vnni_int8, gemm_vnni_int4;
 bool amx_int8_works(void), vnni_works(void);
 Gemm gemm_f32_avx2, gemm_bf16_avx2, gemm_int8_avx2, gemm_int4_avx2;
