@@ -72,7 +72,7 @@ class ExpertWeights:
         return self._each(lambda tensor: tensor.to(dtype), dtype)
 
     def copy(self, dtype: torch.dtype) -> ExpertWeights:
-        """Copy the expert's weights, in that dtype, out of the reader's memory, which is reused; dequantised."""
+        """Copy the weights, dequantised and in that dtype, out of the reader's memory, which is reused."""
         return self._each(lambda tensor: tensor.to(dtype, copy=True), dtype)
 
     def plain(self, form: ExpertForm) -> ExpertWeights:
@@ -133,12 +133,17 @@ class ExpertReader:
     Attributes:
         dtype: The checkpoint's dtype, in which weights are returned.
         forms: How the experts of each MoE layer compute.
+        stored: Number format of quantised experts; None: they are floats of `dtype`.
+
+    Raises:
+        UnsupportedModelError: The experts have several formats.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers.core_model_loading import WeightConverter
 
         self.dtype: torch.dtype = getattr(torch, checkpoint.shape.dtype)
+        self.stored = checkpoint.stored_format
         self._checkpoint = checkpoint
         self._modules = list(checkpoint.expert_modules().values())
         self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)

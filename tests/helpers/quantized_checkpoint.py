@@ -26,7 +26,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 @dataclass
 class Packed:
-    """Stored tensors of a weight, by what follows its module's name (or, after "_", its own), and their value."""
+    """Stored tensors of a weight, by what follows its module's name (after "_": its own), and their value."""
 
     tensors: dict[str, torch.Tensor]
     weight_NK: torch.Tensor
