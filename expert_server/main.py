@@ -15,11 +15,9 @@ from pathlib import Path
 import torch
 
 from eaas.checkpoint import Checkpoint
-from eaas.checkpoint.formats import StoredFormat
-from eaas.checkpoint.quantized import WeightFormat
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
-from eaas.errors import ConfigError, ExpertMismatchError
+from eaas.errors import ExpertMismatchError
 from eaas.log import get_logger
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
@@ -33,9 +31,10 @@ from eaas.wire.arena import SPIN_US
 from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.experts.placements import PlacementHandler
 from expert_server.experts.store import ExpertStore, naming_expert
-from expert_server.kernels import ExpertKernel, KernelSpec, Quantization
+from expert_server.kernels import ExpertKernel, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
+from expert_server.kernels.spec import spec_of
 from expert_server.kernels.trial import replica_bytes
 from expert_server.leaving import Leaving
 from expert_server.load_report.hotness import HotnessHandler
@@ -120,12 +119,7 @@ class ExpertServer:
         self._members: Mapping[str, Member] = {}
         self._mismatch: ExpertMismatchError | None = None
         reader = ExpertReader(checkpoint)
-        spec = KernelSpec(
-            _compute_dtype(reader.dtype, reader.stored),
-            _quantization(config.quantization, reader.stored),
-            threads,
-            reader.stored,
-        )
+        spec = spec_of(reader, threads, config.quantization)
         sizes = ExpertSizes.of(
             checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
         )
@@ -360,29 +354,6 @@ class ExpertServer:
     def _on_replaced(self) -> None:
         """Revoke all slots, because another process runs under this id; the session waits for the id."""
         self._table.revoke_all()
-
-
-def _compute_dtype(dtype: torch.dtype, stored: StoredFormat | None) -> torch.dtype:
-    """Choose the dtype that the kernel computes with, for a checkpoint of this dtype. Called once, at start.
-
-    float16 becomes float32, which holds all of its values. Few CPUs multiply float16 fast, and bfloat16 would
-    drop three of its eleven bits. float32 takes twice the memory, unless the weights are quantised. Beside
-    integers, bfloat16 allows activations of 15 bits, which hold all of float16's.
-    """
-    if dtype is not torch.float16:
-        return dtype
-    is_integer = stored is not None and stored.format in (WeightFormat.INT4, WeightFormat.INT8)
-    return torch.bfloat16 if is_integer else torch.float32
-
-
-def _quantization(wanted: str, stored: StoredFormat | None) -> Quantization:
-    """Return the configured quantisation; raise ConfigError if the checkpoint is quantised already."""
-    if stored is not None and wanted != Quantization.NONE:
-        raise ConfigError(
-            f"expert_server.quantization {wanted}: the checkpoint is quantised, its experts are {stored}: "
-            "leave it out"
-        )
-    return Quantization(wanted)
 
 
 def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:

@@ -30,18 +30,15 @@ class LocalExperts:
     def __init__(self, model_path: Path, threads: int) -> None:
         from eaas.checkpoint import Checkpoint
         from expert_server.experts.store import ExpertStore
-        from expert_server.kernels import KernelSpec
         from expert_server.kernels.choose import ExpertSizes, choose_kernel
+        from expert_server.kernels.spec import spec_of
         from expert_server.weights.weights import ExpertReader
 
         self.checkpoint = Checkpoint.open(model_path)
         shape = self.checkpoint.shape
         reader = ExpertReader(self.checkpoint)
         sizes = ExpertSizes.of(self.checkpoint.expert_modules()[shape.layer_names[0]], shape.top_k)
-        # The same dtype as on an expert server.
-        dtype = torch.float32 if reader.dtype is torch.float16 else reader.dtype
-        spec = KernelSpec(dtype, threads=threads)
-        self._kernel = choose_kernel(reader.forms, spec, sizes).kernel
+        self._kernel = choose_kernel(reader.forms, spec_of(reader, threads), sizes).kernel
         ExpertStore(reader, self._kernel).load(
             {layer: range(shape.num_experts) for layer in range(shape.num_layers)}
         )

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.shard import TensorSlice
 
 __all__ = ["damaged_copy", "flip"]
@@ -24,14 +25,18 @@ def damaged_copy(model: Path, copy: Path, dice: random.Random) -> None:
     for tensor in checkpoint.expert_tensors:
         whole = checkpoint.slice(tensor.key)
         if tensor.expert is not None:
-            parts[tensor.layer, tensor.expert].append(whole)
+            parts[tensor.layer, tensor.expert] += _stored(whole)
             continue
         for expert in range(checkpoint.shape.num_experts):
-            parts[tensor.layer, expert].append(whole.row(expert))
+            parts[tensor.layer, expert] += _stored(whole.row(expert))
     for of_expert in parts.values():
         part = dice.choice(of_expert)
         flip(part, dice.randrange(part.nbytes), dice.randrange(8))
     checkpoint.release()
+
+
+def _stored(weight: TensorSlice | QuantizedSlice) -> list[TensorSlice]:
+    return list(weight.parts.values()) if isinstance(weight, QuantizedSlice) else [weight]
 
 
 def flip(part: TensorSlice, at: int, bit: int) -> None:

@@ -22,7 +22,8 @@ from eaas.wire import Arena
 from eaas.wire.arena import SHM_DIRECTORY
 from eaas_cli.demo_model import write_demo_model
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
-from expert_server.main import ExpertServer, _compute_dtype, _describe
+from expert_server.kernels.spec import compute_dtype
+from expert_server.main import ExpertServer, _describe
 from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.weights import ExpertReader, ExpertWeights
 
@@ -45,13 +46,13 @@ def kernel(reader: ExpertReader, spec: KernelSpec) -> ReferenceKernel:
 
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64])
 def test_supported_dtypes_are_kept(own: torch.dtype) -> None:
-    assert _compute_dtype(own, None) == own
+    assert compute_dtype(own, None) == own
 
 
 def test_float16_is_computed_exactly() -> None:
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     numbers = every[~every.isnan()]
-    dtype = _compute_dtype(torch.float16, None)
+    dtype = compute_dtype(torch.float16, None)
     assert dtype != torch.float16
     assert torch.equal(numbers.to(dtype).half(), numbers)
 
