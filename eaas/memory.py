@@ -6,28 +6,14 @@ import contextlib
 import ctypes
 import mmap
 import weakref
-from pathlib import Path
 
 import torch
 
-__all__ = ["HugeBlocks", "available_bytes", "huge_memory", "trim"]
+__all__ = ["HugeBlocks", "huge_memory", "trim"]
 
 _HUGE_BYTES = 2 << 20
 _SLAB_BYTES = 256 << 20
 _BLOCK_ALIGNMENT = 64
-
-
-def available_bytes(proc: Path = Path("/proc")) -> int:
-    """Bytes of the machine's memory that are available without swapping.
-
-    Raises:
-        OSError: The kernel does not tell.
-    """
-    for line in (proc / "meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    raise OSError(f"{proc}/meminfo has no MemAvailable")
 
 
 def huge_memory(nbytes: int) -> torch.Tensor:

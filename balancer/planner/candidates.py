@@ -72,7 +72,9 @@ def first(layout: Layout, layers: int, experts: int, pool: ServerPool) -> Candid
     servers = tuple(pool.able)
     wished = layout.first(layers, experts, servers)
     nothing_LSE = np.zeros((layers, len(servers), experts), np.bool_)
-    return Candidate(servers, *_fitted(*wished, nothing_LSE, pool.capacity_S(servers)))
+    return Candidate(
+        servers, *_fitted(*wished, nothing_LSE, pool.capacity_S(servers), pool.expert_bytes)
+    )
 
 
 def recovered(
@@ -105,7 +107,9 @@ def recovered(
         if wanted is not None:
             known_LSE = _columns(wanted, servers)[1]
         wished = layout.around(servers, held_LSE, known_LSE)
-        then = Candidate(servers, *_fitted(*wished, held_LSE, pool.capacity_S(servers)))
+        then = Candidate(
+            servers, *_fitted(*wished, held_LSE, pool.capacity_S(servers), pool.expert_bytes)
+        )
     now_LSE = np.where(held_LSE, then.shares_LSE, 0.0)
     return [*_stages_before(servers, held_LSE, now_LSE, then, pool), then]
 
@@ -201,7 +205,7 @@ def repaired(
     held_LSE, shares_LSE = _columns(current, servers)
     wished = layout.around(servers, held_LSE, shares_LSE)
     capacity_S = pool.capacity_S(servers)
-    then = Candidate(servers, *_fitted(*wished, held_LSE, capacity_S))
+    then = Candidate(servers, *_fitted(*wished, held_LSE, capacity_S, pool.expert_bytes))
     # Leaving servers stay in the placement until the last stage.
     both = (*servers, *(s for s in gone if s in pool.holders))
     return [*_stages_before(both, *_columns(current, both), then, pool), then]
@@ -248,12 +252,16 @@ def _stages_before(
 
 
 def _fitted(
-    holds_LSE: Holds, shares_LSE: Shares, held_LSE: Holds, capacity_S: npt.NDArray[np.int64] | None
+    holds_LSE: Holds,
+    shares_LSE: Shares,
+    held_LSE: Holds,
+    capacity_S: npt.NDArray[np.int64] | None,
+    expert_bytes: int,
 ) -> tuple[Holds, Shares]:
     """Fit a layout into the servers' memory with the fewest changes. Raises NoCapacityError."""
     if capacity_S is None or (holds_LSE.sum(axis=(0, 2)) <= capacity_S).all():
         return holds_LSE, shares_LSE
-    fitting_LSE = fit(holds_LSE, held_LSE, capacity_S)
+    fitting_LSE = fit(holds_LSE, held_LSE, capacity_S, expert_bytes)
     return fitting_LSE, shares_of(fitting_LSE, shares_LSE)
 
 

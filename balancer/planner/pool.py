@@ -144,6 +144,11 @@ class ServerPool:
         limits = [min(self._capacity(s), self.most.get(s, _NO_LIMIT)) for s in servers]
         return None if all(n == _NO_LIMIT for n in limits) else np.array(limits, np.int64)
 
+    @property
+    def expert_bytes(self) -> int:
+        """Memory of an expert on the servers, in bytes; 0: none of them states it."""
+        return max((member.expert_bytes for member in self._servers.values()), default=0)
+
     def _capacity(self, server_id: str) -> int:
         member = self._servers.get(server_id)
         if member is None or not (member.memory_bytes and member.expert_bytes):

@@ -11,17 +11,21 @@ from eaas.counted import counted
 __all__ = ["NoCapacityError", "fit", "without_spares"]
 
 
+_GB = 1e9
+
+
 class NoCapacityError(ValueError):
     """The servers lack memory for one replica of every expert. The message says how much is missing."""
 
 
-def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
+def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int, expert_bytes: int = 0) -> Holds:
     """Return a candidate's wanted layout with the fewest changes that keep servers within their capacity.
 
     Args:
         wanted_LSE: bool (L, S, E); each expert has a server.
         held_LSE: bool (L, S, E); what servers hold now.
         capacity_S: int64 (S); replicas that they have memory for, over all layers.
+        expert_bytes: Memory of a replica, for the message; 0: unknown.
 
     Returns:
         holds_LSE: Each expert has a server; no server exceeds its capacity.
@@ -34,10 +38,7 @@ def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
     layers, servers, experts = wanted_LSE.shape
     usable = int(np.minimum(capacity_S, layers * experts).sum())
     if usable < layers * experts:
-        raise NoCapacityError(
-            f"{counted(layers * experts, 'expert')}, and memory for {usable} on "
-            f"{counted(servers, 'server')}: raise expert_server.memory_bytes, or start another server"
-        )
+        raise NoCapacityError(_lack(layers * experts, usable, servers, expert_bytes))
     holds_LSE = wanted_LSE.copy()
     free_S = capacity_S - holds_LSE.sum(axis=(0, 2))
     # Step 1: overfull servers give up spare replicas, of the experts with the most replicas first.
@@ -62,6 +63,21 @@ def fit(wanted_LSE: Holds, held_LSE: Holds, capacity_S: Int) -> Holds:
                 holds_LSE[layer, order[0], expert] = True
                 free_S[order[0]] -= 1
     return holds_LSE
+
+
+def _lack(wanted: int, usable: int, servers: int, expert_bytes: int) -> str:
+    """Say how much memory is missing, and how many servers like these would have it."""
+    more = -(-(wanted - usable) * servers // max(usable, 1))
+    sizes = (
+        f"{wanted * expert_bytes / _GB:.1f} GB of expert memory for one replica of each, the servers "
+        f"have {usable * expert_bytes / _GB:.1f} GB: "
+        if expert_bytes
+        else ""
+    )
+    return (
+        f"{counted(wanted, 'expert')}, and memory for {usable} on {counted(servers, 'server')}: {sizes}"
+        f"raise expert_server.memory_bytes, or start {counted(more, 'more server')} of this size"
+    )
 
 
 def without_spares(holds_LSE: Holds, living_S: Holds, server: int, count: int) -> tuple[Holds, int]:

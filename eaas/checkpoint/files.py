@@ -126,11 +126,14 @@ class CheckpointFiles:
         return digest.hexdigest()
 
 
-def precheck(path: str | os.PathLike[str]) -> None:
+def precheck(path: str | os.PathLike[str]) -> CheckpointFiles:
     """Check early that a directory has a complete safetensors checkpoint of a known format, without torch.
 
     Args:
         path: A local directory. Nothing is downloaded.
+
+    Returns:
+        Its files, with all headers.
 
     Raises:
         NotACheckpointError: No directory, no readable config.json, or no safetensors.
@@ -139,7 +142,7 @@ def precheck(path: str | os.PathLike[str]) -> None:
         UnsupportedModelError: The checkpoint is quantised in a way that is not supported.
         CheckpointError: A file cannot be read.
     """
-    read_files(path)
+    return read_files(path)
 
 
 def read_files(path: str | os.PathLike[str]) -> CheckpointFiles:

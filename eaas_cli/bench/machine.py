@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from eaas import free_memory
 from eaas.cores import usable_cores
 
 __all__ = [
@@ -64,10 +65,7 @@ def last_level_cache_bytes() -> int:
 
 def available_bytes() -> int:
     """Bytes of memory that are available without swapping; benchmarks skip a layer that needs more."""
-    # Not at the top: it imports torch.
-    from eaas import memory
-
-    return memory.available_bytes(_PROC)
+    return free_memory.available_bytes(_PROC)
 
 
 def busy_core_seconds() -> float:

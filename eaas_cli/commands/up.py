@@ -123,7 +123,7 @@ def up(
         try:
             print_line(
                 f"starting {counted(servers, 'expert server')} and an attention client "
-                f"for {cluster.model} ..."
+                f"for {cluster.model} ({cluster.memory}) ..."
             )
             start_s = _VLLM_START_S if engine == "vllm" else _START_S
             cluster.start(settings.balancer.apply_timeout_s + start_s, interrupt=interrupt)

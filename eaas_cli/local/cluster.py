@@ -13,6 +13,7 @@ from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import server_core, usable_cores
 from eaas.errors import ClusterError, ConfigError
+from eaas.free_memory import free_bytes
 from eaas.net import server_records
 from eaas.net.listen_policy import guarded_keys, identity, only_here
 from eaas_cli.local.arguments import (
@@ -33,6 +34,7 @@ from eaas_cli.local.fork_server import (
     adopt_orphans,
 )
 from eaas_cli.local.interrupt import Interrupt
+from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 from eaas_cli.local.restart import keep_port, restart_line
 from eaas_cli.local.vllm_installed import refuse_missing_vllm
@@ -68,7 +70,8 @@ class LocalCluster:
 
     Raises:
         ConfigError: Fewer servers than the redundancy; an unusable log_dir or host; a listen address that
-            needs TLS or keys; unreadable certificates or keys; the engine is not installed.
+            needs TLS or keys; unreadable certificates or keys; the engine is not installed; the model's
+            weights take more memory than is free.
         CheckpointError: The files of the model cannot be served.
         PortInUseError: The endpoint's port is taken.
     """
@@ -101,7 +104,10 @@ class LocalCluster:
             from eaas_cli.certificates import refuse_expired
 
             refuse_expired(self.tls.directory)
-        precheck(model)
+        self.memory = memory_need(
+            precheck(model), redundancy, self.config.expert_server.quantization
+        )
+        self.memory.refuse_more_than(free_bytes())
         if attention_client:
             if engine == "vllm":
                 refuse_missing_vllm()

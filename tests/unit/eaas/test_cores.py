@@ -29,7 +29,7 @@ def test_cores_follow_the_affinity() -> None:
 def test_a_cluster_divides_the_cores_among_its_servers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servers: int, wanted: int, threads: int
 ) -> None:
-    monkeypatch.setattr(cluster, "precheck", lambda _model: None)
+    monkeypatch.setattr(cluster, "precheck", lambda _model: SimpleNamespace(tensors={}))
     commands: list[list[str]] = []
 
     def child(name: str, arguments: list[str], *_: object, **__: object) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from transformers.generation.continuous_batching.utils import (
     find_num_key_value_heads,
 )
 
-from eaas.memory import available_bytes, huge_memory
+from eaas.free_memory import free_bytes
+from eaas.memory import huge_memory
 
 __all__ = ["UntouchedZeros", "blocks_that_fit"]
 
@@ -20,7 +20,6 @@ __all__ = ["UntouchedZeros", "blocks_that_fit"]
 _SHARE = 4
 _MOST_BYTES = 4 << 30
 _LEAST_BLOCKS = 64
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def blocks_that_fit(config: Any, dtype: torch.dtype, page: int) -> int:
@@ -33,7 +32,7 @@ def blocks_that_fit(config: Any, dtype: torch.dtype, page: int) -> int:
     """
     heads, head_size = find_num_key_value_heads(config), find_head_dim(config)
     block = config.num_hidden_layers * 2 * heads * head_size * dtype.itemsize * page
-    return max(_LEAST_BLOCKS, int(min(_free_bytes() // _SHARE, _MOST_BYTES) // block))
+    return max(_LEAST_BLOCKS, int(min(free_bytes() // _SHARE, _MOST_BYTES) // block))
 
 
 class UntouchedZeros(TorchFunctionMode):
@@ -52,18 +51,3 @@ class UntouchedZeros(TorchFunctionMode):
             return huge_memory(int(args[0]))
         found: torch.Tensor = func(*args, **kwargs)
         return found
-
-
-def _free_bytes() -> int:
-    """Memory that this process can still take: of the machine, and of its container."""
-    free = available_bytes()
-    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
-    return free if limit is None or used is None else min(free, max(0, limit - used))
-
-
-def _read_number(path: Path) -> int | None:
-    """Read a limit of a cgroup; None: there is none."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # not in a cgroup of version 2, or "max"
-        return None

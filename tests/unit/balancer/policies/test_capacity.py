@@ -55,6 +55,16 @@ def test_too_little_memory_is_reported() -> None:
         fit(np.ones((L, 1, E), bool), np.ones((L, 1, E), bool), np.array([11]))
 
 
+def test_the_message_says_how_much_memory_and_how_many_servers_are_missing() -> None:
+    wanted = np.ones((1, 2, 61), bool)
+    with pytest.raises(NoCapacityError) as caught:
+        fit(wanted, wanted, np.array([16, 16]), expert_bytes=1_000_000_000)
+    assert str(caught.value) == (
+        "61 experts, and memory for 32 on 2 servers: 61.0 GB of expert memory for one replica of each, the "
+        "servers have 32.0 GB: raise expert_server.memory_bytes, or start 2 more servers of this size"
+    )
+
+
 def test_only_what_a_living_server_has_too_is_spare() -> None:
     holds_LSE = np.zeros((1, 3, 3), bool)
     holds_LSE[0, 0] = holds_LSE[0, 1, 0] = holds_LSE[0, 2, 1] = True
