@@ -1,4 +1,4 @@
-"""States how much memory a model takes on this machine, before it is loaded, and refuses what does not fit."""
+"""States how much memory a model takes on this machine before it is loaded; refuses what does not fit."""
 
 from __future__ import annotations
 
