@@ -68,7 +68,7 @@ class ExpertWeights:
         return self._each(lambda tensor: tensor.to(dtype), dtype)
 
     def copy(self, dtype: torch.dtype) -> ExpertWeights:
-        """Copy the expert's weights, in that dtype, out of the reader's memory, which is reused; dequantised."""
+        """Copy the expert's weights, dequantised and in that dtype, out of the reader's reused memory."""
         return self._each(lambda tensor: tensor.to(dtype, copy=True), dtype)
 
     def plain(self, form: ExpertForm) -> ExpertWeights:
