@@ -115,11 +115,9 @@ def pack_expert(
     """
     for matrix in (weights.up, weights.down):
         _check(matrix, spec.stored)
-    gate_and_up, biases = (
-        _gate_and_up(weights.up, activation),
-        _gate_and_up(weights.up_bias, activation),
-    )
-    up_order, down_order = _order(weights.up), _order(weights.down)
+    gate_and_up = _gate_and_up(weights.up, activation)
+    biases = _gate_and_up(weights.up_bias, activation)
+    up_order, down_order = _order(weights.up, torch.int32), _order(weights.down, torch.int64)
     if down_order is not None:
         # The first product makes its outputs in the order in which the second one takes them.
         gate_and_up = [_rows(part, down_order) for part in gate_and_up]
@@ -272,8 +270,10 @@ def _rows(matrix: _Matrix, rows: slice | torch.Tensor) -> _Matrix:
     return matrix.rows(rows) if isinstance(matrix, QuantizedMatrix) else matrix[rows]
 
 
-def _order(matrix: _Matrix) -> torch.Tensor | None:
-    return matrix.order if isinstance(matrix, QuantizedMatrix) else None
+def _order(matrix: _Matrix, dtype: torch.dtype) -> torch.Tensor | None:
+    if isinstance(matrix, torch.Tensor) or matrix.order is None:
+        return None
+    return matrix.order.to(dtype)
 
 
 def _contiguous(rows: torch.Tensor) -> torch.Tensor:
