@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.formats import StoredFormat
+from eaas.checkpoint.quantized import WeightFormat
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
-from eaas.errors import ExpertMismatchError
+from eaas.errors import ConfigError, ExpertMismatchError
 from eaas.log import get_logger
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
@@ -118,7 +120,12 @@ class ExpertServer:
         self._members: Mapping[str, Member] = {}
         self._mismatch: ExpertMismatchError | None = None
         reader = ExpertReader(checkpoint)
-        spec = KernelSpec(_compute_dtype(reader.dtype), Quantization(config.quantization), threads)
+        spec = KernelSpec(
+            _compute_dtype(reader.dtype, reader.stored),
+            _quantization(config.quantization, reader.stored),
+            threads,
+            reader.stored,
+        )
         sizes = ExpertSizes.of(
             checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
         )
@@ -355,13 +362,27 @@ class ExpertServer:
         self._table.revoke_all()
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
+def _compute_dtype(dtype: torch.dtype, stored: StoredFormat | None) -> torch.dtype:
     """Choose the dtype that the kernel computes with, for a checkpoint of this dtype. Called once, at start.
 
     float16 becomes float32, which holds all of its values. Few CPUs multiply float16 fast, and bfloat16 would
-    drop three of its eleven bits. float32 takes twice the memory, unless the weights are quantised.
+    drop three of its eleven bits. float32 takes twice the memory, unless the weights are quantised. Beside
+    integers, bfloat16 allows activations of 15 bits, which hold all of float16's.
     """
-    return torch.float32 if dtype is torch.float16 else dtype
+    if dtype is not torch.float16:
+        return dtype
+    is_integer = stored is not None and stored.format in (WeightFormat.INT4, WeightFormat.INT8)
+    return torch.bfloat16 if is_integer else torch.float32
+
+
+def _quantization(wanted: str, stored: StoredFormat | None) -> Quantization:
+    """Return the configured quantisation; raise ConfigError if the checkpoint is quantised already."""
+    if stored is not None and wanted != Quantization.NONE:
+        raise ConfigError(
+            f"expert_server.quantization {wanted}: the checkpoint is quantised, its experts are {stored}: "
+            "leave it out"
+        )
+    return Quantization(wanted)
 
 
 def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:
@@ -377,6 +398,8 @@ def _describe(kernel: ExpertKernel, reader: ExpertReader) -> str:
     if kernel.spec.dtype != reader.dtype:
         dtype += f" for {str(reader.dtype).removeprefix('torch.')}"
     line = f"{kernel.name} ({', '.join(filter(None, (dtype, kernel.isa)))})"
+    if kernel.spec.stored is not None:
+        return f"{line}; weights as stored: {kernel.spec.stored}"
     quantization = kernel.spec.quantization
     if quantization is Quantization.NONE:
         return line

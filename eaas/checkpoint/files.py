@@ -21,12 +21,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from eaas.checkpoint.formats import StoredMatrix, find_matrices
 from eaas.errors import (
     CheckpointError,
     CorruptShardError,
     MissingShardError,
     NotACheckpointError,
-    UnsupportedModelError,
 )
 
 __all__ = ["CheckpointFiles", "ShardHeader", "TensorEntry", "precheck", "read_files", "read_header"]
@@ -90,12 +90,14 @@ class CheckpointFiles:
         config: Content of config.json.
         headers: Shard -> header.
         tensors: Tensor name -> entry, for all shards.
+        matrices: Name of a weight -> how it is stored, for all quantised weights.
     """
 
     path: Path
     config: Mapping[str, Any]
     headers: Mapping[Path, ShardHeader]
     tensors: Mapping[str, TensorEntry]
+    matrices: Mapping[str, StoredMatrix]
 
     def digest(self, sampled: Collection[str]) -> str:
         """Identify the model: SHA-256 of config.json, names, shapes and dtypes, and samples of tensors.
@@ -125,7 +127,7 @@ class CheckpointFiles:
 
 
 def precheck(path: str | os.PathLike[str]) -> None:
-    """Check early that a directory has a complete, unquantised safetensors checkpoint, without torch.
+    """Check early that a directory has a complete safetensors checkpoint of a known format, without torch.
 
     Args:
         path: A local directory. Nothing is downloaded.
@@ -134,7 +136,7 @@ def precheck(path: str | os.PathLike[str]) -> None:
         NotACheckpointError: No directory, no readable config.json, or no safetensors.
         MissingShardError: The index names a missing shard or tensor.
         CorruptShardError: A shard or the index is truncated or broken.
-        UnsupportedModelError: The checkpoint is quantised.
+        UnsupportedModelError: The checkpoint is quantised in a way that is not supported.
         CheckpointError: A file cannot be read.
     """
     read_files(path)
@@ -166,7 +168,8 @@ def _read_files(directory: Path) -> CheckpointFiles:
                     "complete the download"
                 )
             tensors[name] = header.tensors[name]
-    return CheckpointFiles(directory, config, headers, tensors)
+    matrices = find_matrices(directory / CONFIG, config, tensors)
+    return CheckpointFiles(directory, config, headers, tensors, matrices)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -186,12 +189,6 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise NotACheckpointError(f"{file} is not JSON ({error}): download it again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise NotACheckpointError(f"{file} names no model_type: give a Hugging Face checkpoint")
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and part.get("quantization_config"):
-            raise UnsupportedModelError(
-                f"{file} has a quantization_config: dequantise the checkpoint first (load it with "
-                "transformers, dequantize=True, and save_pretrained it)"
-            )
     return config
 
 

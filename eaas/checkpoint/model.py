@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.files import CheckpointFiles, ShardHeader, read_files
+from eaas.checkpoint.formats import StoredFormat
+from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.checkpoint.shard import Shard, TensorSlice
 from eaas.errors import (
@@ -46,7 +48,7 @@ class ExpertTensor:
     """A checkpoint tensor that belongs to a parameter of a layer's experts module.
 
     Attributes:
-        key: Name in the checkpoint.
+        key: Name in the checkpoint; of a quantised weight without the format's suffix.
         layer: MoE layer.
         expert: Logical expert; None if the first dimension has all E experts.
         target: Name of the parameter in the model.
@@ -107,13 +109,13 @@ class Checkpoint:
             raise _dense(files, config)
         checkpoint = cls(files, config, skeleton, _shape(files, config, skeleton, modules))
         # Experts have digests of their own.
-        digest = digest or files.digest(checkpoint.other_keys())
+        digest = digest or files.digest(checkpoint.stored_keys(checkpoint.other_keys()))
         checkpoint.shape = replace(checkpoint.shape, digest=digest)
         return checkpoint
 
     @cached_property
     def keys(self) -> Mapping[str, Path]:
-        """All tensors of the checkpoint: name -> path of the shard that holds it."""
+        """All tensors of the checkpoint, as they are stored: name -> path of the shard that holds it."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
 
     def expert_modules(self) -> dict[str, nn.Module]:
@@ -121,12 +123,21 @@ class Checkpoint:
         return {name: self.skeleton.get_submodule(name) for name in self.shape.layer_names}
 
     def expert_keys(self) -> frozenset[str]:
-        """Names of the routed experts' tensors, which expert servers load and attention clients skip."""
-        return frozenset(tensor.key for tensor in self.expert_tensors)
+        """Names of the routed experts' stored tensors: expert servers load them, attention clients do not."""
+        return self.stored_keys(tensor.key for tensor in self.expert_tensors)
 
     def other_keys(self) -> frozenset[str]:
-        """Names of the tensors that attention clients load, without those that the model does not use."""
-        return frozenset(self._targets) - self.expert_keys()
+        """Names of the weights that attention clients load, without those that the model does not use."""
+        return frozenset(self._targets) - {tensor.key for tensor in self.expert_tensors}
+
+    def stored_keys(self, weights: Iterable[str]) -> frozenset[str]:
+        """Names of the stored tensors of weights: several for a quantised one, else the weight itself."""
+        matrices = self._files.matrices
+        return frozenset(
+            key
+            for name in weights
+            for key in (matrices[name].parts.values() if name in matrices else (name,))
+        )
 
     @cached_property
     def expert_tensors(self) -> tuple[ExpertTensor, ...]:
@@ -149,7 +160,7 @@ class Checkpoint:
                     ExpertTensor(key, layer, expert, target, pattern)
                     for expert, key in enumerate(keys)
                 ]
-            elif len(keys) == 1 and self._files.tensors[keys[0]].shape[:1] == (num_experts,):
+            elif len(keys) == 1 and self._shape_of(keys[0])[:1] == (num_experts,):
                 tensors.append(ExpertTensor(keys[0], layer, None, target, pattern))
             else:
                 raise UnsupportedModelError(
@@ -158,23 +169,17 @@ class Checkpoint:
                 )
         return tuple(tensors)
 
-    def slice(self, key: str) -> TensorSlice:
-        """Return a tensor that is read when indexed: `slice[...]`, or `slice[a:b]` for some rows.
+    def slice(self, key: str) -> TensorSlice | QuantizedSlice:
+        """Return a weight that is read when indexed: `slice[...]`, or `slice[a:b]` for some rows.
 
         Raises KeyError for an unknown name, MissingShardError or CorruptShardError if the shard was removed
         or changed since the checkpoint was opened.
         """
-        path = self.keys[key]
-        try:
-            if path not in self._shards:
-                self._shards[path] = self.open_shard(path, self._files.headers[path])
-            return self._shards[path].slice(key)
-        except FileNotFoundError as error:
-            raise MissingShardError(f"{path} (tensor {key}) is missing: restore it") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CorruptShardError(
-                f"{path}: tensor {key} cannot be read ({error!r}): download the shard again"
-            ) from error
+        matrix = self._files.matrices.get(key)
+        if matrix is None:
+            return self._stored_slice(key)
+        parts = {part: self._stored_slice(name) for part, name in matrix.parts.items()}
+        return QuantizedSlice(matrix, parts, matrix.shape)
 
     def release(self) -> None:
         """Close the shard files at the end of a load, except those of which a slice remains."""
@@ -187,8 +192,52 @@ class Checkpoint:
         return list(get_model_conversion_mapping(self.skeleton))
 
     @cached_property
+    def stored_format(self) -> StoredFormat | None:
+        """Number format of the routed experts, if they are quantised.
+
+        Raises UnsupportedModelError if they have several.
+        """
+        matrices = self._files.matrices
+        formats = {
+            matrices[tensor.key].stored if tensor.key in matrices else None
+            for tensor in self.expert_tensors
+            if tensor.key in matrices
+            or len(self._shape_of(tensor.key)) - (tensor.expert is None) > 1
+        }
+        if len(formats) > 1:
+            names = ", ".join(sorted(str(each or "not quantised") for each in formats))
+            raise UnsupportedModelError(
+                f"{self.path}: its routed experts have several number formats ({names}): quantise all of "
+                "them alike"
+            )
+        return next(iter(formats), None)
+
+    def _weights(self) -> frozenset[str]:
+        """Names of all weights: quantised ones by the name that the model expects."""
+        matrices = self._files.matrices
+        parts = {part for matrix in matrices.values() for part in matrix.parts.values()}
+        return frozenset(self._files.tensors) - parts | frozenset(matrices)
+
+    def _shape_of(self, key: str) -> tuple[int, ...]:
+        matrix = self._files.matrices.get(key)
+        return self._files.tensors[key].shape if matrix is None else matrix.shape
+
+    def _stored_slice(self, key: str) -> TensorSlice:
+        path = self.keys[key]
+        try:
+            if path not in self._shards:
+                self._shards[path] = self.open_shard(path, self._files.headers[path])
+            return self._shards[path].slice(key)
+        except FileNotFoundError as error:
+            raise MissingShardError(f"{path} (tensor {key}) is missing: restore it") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptShardError(
+                f"{path}: tensor {key} cannot be read ({error!r}): download the shard again"
+            ) from error
+
+    @cached_property
     def _targets(self) -> dict[str, tuple[str, str | None]]:
-        """Map each checkpoint key to (parameter or buffer of the model, conversion rule), in natural order.
+        """Map each weight to (parameter or buffer of the model, conversion rule), in natural order.
 
         Same steps as transformers' `convert_and_load_state_dict_in_model`.
         """
@@ -204,7 +253,7 @@ class Checkpoint:
         converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
         prefix, places = self.skeleton.base_model_prefix, self.skeleton.state_dict()
         targets = {}
-        for key in sorted(self.keys, key=dot_natural_key):
+        for key in sorted(self._weights(), key=dot_natural_key):
             target, pattern = rename_source_key(key, renamings, converters, prefix, places)
             if target not in places and key in places:
                 target, pattern = rename_source_key(key, [], [], prefix, places)
@@ -228,6 +277,9 @@ def _load_config(files: CheckpointFiles) -> Any:
             f"{files.config['model_type']!r} ({_one_line(error)}): "
             "use a model that transformers knows"
         ) from error
+    # Weights are dequantised by this package, not by transformers.
+    for part in (config, config.get_text_config()):
+        vars(part).pop("quantization_config", None)
     return config
 
 

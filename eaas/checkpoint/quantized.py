@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from eaas.errors import CheckpointError
+from eaas.errors import CorruptShardError
 
 if TYPE_CHECKING:
     import torch
@@ -84,16 +84,16 @@ class QuantizedMatrix:
         """Check that every scale and code is a number.
 
         Raises:
-            CheckpointError: One is NaN or infinite; names the tensor.
+            CorruptShardError: One is NaN or infinite; names the tensor.
         """
         if self.format is WeightFormat.MXFP4:
             is_number = bool((self.scales != _E8M0_NAN).all())
         else:
             is_number = bool(self.scales.isfinite().all())
         if not is_number:
-            raise CheckpointError(f"{name}: a scale is NaN or infinite: download the shard again")
+            raise CorruptShardError(f"{name}: a scale is NaN or infinite: download the shard again")
         if self.format is WeightFormat.FP8 and bool(((self.codes & 0x7F) == 0x7F).any()):
-            raise CheckpointError(f"{name}: a weight is NaN: download the shard again")
+            raise CorruptShardError(f"{name}: a weight is NaN: download the shard again")
 
     def values(self) -> torch.Tensor:
         """Return the codes' values without scale and zero: float32 (N, K), in the order of the codes."""

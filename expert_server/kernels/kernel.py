@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.pieces import Pause, at_once
-from eaas.checkpoint.quantized import WeightFormat
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = [
@@ -36,29 +36,6 @@ class Quantization(StrEnum):
     NONE = "none"
     INT8 = "int8"  # symmetric, one scale per output channel
     INT4 = "int4"  # symmetric, one scale per output channel and group of 128 inputs
-
-
-@dataclass(frozen=True)
-class StoredFormat:
-    """Number format of matrices, as kernels tell them apart.
-
-    Attributes:
-        format: Format of the codes.
-        group: Inputs per scale; 0: one scale per channel.
-        has_zeros: Whether there are zero points.
-        has_order: Whether the inputs are reordered.
-    """
-
-    format: WeightFormat
-    group: int
-    has_zeros: bool = False
-    has_order: bool = False
-
-    def __str__(self) -> str:
-        scales = f"groups of {self.group}" if self.group else "a scale per channel"
-        zeros = ", zero points" if self.has_zeros else ""
-        order = ", reordered inputs" if self.has_order else ""
-        return f"{self.format} ({scales}{zeros}{order})"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -21,9 +22,10 @@ from torch import nn
 
 from eaas.checkpoint import Checkpoint, ExpertTensor
 from eaas.checkpoint.pieces import Pause, at_once
-from eaas.checkpoint.quantized import QuantizedMatrix
+from eaas.checkpoint.quantized import QuantizedMatrix, concatenate
+from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.shard import TensorSlice, prefetch
-from eaas.errors import CorruptShardError, MissingShardError
+from eaas.errors import CorruptShardError, MissingShardError, UnsupportedModelError
 from eaas.memory import huge_memory
 
 __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
@@ -31,10 +33,12 @@ __all__ = ["ExpertForm", "ExpertReader", "ExpertWeights"]
 # Bytes read at once: enough to hide the overhead of a chunk, little compared with a server's share.
 _CHUNK_BYTES = 16 << 20
 _NO_RULE = ""
+_ALIGNMENT = 64  # Bytes.
 
 _Digests = Sequence[xxhash.xxh3_64]
-_Chunk = tuple[Mapping[str, torch.Tensor], _Digests]
-"""Parameter of the experts module -> rows of the chunk's experts, and the digest of each expert."""
+_Found = dict[str, torch.Tensor | list[QuantizedMatrix]]
+_Chunk = tuple[_Found, _Digests]
+"""Parameter of the experts module -> rows (or matrices) of the chunk's experts, and each expert's digest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +72,7 @@ class ExpertWeights:
         return self._each(lambda tensor: tensor.to(dtype), dtype)
 
     def copy(self, dtype: torch.dtype) -> ExpertWeights:
-        """Copy the expert's weights, dequantised and in that dtype, out of the reader's reused memory."""
+        """Copy the weights, dequantised and in that dtype, out of the reader's memory, which is reused."""
         return self._each(lambda tensor: tensor.to(dtype, copy=True), dtype)
 
     def plain(self, form: ExpertForm) -> ExpertWeights:
@@ -129,12 +133,17 @@ class ExpertReader:
     Attributes:
         dtype: The checkpoint's dtype, in which weights are returned.
         forms: How the experts of each MoE layer compute.
+        stored: Number format of quantised experts; None: they are floats of `dtype`.
+
+    Raises:
+        UnsupportedModelError: The experts have several formats.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         from transformers.core_model_loading import WeightConverter
 
         self.dtype: torch.dtype = getattr(torch, checkpoint.shape.dtype)
+        self.stored = checkpoint.stored_format
         self._checkpoint = checkpoint
         self._modules = list(checkpoint.expert_modules().values())
         self.forms: tuple[ExpertForm, ...] = tuple(_form(module) for module in self._modules)
@@ -232,30 +241,38 @@ class ExpertReader:
         if not experts:
             return
         ahead = [
-            part
+            stored
             for sources in self._sources[layer].values()
             for tensors in sources.values()
             for part in self._parts(tensors, experts)
+            for stored in (part.parts.values() if isinstance(part, QuantizedSlice) else (part,))
         ]
         prefetch(ahead, pause)
 
     def _expert_bytes(self, layer: int) -> int:
-        """Size of one expert of a layer, in bytes: it decides how many experts a chunk has."""
-        parameters = self._modules[layer].parameters(recurse=False)
-        return self.dtype.itemsize * sum(p.shape[1:].numel() for p in parameters)
+        """Size of one stored expert of a layer, in bytes: it decides how many experts a chunk has."""
+        return sum(
+            part.nbytes
+            for sources in self._sources[layer].values()
+            for tensors in sources.values()
+            for part in self._parts(tensors, [0])
+        )
 
     def _experts(
-        self, layer: int, chunk: list[int], tensors: Mapping[str, torch.Tensor], digests: _Digests
+        self, layer: int, chunk: list[int], found: _Found, digests: _Digests
     ) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the experts of a chunk in memory, with weights and digests, for the caller to pack."""
         up = "gate_up_proj" if self.forms[layer].has_gate else "up_proj"
-        up_bias, down_bias = tensors.get(f"{up}_bias"), tensors.get("down_proj_bias")
+        up_bias, down_bias = found.get(f"{up}_bias"), found.get("down_proj_bias")
+        # Biases are never matrices.
+        assert not isinstance(up_bias, list)
+        assert not isinstance(down_bias, list)
         for place, expert in enumerate(chunk):
             yield (
                 expert,
                 ExpertWeights(
-                    up=tensors[up][place],
-                    down=tensors["down_proj"][place],
+                    up=found[up][place],
+                    down=found["down_proj"][place],
                     up_bias=None if up_bias is None else up_bias[place],
                     down_bias=None if down_bias is None else down_bias[place],
                     digest=digests[place].intdigest() or 1,  # 0 means unknown
@@ -278,7 +295,7 @@ class ExpertReader:
             parameter: torch.Size([len(experts), *full.shape[1:]])
             for parameter, full in module.named_parameters(recurse=False)
         }
-        found: dict[str, torch.Tensor] = {}
+        found: _Found = {}
         with _shrunk(module, wanted):
             for target, sources in self._sources[layer].items():
                 found |= self._convert(target, sources, experts, pause, digests)
@@ -287,9 +304,10 @@ class ExpertReader:
             full_name = f"{name}.{parameter}"
             if full_name not in found:
                 raise MissingShardError(f"{path}: no file holds {full_name}: complete the download")
-            if found[full_name].shape != shape:
+            is_shape = _shape(found[full_name], self.forms[layer].is_transposed)
+            if is_shape != shape:
                 raise CorruptShardError(
-                    f"{path}: {full_name} is {tuple(found[full_name].shape)} where config.json says "
+                    f"{path}: {full_name} is {tuple(is_shape)} where config.json says "
                     f"{tuple(shape)}: fetch the checkpoint again"
                 )
         return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}, digests
@@ -301,8 +319,8 @@ class ExpertReader:
         experts: list[int],
         pause: Pause,
         digests: _Digests,
-    ) -> dict[str, torch.Tensor]:
-        """Convert these experts' parts of a parameter by transformers' rule: name -> tensor.
+    ) -> _Found:
+        """Convert these experts' parts of a parameter by transformers' rule: name -> tensor, or matrices.
 
         Takes the same steps as transformers' `convert_and_load_state_dict_in_model`, which would go through
         the names of the whole model for each chunk.
@@ -310,13 +328,23 @@ class ExpertReader:
         from transformers.core_model_loading import SkipParameters
         from transformers.utils.loading_report import LoadStateDictInfo
 
-        parts = {name: self._parts(tensors, experts) for name, tensors in sources.items()}
+        located = {name: self._parts(tensors, experts) for name, tensors in sources.items()}
         name = target.rpartition(".")[2]
         rule = self._rules.get(next(iter(sources)))
-        if rule is None:
-            return {target: self._stack(name, list(parts.values()), pause, digests)}
-        if _only_stacks(rule) and _are_alike(parts):
-            in_order = [parts[pattern] for pattern in rule.source_patterns if pattern in parts]
+        patterns = (
+            list(located) if rule is None else [p for p in rule.source_patterns if p in located]
+        )
+        if any(isinstance(part, QuantizedSlice) for column in located.values() for part in column):
+            if rule is not None and not _only_stacks(rule):
+                raise UnsupportedModelError(
+                    f"{self._checkpoint.path}: {target} is quantised, and transformers changes it on "
+                    "loading: dequantise the checkpoint with transformers and save it"
+                )
+            columns = [located[pattern] for pattern in patterns]
+            return {target: self._matrices(target, columns, pause, digests)}
+        parts = cast("Mapping[str, list[TensorSlice]]", located)
+        if rule is None or (_only_stacks(rule) and _are_alike(parts)):
+            in_order = [parts[pattern] for pattern in patterns]
             return {target: self._stack(name, in_order, pause, digests)}
         # The reader owns the rule, and `convert` empties what it collected.
         rule.collected_tensors = {
@@ -331,7 +359,7 @@ class ExpertReader:
         skeleton = self._checkpoint.skeleton
         info = LoadStateDictInfo(set(), set(), set(), [], {}, set())
         try:
-            found: dict[str, torch.Tensor] = rule.convert(
+            found: _Found = rule.convert(
                 target, model=skeleton, config=skeleton.config, loading_info=info
             )
         except SkipParameters as error:
@@ -342,12 +370,48 @@ class ExpertReader:
             ) from error
         return found
 
-    def _parts(self, tensors: list[ExpertTensor], experts: list[int]) -> list[TensorSlice]:
+    def _parts(
+        self, tensors: list[ExpertTensor], experts: list[int]
+    ) -> list[TensorSlice | QuantizedSlice]:
         """Locate each expert's part of a source: its own tensor, or its row of the layer's tensor."""
         if tensors[0].expert is None:
             whole = self._checkpoint.slice(tensors[0].key)
             return [whole.row(expert) for expert in experts]
         return [self._checkpoint.slice(tensors[expert].key) for expert in experts]
+
+    def _matrices(
+        self,
+        target: str,
+        columns: Sequence[Sequence[TensorSlice | QuantizedSlice]],
+        pause: Pause,
+        digests: _Digests,
+    ) -> list[QuantizedMatrix]:
+        """Read the matrix of each expert; an expert's parts, gate and up, lie one below the other.
+
+        Like `_stack`, reads to memory that is kept for the next chunk.
+        """
+        rows = [
+            _quantized(self._checkpoint.path, target, row) for row in zip(*columns, strict=True)
+        ]
+        stored = [tensor for row in rows for part in row for tensor in part.parts.values()]
+        size = sum(_aligned(tensor.nbytes) for tensor in stored)
+        free = self._buffer(target.rpartition(".")[2], size)
+
+        def allocate(nbytes: int) -> torch.Tensor:
+            nonlocal free
+            taken, free = free[:nbytes], free[_aligned(nbytes) :]
+            return taken
+
+        found = []
+        for row, digest in zip(rows, digests, strict=True):
+            parts = [part.read(pause, digest.update, allocate) for part in row]
+            try:
+                found.append(concatenate(parts))
+            except ValueError as error:
+                raise UnsupportedModelError(
+                    f"{self._checkpoint.path}: {target}: {error}: quantise them alike"
+                ) from error
+        return found
 
     def _whole(self, part: TensorSlice, pause: Pause, digest: xxhash.xxh3_64) -> torch.Tensor:
         """Read one expert's tensor into new memory, and add its bytes to the digest."""
@@ -365,10 +429,7 @@ class ExpertReader:
         """
         first = [column[0] for column in columns]
         size = len(columns[0]) * sum(part.nbytes for part in first)
-        buffers = self._buffers[0]
-        if name not in buffers or len(buffers[name]) < size:
-            buffers[name] = huge_memory(size)
-        used = buffers[name][:size]
+        used = self._buffer(name, size)
         free = used.numpy().data
         for row, digest in zip(zip(*columns, strict=True), digests, strict=True):
             for part in row:
@@ -376,6 +437,38 @@ class ExpertReader:
                 free = free[part.nbytes :]
         rest = first[0].shape if len(first) == 1 else (-1, *first[0].shape[1:])
         return used.view(first[0].dtype).view(len(columns[0]), *rest).to(self.dtype)
+
+    def _buffer(self, name: str, size: int) -> torch.Tensor:
+        """Memory of this size, the same for a name in every chunk."""
+        buffers = self._buffers[0]
+        if name not in buffers or len(buffers[name]) < size:
+            buffers[name] = huge_memory(size)
+        return buffers[name][:size]
+
+
+def _aligned(nbytes: int) -> int:
+    """Round up, so that every tensor begins where its dtype may."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _quantized(
+    path: Path, target: str, parts: Sequence[TensorSlice | QuantizedSlice]
+) -> list[QuantizedSlice]:
+    """Return an expert's parts of a parameter if all are quantised; raise if only some are."""
+    found = [part for part in parts if isinstance(part, QuantizedSlice)]
+    if len(found) < len(parts):
+        raise UnsupportedModelError(
+            f"{path}: only some parts of {target} are quantised: quantise all of them alike"
+        )
+    return found
+
+
+def _shape(found: torch.Tensor | list[QuantizedMatrix], is_transposed: bool) -> torch.Size:
+    """Shape of a parameter for the chunk's experts, in the layout of the model."""
+    if isinstance(found, torch.Tensor):
+        return found.shape
+    shapes = {matrix.shape[::-1] if is_transposed else matrix.shape for matrix in found}
+    return torch.Size([len(found), *max(shapes)])
 
 
 def _only_stacks(rule: Any) -> bool:

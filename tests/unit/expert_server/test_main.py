@@ -45,13 +45,13 @@ def kernel(reader: ExpertReader, spec: KernelSpec) -> ReferenceKernel:
 
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64])
 def test_supported_dtypes_are_kept(own: torch.dtype) -> None:
-    assert _compute_dtype(own) == own
+    assert _compute_dtype(own, None) == own
 
 
 def test_float16_is_computed_exactly() -> None:
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     numbers = every[~every.isnan()]
-    dtype = _compute_dtype(torch.float16)
+    dtype = _compute_dtype(torch.float16, None)
     assert dtype != torch.float16
     assert torch.equal(numbers.to(dtype).half(), numbers)
 

@@ -111,9 +111,9 @@ def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_quantised(tmp_path: Path, nested: bool) -> None:
-    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    quantised = {"quantization_config": {"quant_method": "bitnet"}}
     config = CONFIG | ({"text_config": quantised} if nested else quantised)
-    refused(write(tmp_path / "x", config=config), UnsupportedModelError, "dequantise")
+    refused(write(tmp_path / "x", config=config), UnsupportedModelError, "'bitnet'", "dequantise")
 
 
 def test_missing_shard(tmp_path: Path) -> None:

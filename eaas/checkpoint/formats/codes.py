@@ -1,0 +1,77 @@
+"""Steps that several formats share: 4-bit codes, blocks of scales, groups of reordered inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eaas.checkpoint.formats.stored import Unreadable
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["by_channel", "input_order", "join_halves", "unpack_words"]
+
+
+def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Unpack int32 words along the last dimension, the lowest bits first: (..., W) -> uint8 (..., count)."""
+    import torch
+
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    codes = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return codes.to(torch.uint8).flatten(-2)[..., :count]
+
+
+def join_halves(codes_NK: torch.Tensor) -> torch.Tensor:
+    """Pack 4-bit codes, uint8 (N, K), as `QuantizedMatrix` has them: (N, ceil(K / 2)), the even ones low."""
+    from torch.nn import functional
+
+    codes_NK = functional.pad(codes_NK, (0, codes_NK.shape[1] % 2))
+    return codes_NK[:, ::2] | codes_NK[:, 1::2] << 4
+
+
+def by_channel(
+    scales: torch.Tensor, rows: int, inputs: int, block: tuple[int, int]
+) -> torch.Tensor:
+    """Expand scales of blocks, channels or the whole matrix to one row per channel: (N, G), float32.
+
+    Args:
+        scales: (), (1), (N), (N, G) with one row per channel, or (ceil(N / block rows), G).
+        rows: N.
+        inputs: K.
+        block: Rows and inputs of a block; (1, group) if every channel has scales of its own.
+
+    Raises:
+        Unreadable: The number of scales is another.
+    """
+    import torch
+
+    found = scales.to(torch.float32)
+    if found.numel() == 1:
+        return found.reshape(1, 1).expand(rows, 1)
+    if found.dim() == 1:
+        found = found.unsqueeze(1)
+    if found.shape == (rows, 1):
+        return found
+    height, group = block
+    wanted = (-(-rows // height), -(-inputs // group))
+    if found.shape != wanted:
+        raise Unreadable(f"scales of shape {tuple(scales.shape)} instead of {wanted}")
+    return found.repeat_interleave(height, dim=0)[:rows]
+
+
+def input_order(group_of_K: torch.Tensor, group: int) -> torch.Tensor | None:
+    """Turn the group of each input into the order of the inputs by group, (K); None: they lie in order.
+
+    Raises:
+        Unreadable: The groups are not all of one size, but for the last one.
+    """
+    import torch
+
+    in_order = torch.arange(len(group_of_K), dtype=torch.int64) // group
+    group_of_K = group_of_K.to(torch.int64)
+    if torch.equal(group_of_K, in_order):
+        return None
+    order = torch.argsort(group_of_K, stable=True)
+    if not torch.equal(group_of_K[order], in_order):
+        raise Unreadable(f"g_idx does not make groups of {group} inputs")
+    return order

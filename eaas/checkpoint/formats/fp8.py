@@ -1,0 +1,77 @@
+"""FP8 (`quant_method` fp8, as DeepSeek and Qwen publish it): e4m3 codes, scales of blocks or channels.
+
+Tensors: X (F8_E4M3), X_scale_inv or X_scale (any float; what a code is multiplied by).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from eaas.checkpoint.formats.codes import by_channel
+from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
+from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["fp8_matrices", "scaled_matrices"]
+
+_SUFFIXES = ("_scale_inv", "_scale")
+
+
+def fp8_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
+    """Find the matrices (a `Reader`)."""
+    if config.get("fmt", "e4m3") != "e4m3":
+        raise Unreadable(f"fp8 with fmt {config['fmt']!r} is not supported (supported: e4m3)")
+    rows, inputs = config.get("weight_block_size") or (1, 0)
+    yield from scaled_matrices(tensors, (int(rows), int(inputs)))
+
+
+def scaled_matrices(tensors: Mapping[str, Entry], block: tuple[int, int]) -> Iterator[StoredMatrix]:
+    """Find e4m3 tensors and their scales; `block`: rows and inputs of a block, (1, 0) if there are none."""
+    for name, entry in tensors.items():
+        if not entry.dtype.startswith("F8_") or entry.dtype == "F8_E8M0":
+            continue
+        if entry.dtype != "F8_E4M3":
+            raise Unreadable(
+                f"{name} is {entry.dtype}, which is not supported (supported: F8_E4M3)"
+            )
+        scale = next((name + suffix for suffix in _SUFFIXES if name + suffix in tensors), None)
+        if scale is None:
+            raise Unreadable(f"{name} is F8_E4M3 without {name}_scale_inv or {name}_scale")
+        used = _block(tensors[scale].shape, entry.shape, block)
+        if used is None:
+            raise Unreadable(
+                f"{scale} is {tensors[scale].shape}, which does not fit {name}, {entry.shape}, in "
+                f"blocks of {block}"
+            )
+        yield StoredMatrix(
+            name,
+            StoredFormat(WeightFormat.FP8, used[1]),
+            entry.shape,
+            {"codes": name, "scales": scale},
+            partial(_assemble, used),
+        )
+
+
+def _block(
+    scales: tuple[int, ...], weights: tuple[int, ...], block: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Return the block that the scales are for: the given one, or (1, 0) for a channel or a whole matrix."""
+    *experts, rows, inputs = weights
+    of_matrix = scales[len(experts) :]
+    if block[1] and of_matrix == (-(-rows // block[0]), -(-inputs // block[1])):
+        return block
+    return (1, 0) if of_matrix in ((), (1,), (1, 1), (rows,), (rows, 1)) else None
+
+
+def _assemble(block: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> QuantizedMatrix:
+    import torch
+
+    codes = parts["codes"].view(torch.uint8)
+    rows, inputs = codes.shape
+    scales = by_channel(parts["scales"], rows, inputs, (block[0], block[1] or inputs))
+    group = inputs if scales.shape[1] == 1 else block[1]
+    return QuantizedMatrix(WeightFormat.FP8, inputs, group, codes, scales)

@@ -1,0 +1,92 @@
+"""What a format tells of its matrices without reading them, and what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Entry", "Reader", "StoredFormat", "StoredMatrix", "Unreadable"]
+
+
+class Unreadable(ValueError):
+    """Stored tensors do not make a matrix; says why. The caller names the tensor."""
+
+
+class Entry(Protocol):
+    """A tensor in the header of a shard."""
+
+    @property
+    def dtype(self) -> str:
+        """safetensors' name of the dtype."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of all dimensions."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredFormat:
+    """Number format of matrices, as kernels tell them apart.
+
+    Attributes:
+        format: Format of the codes.
+        group: Inputs per scale; 0: one scale per channel.
+        has_zeros: Whether there are zero points.
+        has_order: Whether the inputs are reordered.
+    """
+
+    format: WeightFormat
+    group: int
+    has_zeros: bool = False
+    has_order: bool = False
+
+    def __str__(self) -> str:
+        scales = f"groups of {self.group}" if self.group else "a scale per channel"
+        zeros = ", zero points" if self.has_zeros else ""
+        order = ", reordered inputs" if self.has_order else ""
+        return f"{self.format} ({scales}{zeros}{order})"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """A quantised matrix of a checkpoint: (N, K), or (E, N, K) with a matrix for each expert.
+
+    Attributes:
+        name: Name of the weight that the model expects, without a suffix of the format.
+        stored: Its number format.
+        shape: Sizes of the weight.
+        parts: Part of the format, such as "scale" -> name of the stored tensor.
+        assemble: Makes a matrix (N, K) from the tensors of its parts; raises Unreadable.
+    """
+
+    name: str
+    stored: StoredFormat
+    shape: tuple[int, ...]
+    parts: Mapping[str, str]
+    assemble: Callable[[Mapping[str, torch.Tensor]], QuantizedMatrix]
+
+
+class Reader(Protocol):
+    """Finds the matrices of a format among the tensors of a checkpoint."""
+
+    def __call__(
+        self, config: Mapping[str, Any], tensors: Mapping[str, Entry]
+    ) -> Iterator[StoredMatrix]:
+        """Yield the matrices.
+
+        Args:
+            config: The section `quantization_config` of config.json.
+            tensors: Name -> header entry of every tensor.
+
+        Raises:
+            Unreadable: The section has a variant that is not supported, or tensors that do not fit it.
+        """
+        ...
