@@ -70,14 +70,11 @@ def panel_format(spec: KernelSpec) -> int:
         UnsupportedError: There is none for the checkpoint's format, or for the dtype.
     """
     stored = spec.stored
-    if spec.quantization is not Quantization.NONE:
-        return _FORMATS[spec.quantization]
+    if spec.dtype not in _FLOATS:
+        raise UnsupportedError(f"{spec.dtype} weights: this kernel supports float32 and bfloat16")
     if stored is None:
-        if spec.dtype not in _FLOATS:
-            raise UnsupportedError(
-                f"{spec.dtype} weights: this kernel supports float32 and bfloat16"
-            )
-        return _FORMATS[_FLOATS[spec.dtype]]
+        is_float = spec.quantization is Quantization.NONE
+        return _FORMATS[_FLOATS[spec.dtype] if is_float else spec.quantization]
     units = []
     for weights, unit, may_have_zeros, name in _STORED:
         if weights is not stored.format or stored.has_zeros > may_have_zeros:
