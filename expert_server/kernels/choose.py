@@ -72,7 +72,7 @@ def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
     if wanted != "auto":
         return (wanted,)
     # The reference has the error of quantised weights but saves no memory: use it on request only.
-    is_plain = spec.quantization is Quantization.NONE
+    is_plain = spec.quantization is Quantization.NONE and spec.stored is None
     return [name for name in KERNELS if is_plain or name != "reference"]
 
 
@@ -104,10 +104,14 @@ def _try_out(
 
 
 def _explain(wanted: str, spec: KernelSpec, passed_over: Mapping[str, str]) -> str:
-    remedies = ["--kernel auto"] if wanted != "auto" else []
-    remedies += ["--quantization none"] if spec.quantization is not Quantization.NONE else []
+    if spec.stored is not None:
+        remedies = ["--kernel reference (which dequantises the weights)"]
+    else:
+        remedies = ["--kernel auto"] if wanted != "auto" else []
+        remedies += ["--quantization none"] if spec.quantization is not Quantization.NONE else []
     why = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-    weights = "" if spec.quantization is Quantization.NONE else f" with {spec.quantization} weights"
+    quantized = spec.stored or spec.quantization
+    weights = "" if quantized is Quantization.NONE else f" with {quantized} weights"
     return (
         f"expert_server.kernel {wanted}: cannot serve this model{weights} here ({why}); "
         f"give {' or '.join(remedies)}"

@@ -24,31 +24,29 @@ from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.kernel import (
     ExpertKernel,
     KernelSpec,
-    Quantization,
     Sized,
     UnsupportedError,
 )
-from expert_server.kernels.panels import PackedExpert, pack_expert
+from expert_server.kernels.panels import PackedExpert, pack_expert, panel_format
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["NativeKernel", "available_isas"]
 
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-_QUANTIZED = {Quantization.INT8: 2, Quantization.INT4: 3}
 # Rows of the largest batch that a prepared layer computes. Beyond it the loop's own work hardly counts.
 _DIRECT_ROWS = 512
 # Whether a pool learns which batches are too small for its threads (pool.c); if not, all of them compute all.
 _LEARNS = True
-_SPLIT = 4  # Rows of integers, 15 bits a value.
 # Mirrors `Expert` in native.h.
-_EXPERT = np.dtype([("up", "u8"), ("down", "u8"), ("up_bias", "u8"), ("down_bias", "u8")])
+_EXPERT = np.dtype([(name, "u8") for name in ("up", "down", "up_bias", "down_bias", "up_order")])
 
 
 class NativeKernel(ExpertKernel):
     """Computes a batch through a layer in compiled code (see the module).
 
     Raises:
-        UnsupportedError: The model's activation is unknown, or the dtype is neither float32 nor bfloat16.
+        UnsupportedError: The model's activation is unknown, the dtype is neither float32 nor bfloat16, or no
+            panels hold the checkpoint's quantised weights.
     """
 
     name = "native"
@@ -58,18 +56,16 @@ class NativeKernel(ExpertKernel):
         self, forms: Sequence[ExpertForm], spec: KernelSpec, isa: str | None = None
     ) -> None:
         super().__init__(forms, spec)
-        if spec.dtype not in _FORMATS:
-            raise UnsupportedError(
-                f"{spec.dtype} weights: this kernel supports float32 and bfloat16"
-            )
         self._activations = {form: _known(form) for form in forms}
-        wanted = _weights_format(spec)
-        # 15 bits of an activation are more than bfloat16 has, and less than float32: on request only.
-        refused = _SPLIT if spec.dtype is torch.float32 and isa is None else None
+        wanted = panel_format(spec)
+        # Rows of integers have 15 bits, more than bfloat16 and less than float32: on request only.
+        only_exact = spec.dtype is torch.float32 and isa is None
         kinds = [
             kind
             for kind in _native.kinds()
-            if kind[2] == wanted and kind[3] != refused and isa in (None, kind[1])
+            if kind[2] == wanted
+            and isa in (None, kind[1])
+            and not (only_exact and kind[3] != _FORMATS[torch.float32])
         ]
         if not kinds:
             raise UnsupportedError(f"this CPU has no {isa}")
@@ -240,11 +236,7 @@ _NO_EXPERTS = _Table(np.zeros(0, _EXPERT), ())
 
 def available_isas(spec: KernelSpec) -> list[str]:
     """List the instruction sets that work on this CPU for such weights, the fastest first; for tests."""
-    return [isa for _, isa, weights, _ in _native.kinds() if weights == _weights_format(spec)]
-
-
-def _weights_format(spec: KernelSpec) -> int:
-    return _QUANTIZED.get(spec.quantization, _FORMATS[spec.dtype])
+    return [isa for _, isa, weights, _ in _native.kinds() if weights == panel_format(spec)]
 
 
 def _contiguous(values: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:

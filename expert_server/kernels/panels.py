@@ -1,27 +1,46 @@
 """Packs experts into panels for the compiled kernel as they load; `native/native.h` draws the panels.
 
-A word has 4 bytes: a float32, two bfloat16, four int8, eight int4, or a scale. N output channels, K inputs.
+A word has 4 bytes: a float32, two bfloat16, four codes of 8 bits, eight of 4 bits, or a scale. N output
+channels, K inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause, at_once, pieces
+from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.errors import CheckpointError, CorruptShardError
 from eaas.memory import huge_memory
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation
-from expert_server.kernels.kernel import KernelSpec, Quantization
-from expert_server.kernels.quantize import GROUP, quantize
+from expert_server.kernels.kernel import KernelSpec, Quantization, StoredFormat, UnsupportedError
+from expert_server.kernels.quantize import quantize
 from expert_server.weights.weights import ExpertWeights
 
-__all__ = ["PackedExpert", "pack_expert"]
+__all__ = ["PackedExpert", "pack_expert", "panel_format"]
 
 _PANEL, _WORD_BYTES = 16, 4
+_FORMATS: dict[str, int] = _native.formats()
+_FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# Format of the codes, inputs that a group must be a multiple of (0: one scale per channel only), whether zero
+# points are possible -> format of the panels; the first that fits.
+_STORED = (
+    (WeightFormat.FP8, 128, False, "fp8"),
+    (WeightFormat.MXFP4, 32, False, "mxfp4"),
+    (WeightFormat.INT4, 128, True, "int4"),
+    (WeightFormat.INT4, 32, True, "int4 in groups"),
+    (WeightFormat.INT8, 0, False, "int8"),
+    (WeightFormat.INT8, 128, False, "int8 in groups"),
+    (WeightFormat.INT8, 128, True, "int8 with zero points"),
+)
+
+_Matrix = torch.Tensor | QuantizedMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +49,12 @@ class PackedExpert:
 
     Attributes:
         memory: The block, uint8.
-        addresses: Addresses of up, down, up_bias, down_bias; 0 if absent.
+        addresses: Addresses of up, down, up_bias, down_bias, up_order; 0 if absent.
         size: (H, I).
     """
 
     memory: torch.Tensor
-    addresses: tuple[int, int, int, int]
+    addresses: tuple[int, ...]
     size: tuple[int, int]
 
     @property
@@ -44,69 +63,31 @@ class PackedExpert:
         return self.memory.nbytes
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How the inputs of one output channel lie in a row of words.
+def panel_format(spec: KernelSpec) -> int:
+    """Choose the format of an expert's panels (`Format` in native.h).
 
-    Attributes:
-        dtype: Dtype of values that are not quantised.
-        unit: The inputs are padded to a multiple of it.
-        quantization: Format of the values.
-        word: Inputs in a word.
-        segment: Inputs between two scales, if there are scales.
-        zero: Added to each code, so that the stored value is unsigned.
+    Raises:
+        UnsupportedError: There is none for the checkpoint's format, or for the dtype.
     """
-
-    dtype: torch.dtype
-    unit: int
-    quantization: Quantization = Quantization.NONE
-    word: int = 1
-    segment: int = 0
-    zero: int = 0
-
-    @classmethod
-    def of(cls, spec: KernelSpec) -> _Layout:
-        """Choose the layout of an expert's matrices, by the kernel's dtype and quantisation."""
-        match spec.quantization:
-            case Quantization.INT8:
-                return cls(spec.dtype, 64, spec.quantization, 4, 1024, 128)
-            case Quantization.INT4:
-                return cls(spec.dtype, GROUP, spec.quantization, 8, GROUP, 8)
-            case _:
-                return cls(spec.dtype, 32, word=_WORD_BYTES // spec.dtype.itemsize)
-
-    def words(self, inputs: int) -> int:
-        """Number of words in the row of one output channel, scales included."""
-        padded = _padded(inputs, self.unit)
-        return padded // self.word + (-(-padded // self.segment) if self.segment else 0)
-
-    def rows(self, matrix_NK: torch.Tensor) -> torch.Tensor:
-        """Convert a matrix to rows of whole words. Rows may be strided; a row's values are contiguous."""
-        if self.quantization is not Quantization.NONE:
-            return self._quantized(matrix_NK)
-        rows = matrix_NK.to(self.dtype)
-        if rows.shape[1] % self.word:
-            rows = functional.pad(rows, (0, 1))
-        is_ready = rows.stride(1) == 1 and rows.stride(0) % self.word == 0
-        return rows if is_ready else rows.contiguous()
-
-    def _quantized(self, matrix_NK: torch.Tensor) -> torch.Tensor:
-        """Quantise a matrix to int32 (N, words): the words of each segment, followed by its scale."""
-        matrix = quantize(matrix_NK, self.quantization)
-        codes = functional.pad(matrix.codes, (0, -matrix.codes.shape[1] % self.unit))
-        codes = codes + self.zero  # int8 codes + 128 overflow to the intended unsigned bytes.
-        if self.word == 8:
-            low, high = codes.view(len(codes), -1, 2, 4).unbind(2)
-            codes = (low | high << 4).flatten(1)
-        segments = torch.split(codes.view(torch.int32), self.segment // self.word, dim=1)
-        # int8 has one scale for all segments.
-        scale = matrix.scale.view(torch.int32).expand(-1, len(segments))
-        scales = torch.split(scale, 1, dim=1)
-        return torch.cat([part for both in zip(segments, scales, strict=True) for part in both], 1)
-
-
-# A bias is a matrix of one input.
-_BIAS = _Layout(torch.float32, unit=1)
+    stored = spec.stored
+    if spec.dtype not in _FLOATS:
+        raise UnsupportedError(f"{spec.dtype} weights: this kernel supports float32 and bfloat16")
+    if stored is None:
+        is_float = spec.quantization is Quantization.NONE
+        return _FORMATS[_FLOATS[spec.dtype] if is_float else spec.quantization]
+    units = []
+    for weights, unit, may_have_zeros, name in _STORED:
+        if weights is not stored.format or stored.has_zeros > may_have_zeros:
+            continue
+        if not stored.group or (unit and stored.group % unit == 0):
+            return _FORMATS[name]
+        units.append(unit)
+    if not units:
+        raise UnsupportedError(f"{stored}: this kernel has no zero points of {stored.format}")
+    raise UnsupportedError(
+        f"{stored}: this kernel supports groups of multiples of {min(filter(None, units), default=0)}, "
+        "and a scale per channel"
+    )
 
 
 def pack_expert(
@@ -121,73 +102,177 @@ def pack_expert(
     Args:
         weights: up (2I, H) or (I, H), down (H, I).
         activation: Defines how gate and up lie in `up`.
-        spec: dtype (float32 or bfloat16) and quantization of the panels.
+        spec: Number formats of the panels and of the weights.
         pause: Called before each piece.
         allocate: Makes zeros, uint8, of so many bytes.
 
     Raises:
-        CheckpointError: A weight to be quantised is NaN or infinite.
+        CheckpointError: A weight to be quantised or a scale is NaN or infinite, or a matrix has another
+            format than `spec.stored`.
     """
-    layout = _Layout.of(spec)
-    up_bias, down_bias = (
-        None if bias is None else bias[:, None] for bias in (weights.up_bias, weights.down_bias)
-    )
-    matrices = (
-        (_gate_and_up(weights.up, activation), layout),
-        ((weights.down,), layout),
-        (() if up_bias is None else _gate_and_up(up_bias, activation), _BIAS),
-        (() if down_bias is None else (down_bias,), _BIAS),
-    )
+    for matrix in (weights.up, weights.down):
+        _check(matrix, spec.stored)
+    gate_and_up = _gate_and_up(weights.up, activation)
+    biases = _gate_and_up(weights.up_bias, activation)
+    up_order, down_order = _order(weights.up, torch.int32), _order(weights.down, torch.int64)
+    if down_order is not None:
+        # The first product makes its outputs in the order in which the second one takes them.
+        gate_and_up = [_rows(part, down_order) for part in gate_and_up]
+        biases = [part[down_order] for part in biases]
+    packing = _Packing(panel_format(spec), spec)
+    down_biases = [] if weights.down_bias is None else [weights.down_bias]
     sizes = [
-        len(parts) * _padded(len(parts[0]), _PANEL) * layout.words(parts[0].shape[1]) * _WORD_BYTES
-        if parts
-        else 0
-        for parts, layout in matrices
+        packing.nbytes(gate_and_up),
+        packing.nbytes([weights.down]),
+        _bias_bytes(biases),
+        _bias_bytes(down_biases),
+        0 if up_order is None else up_order.nbytes,
     ]
     memory = allocate(sum(sizes))
-    blocks = torch.split(memory, sizes)
-    for (parts, layout), block in zip(matrices, blocks, strict=True):
-        _pack(parts, layout, block, pause if layout is not _BIAS else at_once)
-    up, down, up_bias_at, down_bias_at = (block.data_ptr() if len(block) else 0 for block in blocks)
+    up, down, up_bias, down_bias, order = blocks = torch.split(memory, sizes)
+    packing.pack(gate_and_up, up, pause)
+    packing.pack([weights.down], down, pause)
+    _pack_biases(biases, up_bias)
+    _pack_biases(down_biases, down_bias)
+    if up_order is not None:
+        order.view(torch.int32).copy_(up_order)
     hidden, intermediate = weights.down.shape
-    return PackedExpert(memory, (up, down, up_bias_at, down_bias_at), (hidden, intermediate))
+    addresses = tuple(block.data_ptr() if len(block) else 0 for block in blocks)
+    return PackedExpert(memory, addresses, (hidden, intermediate))
 
 
-def _gate_and_up(up: torch.Tensor, activation: Activation) -> tuple[torch.Tensor, ...]:
-    """Split an up matrix or bias: (2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
-    if not activation.has_gate:
-        return (up,)
-    if activation.is_interleaved:
-        return up[::2], up[1::2]
-    gate, up = up.chunk(2)
-    return gate, up
+@dataclass(frozen=True)
+class _Packing:
+    """Packs matrices into panels of a format, and quantises them before if the spec says so."""
+
+    format: int
+    spec: KernelSpec
+
+    def nbytes(self, parts: Sequence[_Matrix]) -> int:
+        """Memory of the panels of matrices of one shape."""
+        channels, inputs = parts[0].shape
+        size: int = _native.panel_bytes(self.format, inputs)
+        return len(parts) * -(-channels // _PANEL) * size
+
+    def pack(self, parts: Sequence[_Matrix], out: torch.Tensor, pause: Pause) -> None:
+        """Pack matrices of one shape (N, K) into alternating panels: [N / 16][part][words][16].
+
+        The padding is not written: `out` is zeros.
+        """
+        for place, part in enumerate(parts):
+            channels, inputs = part.shape
+            panel_bytes = _native.panel_bytes(self.format, inputs)
+            # Whole panels of about one piece of weights.
+            some = max(1, PIECE_BYTES // (_PANEL * self._row_bytes(part))) * _PANEL
+            for begin, end in pieces(channels, some):
+                pause()
+                panel = begin // _PANEL * len(parts) + place
+                self._pack_rows(
+                    _rows(part, slice(begin, end)),
+                    out.data_ptr() + panel * panel_bytes,
+                    len(parts) * panel_bytes // _WORD_BYTES,
+                )
+
+    def _row_bytes(self, part: _Matrix) -> int:
+        if isinstance(part, QuantizedMatrix):
+            return part.codes.shape[1]
+        return part.shape[1] * max(part.itemsize, self.spec.dtype.itemsize)
+
+    def _pack_rows(self, part: _Matrix, out: int, panel_words: int) -> None:
+        if isinstance(part, torch.Tensor) and self.spec.quantization is Quantization.NONE:
+            _pack_floats(part.to(self.spec.dtype), out, panel_words)
+            return
+        if isinstance(part, torch.Tensor):
+            part = quantize(part, self.spec.quantization)
+        codes, scales = _contiguous(part.codes), _contiguous(part.scales)
+        zeros = None if part.zeros is None else _contiguous(part.zeros)
+        is_finite = _native.pack_quantized(
+            self.format,
+            part.inputs,
+            part.group if scales.shape[1] > 1 else part.inputs,
+            (codes.data_ptr(), codes.stride(0)),
+            (scales.data_ptr(), scales.stride(0)),
+            (0, 0, part.format.zero) if zeros is None else (zeros.data_ptr(), zeros.stride(0), 0),
+            len(codes),
+            out,
+            panel_words,
+        )
+        if not is_finite:
+            raise CorruptShardError("a scale is NaN or infinite: download the shard again")
 
 
-def _pack(parts: Sequence[torch.Tensor], layout: _Layout, out: torch.Tensor, pause: Pause) -> None:
-    """Pack matrices of one shape (N, K) into alternating panels: [N / 16][part][words][16].
+def _pack_floats(rows: torch.Tensor, out: int, panel_words: int) -> None:
+    """Pack rows (N, K) of numbers into panels; rows may be strided, a row's values are contiguous."""
+    word = _WORD_BYTES // rows.itemsize
+    if rows.shape[1] % word:
+        rows = functional.pad(rows, (0, 1))
+    if rows.stride(1) != 1 or rows.stride(0) % word:
+        rows = rows.contiguous()
+    _native.pack(
+        rows.data_ptr(),
+        rows.stride(0) // word,
+        len(rows),
+        rows.shape[1] // word,
+        out,
+        panel_words,
+    )
 
-    The padding is not written: `out` is zeros.
-    """
+
+def _bias_bytes(parts: Sequence[torch.Tensor]) -> int:
+    return sum(-(-len(part) // _PANEL) * _PANEL * _WORD_BYTES for part in parts)
+
+
+def _pack_biases(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Lay biases of one size out like the outputs of their panels: [N / 16][part][16] float32."""
+    panels = out.view(torch.float32).view(-1, max(1, len(parts)), _PANEL)
     for place, part in enumerate(parts):
-        channels, inputs = part.shape
-        panel_words = layout.words(inputs) * _PANEL
-        # Whole panels of about one piece of weights.
-        row_bytes = inputs * max(part.itemsize, layout.dtype.itemsize)
-        some = max(1, PIECE_BYTES // (_PANEL * row_bytes)) * _PANEL
-        for begin, end in pieces(channels, some):
-            pause()
-            rows = layout.rows(part[begin:end])
-            values = _WORD_BYTES // rows.itemsize
-            panel = begin // _PANEL * len(parts) + place
-            _native.pack(
-                rows.data_ptr(),
-                rows.stride(0) // values,
-                end - begin,
-                rows.shape[1] // values,
-                out.data_ptr() + _WORD_BYTES * panel * panel_words,
-                len(parts) * panel_words,
-            )
+        panels[:, place] = functional.pad(part.float(), (0, -len(part) % _PANEL)).view(-1, _PANEL)
 
 
-def _padded(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+def _check(matrix: _Matrix, stored: StoredFormat | None) -> None:
+    """Check that a matrix has the format that the kernel was made for. Raises CheckpointError."""
+    if isinstance(matrix, torch.Tensor):
+        found = None if stored is None else str(matrix.dtype).removeprefix("torch.")
+    else:
+        group = matrix.group if matrix.scales.shape[1] > 1 else 0
+        is_alike = (
+            stored is not None
+            and matrix.format is stored.format
+            and group in (0, stored.group)
+            and (matrix.zeros is None or stored.has_zeros)
+        )
+        found = (
+            None if is_alike else str(StoredFormat(matrix.format, group, matrix.zeros is not None))
+        )
+    if found is not None:
+        wanted = stored or "weights that are not quantised"
+        raise CheckpointError(
+            f"a weight matrix is {found} where the kernel expects {wanted}: quantise all routed experts alike"
+        )
+
+
+def _gate_and_up(up: _Matrix | None, activation: Activation) -> list[Any]:
+    """Split an up matrix or bias: (2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
+    if up is None:
+        return []
+    if not activation.has_gate:
+        return [up]
+    if activation.is_interleaved:
+        return [_rows(up, slice(0, None, 2)), _rows(up, slice(1, None, 2))]
+    half = up.shape[0] // 2
+    return [_rows(up, slice(0, half)), _rows(up, slice(half, None))]
+
+
+def _rows(matrix: _Matrix, rows: slice | torch.Tensor) -> _Matrix:
+    return matrix.rows(rows) if isinstance(matrix, QuantizedMatrix) else matrix[rows]
+
+
+def _order(matrix: _Matrix, dtype: torch.dtype) -> torch.Tensor | None:
+    if isinstance(matrix, torch.Tensor) or matrix.order is None:
+        return None
+    return matrix.order.to(dtype)
+
+
+def _contiguous(rows: torch.Tensor) -> torch.Tensor:
+    """Rows whose values are contiguous; they may be strided."""
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()

@@ -1,26 +1,24 @@
 """Weight-only quantisation, as an expert server packs experts, and the error that it causes.
 
 int8 has one scale per output channel, int4 one per output channel and group of 128 inputs. Both are
-symmetric: weight = scale * code. Here every code is an int8; the compiled kernel packs two int4 codes into a
-byte. N output channels, K inputs, G groups, R rows of activations.
+symmetric. N output channels, K inputs, G groups, R rows of activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
+from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import CheckpointError
 from expert_server.kernels.kernel import Quantization
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = [
     "GROUP",
-    "QuantizedMatrix",
-    "dequantize",
     "fake_quantize",
     "quantization_error",
     "quantize",
@@ -41,19 +39,6 @@ _ROUND = 12582912.0
 _CLIPS = (1.0, 0.9, 0.8)
 
 
-@dataclass(frozen=True, eq=False)
-class QuantizedMatrix:
-    """A quantised weight matrix (N, K): weight = scale * code.
-
-    Attributes:
-        codes: int8 (N, K); in [-127, 127] for int8, in [-8, 7] for int4.
-        scale: float32, (N, 1) for int8 and (N, ceil(K / 128)) for int4. May be negative (int4) or 0.
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-
-
 def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMatrix:
     """Quantise a weight matrix to the nearest representable one; deterministic.
 
@@ -66,25 +51,31 @@ def quantize(matrix_NK: torch.Tensor, quantization: Quantization) -> QuantizedMa
     """
     rows, inputs = matrix_NK.shape
     groups = 1 if quantization is Quantization.INT8 else -(-inputs // GROUP)
-    codes_NK = torch.empty(rows, inputs, dtype=torch.int8)
+    weights = WeightFormat(quantization)
+    codes = torch.empty(rows, -(-inputs * weights.bits // 8), dtype=torch.uint8)
     scale_NG = torch.empty(rows, groups)
     rule = _RULES[quantization]
     for block in _blocks(rows, inputs, _BLOCK):
-        codes_NK[block], scale_NG[block] = rule(matrix_NK[block].float().contiguous())
+        codes_NK, scale_NG[block] = rule(matrix_NK[block].float().contiguous())
+        codes[block] = _stored(codes_NK, weights)
     if not bool(scale_NG.isfinite().all()):
         raise CheckpointError(
             f"weights are NaN or infinite, which {quantization} cannot hold: "
             "serve this checkpoint without quantisation"
         )
-    return QuantizedMatrix(codes_NK, scale_NG)
+    return QuantizedMatrix(weights, inputs, inputs if groups == 1 else GROUP, codes, scale_NG)
 
 
-def dequantize(matrix: QuantizedMatrix, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Convert a quantised matrix back to weights, (N, K), to measure errors and for the reference kernel."""
-    scale = matrix.scale.to(dtype)
-    if scale.shape[1] > 1:
-        scale = scale.repeat_interleave(GROUP, dim=1)[:, : matrix.codes.shape[1]]
-    return matrix.codes.to(dtype) * scale
+def _stored(codes_NK: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
+    """Convert signed codes (int8) to the unsigned ones of a QuantizedMatrix; those of 4 bits share bytes."""
+    # Signed bytes + 128 overflow to the intended unsigned ones.
+    unsigned_NK = (codes_NK + weights.zero).view(torch.uint8)
+    if weights.bits == 8:
+        return unsigned_NK
+    low, high = (
+        functional.pad(unsigned_NK, (0, codes_NK.shape[1] % 2)).view(len(codes_NK), -1, 2).unbind(2)
+    )
+    return low | high << 4
 
 
 def fake_quantize(
@@ -96,12 +87,9 @@ def fake_quantize(
         CheckpointError: A weight is NaN or infinite.
     """
 
-    def rounded(matrix_NK: torch.Tensor) -> torch.Tensor:
-        left_NK = dequantize(quantize(matrix_NK, quantization), matrix_NK.dtype)
-        return left_NK.t().contiguous() if form.is_transposed else left_NK
-
-    plain = weights.plain(form)
-    return replace(weights, up=rounded(plain.up), down=rounded(plain.down))
+    up, down = _matrices(weights, form)
+    quantized = replace(weights, up=quantize(up, quantization), down=quantize(down, quantization))
+    return quantized.dequantize(form, up.dtype)
 
 
 @torch.inference_mode()
@@ -116,17 +104,25 @@ def quantization_error(
     Raises:
         CheckpointError: A weight is NaN or infinite.
     """
-    plain = weights.plain(form)
-    x_RH = torch.randn(_ROWS, plain.up.shape[1], generator=torch.Generator().manual_seed(0))
+    up, down = _matrices(weights, form)
+    x_RH = torch.randn(_ROWS, up.shape[1], generator=torch.Generator().manual_seed(0))
 
     def output(kept: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        hidden_RI = form.activate(_linear(x_RH, plain.up, plain.up_bias, kept))
-        return _linear(hidden_RI, plain.down, plain.down_bias, kept)
+        hidden_RI = form.activate(_linear(x_RH, up, weights.up_bias, kept))
+        return _linear(hidden_RI, down, weights.down_bias, kept)
 
     exact_RH = output(torch.Tensor.float)
-    left_RH = output(lambda matrix_NK: dequantize(quantize(matrix_NK, quantization)))
+    left_RH = output(lambda matrix_NK: quantize(matrix_NK, quantization).dequantize())
     tiny = torch.finfo(torch.float32).tiny  # an expert of zeros has no error
     return float((left_RH - exact_RH).norm() / exact_RH.norm().clamp(min=tiny))
+
+
+def _matrices(weights: ExpertWeights, form: ExpertForm) -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrices up and down as (out, in), which must not be quantised yet."""
+    plain = weights.plain(form)
+    assert isinstance(plain.up, torch.Tensor)
+    assert isinstance(plain.down, torch.Tensor)
+    return plain.up, plain.down
 
 
 def _linear(

@@ -57,9 +57,12 @@ class ReferenceKernel(ExpertKernel):
 
 def expert_forward(x_NH: torch.Tensor, weights: ExpertWeights, form: ExpertForm) -> torch.Tensor:
     """Compute one expert's output for its tokens, (N, H) in the weights' dtype, without router scores."""
-    hidden_NI = _linear(x_NH.to(weights.up.dtype), weights.up, weights.up_bias, form.is_transposed)
+    up, down = weights.up, weights.down
+    assert isinstance(up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    hidden_NI = _linear(x_NH.to(up.dtype), up, weights.up_bias, form.is_transposed)
     hidden_NI = form.activate(hidden_NI)
-    return _linear(hidden_NI, weights.down, weights.down_bias, form.is_transposed)
+    return _linear(hidden_NI, down, weights.down_bias, form.is_transposed)
 
 
 def _linear(

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from eaas.checkpoint.quantized import QuantizedMatrix
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
 from expert_server.kernels.quantize import fake_quantize
+from expert_server.kernels.random_matrix import random_matrix
 from expert_server.kernels.reference import ReferenceKernel
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
@@ -60,10 +62,10 @@ def trial_error(
 ) -> float:
     """Measure a kernel's largest relative error, ||out - exact|| / ||exact||, on trial experts of layer 0.
 
-    The kernel must be empty. `exact` is the reference in float64, with the weights after quantisation. The
-    error is NaN if a result has a NaN.
+    The kernel must be empty. `exact` is the reference in float64, with the weights after quantisation, or as
+    the checkpoint stores them. The error is NaN if a result has a NaN.
     """
-    random = _Random(spec.dtype)
+    random = _Random(spec)
     count = min(_EXPERTS, sizes.num_experts)
     width = 1 + min(count, sizes.top_k)
     tokens = [math.ceil(rows * (count + 1) / width) for rows in _ROWS]
@@ -100,7 +102,7 @@ def replica_bytes(
 
     A server with a memory limit registers with it, so that the balancer places no more than fits.
     """
-    kernel.load(0, 0, _Random(spec.dtype).expert(form, sizes))
+    kernel.load(0, 0, _Random(spec).expert(form, sizes))
     taken = kernel.bytes
     kernel.unload(0, 0)
     return taken
@@ -109,8 +111,8 @@ def replica_bytes(
 class _Random:
     """Random tensors and experts of variance 1, the same in every process."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, spec: KernelSpec) -> None:
+        self._dtype, self._stored = spec.dtype, spec.stored
         self.rng = torch.Generator().manual_seed(0)
 
     def tensor(self, *shape: int) -> torch.Tensor:
@@ -135,6 +137,10 @@ class _Random:
             down_bias,
         )
 
-    def _matrix(self, outputs: int, inputs: int, form: ExpertForm) -> torch.Tensor:
+    def _matrix(
+        self, outputs: int, inputs: int, form: ExpertForm
+    ) -> torch.Tensor | QuantizedMatrix:
+        if self._stored is not None:
+            return random_matrix(self._stored, outputs, inputs, self.rng)
         shape = (inputs, outputs) if form.is_transposed else (outputs, inputs)
         return self.tensor(*shape).div_(math.sqrt(inputs))

@@ -24,3 +24,20 @@ void convert_row(const char *x, Format from, int width, Format to, char *out) {
     else
         narrow((const uint32_t *)x, width, (uint16_t *)out);
 }
+
+static inline uint32_t value_of(const char *x, Format from, int32_t at) {
+    return from == FLOAT32 ? ((const uint32_t *)x)[at] : (uint32_t)((const uint16_t *)x)[at] << 16;
+}
+
+EACH_VECTOR_WIDTH
+void reorder_row(const char *x, Format from, const int32_t *order, int width, Format to, char *out) {
+    if (to == from && to == BFLOAT16)
+        for (int i = 0; i < width; i++) ((uint16_t *)out)[i] = ((const uint16_t *)x)[order[i]];
+    else if (to == FLOAT32)
+        for (int i = 0; i < width; i++) ((uint32_t *)out)[i] = value_of(x, from, order[i]);
+    else
+        for (int i = 0; i < width; i++) {
+            const uint32_t value = value_of(x, from, order[i]);
+            narrow(&value, 1, (uint16_t *)out + i);
+        }
+}

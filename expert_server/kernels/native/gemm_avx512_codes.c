@@ -28,8 +28,6 @@
 #define SECTION 3 /* Segments that are decoded at a time: 24 KiB for two panels, which stay in the L1 cache. */
 #endif
 
-typedef enum { FP8, MXFP4 } Codes;
-
 bool avx512_codes_works(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
@@ -62,7 +60,7 @@ static const uint16_t e2m1[32] __attribute__((aligned(LINE_BYTES))) = {E2M1, E2M
 #define ORDER _mm512_set4_epi32(0x0f0e0b0a, 0x07060302, 0x0d0c0908, 0x05040100)
 
 /* A line of codes, pairs 2 * i and 2 * i + 1 of it are decoded at once by some formats only: all into `pairs`. */
-CODES INLINE void decode(const Codes codes, __m512i line, __m512i *pairs) {
+CODES INLINE void decode(const Format codes, __m512i line, __m512i *pairs) {
     if (codes == FP8) {
         const __m512i code = _mm512_shuffle_epi8(line, ORDER), sign = _mm512_set1_epi8((char)0x80);
         const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(e4m3_low), code,
@@ -80,7 +78,7 @@ CODES INLINE void decode(const Codes codes, __m512i line, __m512i *pairs) {
 }
 
 /* The scales of a sum of a segment whose line of scales is `at`. */
-CODES INLINE __m512 scales(const Codes codes, const char *at, int sum) {
+CODES INLINE __m512 scales(const Format codes, const char *at, int sum) {
     if (codes == FP8) return _mm512_load_ps(at);
     const __m512i exponents = _mm512_srli_epi32(_mm512_load_si512(at), 8 * (unsigned)sum);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_and_si512(exponents, _mm512_set1_epi32(0xff)), 23));
@@ -92,7 +90,7 @@ CODES INLINE __m512 dot(__m512 sum, const char *x, __m512i pairs) {
 
 /* Few rows of one panel, strictly forward. `codes` and `rows` are constants after inlining. Two sums at a time: a single
  * row would wait for the latency of its one sum. */
-CODES INLINE void few(const Codes codes, const int rows, const char *x, size_t x_stride, const char *w, int segments,
+CODES INLINE void few(const Format codes, const int rows, const char *x, size_t x_stride, const char *w, int segments,
                       float *c, size_t ldc) {
     __m512 total[ROWS];
 #pragma GCC unroll 6
@@ -152,7 +150,7 @@ typedef struct {
     float scales[SECTION * 4][PANEL];
 } __attribute__((aligned(LINE_BYTES))) Section;
 
-CODES INLINE void decode_section(const Codes codes, const char *w, int segments, Section *out) {
+CODES INLINE void decode_section(const Format codes, const char *w, int segments, Section *out) {
     char *to = out->lines;
     for (int segment = 0; segment < segments; segment++) {
         for (int line = 0; line < LINES(codes); line++, w += LINE_BYTES) {
@@ -171,7 +169,7 @@ CODES INLINE void decode_section(const Codes codes, const char *w, int segments,
 }
 
 /* Some rows of a section of one or two panels. */
-CODES INLINE void many(const Codes codes, const int rows, const int panels, const char *x, size_t x_stride,
+CODES INLINE void many(const Format codes, const int rows, const int panels, const char *x, size_t x_stride,
                        const Section *section, int segments, float *c, size_t ldc, bool add) {
     __m512 total[ROWS][PANELS], sum[ROWS][PANELS];
 #pragma GCC unroll 6
@@ -214,7 +212,7 @@ CODES INLINE void many(const Codes codes, const int rows, const int panels, cons
     case ROWS * 4 + PANELS: many(codes, ROWS, PANELS, xs, x_stride, section, width, cs, ldc, at > 0); break;
 #define CASES(ROWS) CASE(ROWS, 1) CASE(ROWS, 2)
 
-CODES INLINE void gemm(const Codes codes, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
+CODES INLINE void gemm(const Format codes, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                        int panels, int k, float *c, size_t ldc) {
     const int segments = k / SEGMENT;
     if (m <= ROWS) {

@@ -1,13 +1,13 @@
 /* Products with int8 and int4 weights and activations of 15 bits, in integers: exact within each segment.
  *
  * An activation is 128 * high + low, both int8, for the dot products of bytes (AVX512-VNNI, AMX): only the weights'
- * quantisation error matters. These take unsigned weights: code + 128 (or + 8), corrected by `offset`.
+ * quantisation error matters. These take codes, which are unsigned:
  *
- *     sum of a segment = (high . w << 7) + low . w + offset
+ *     sum of a segment = (high . codes << 7) + low . codes - zero * (sum of the activations)
  *
- * It fits 32 bits: 16319 * 127 * 1024 < 2^31, and intermediate overflows cancel. Then it is multiplied by the segment's
- * scales and added to c in float32; at the last segment c is multiplied by the row's scale. AMX and VNNI
- * give the same bits.
+ * It fits 32 bits: 16319 * 255 * 128 < 2^31 (in a segment of 1024, 16319 * 128 * 1024), and intermediate overflows cancel.
+ * Then it is multiplied by the segment's scales and added to c in float32; at the last segment c is multiplied by the
+ * row's scale. AMX and VNNI give the same bits.
  */
 #include "native.h"
 
@@ -26,6 +26,9 @@
 #define PANELS 2
 #define FEW_ROWS_PANELS 4
 #define FEW_ROWS_OF_PANELS 2
+/* With many rows: of two panels at most 32 KiB. A multiple of all segments. */
+#define SECTION_INPUTS 1024
+#define NIBBLES_SEGMENT 128 /* The longest of int4. */
 #define TILE_ROWS 16
 #define TILE_BYTES 1024
 /* Up to this many rows, the dot products keep up with memory; AMX may be shared with another process. */
@@ -34,52 +37,79 @@
 bool vnni_works(void) { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni"); }
 bool amx_int8_works(void) { return vnni_works() && __builtin_cpu_supports("amx-int8") && amx_works(); }
 
-/* One segment of one call. */
+/* Consecutive segments of one call. */
 typedef struct {
-    const char *x;     /* At the segment. */
+    const char *x;     /* The first row. */
     size_t x_stride;
-    const char *tail;  /* The first row's SplitTail. */
-    int number, k;
-    bool is_first, is_last;
-    const char *w;     /* At the segment. */
-    size_t panel_bytes, w_bytes;
+    int begin, end, k; /* Inputs of these segments, and of all. */
+    const char *w;     /* At the first of these segments. */
+    size_t panel_bytes;
     float *c;
     size_t ldc;
-} Segment;
+} Section;
 
-VNNI INLINE void finish(const Segment *s, int r, int p, __m512i high, __m512i low) {
-    const SplitTail *tail = (const SplitTail *)(s->tail + (size_t)r * s->x_stride);
+static Section rows_from(const Section *s, int row) {
+    Section rest = *s;
+    rest.x += (size_t)row * s->x_stride;
+    rest.c += (size_t)row * s->ldc;
+    return rest;
+}
+
+/* The scales of a segment of a panel. */
+typedef struct {
+    __m512 scale;
+    __m512i zero;
+} Scales;
+
+VNNI INLINE Scales scales_at(const Format weights, const char *line) {
+    const int bits = layouts[weights].zero_bits;
+    const __m512i words = _mm512_load_si512(line);
+    if (bits == 0) return (Scales){_mm512_castsi512_ps(words), _mm512_set1_epi32(layouts[weights].zero)};
+    const __m512i mask = _mm512_set1_epi32((1 << bits) - 1);
+    return (Scales){_mm512_castsi512_ps(_mm512_andnot_si512(mask, words)), _mm512_and_si512(mask, words)};
+}
+
+/* Adds a row's sums of the segment that begins at input `at` to c. */
+VNNI INLINE void finish(const Format weights, const Section *s, int at, int r, int p, const Scales *scales, __m512i high,
+                        __m512i low) {
+    const SplitTail *tail = split_tail((char *)s->x + (size_t)r * s->x_stride, s->k);
     float *c = s->c + (size_t)r * s->ldc + p * PANEL;
-    const __m512i offset = _mm512_set1_epi32(tail->offset[s->number]);
-    const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low), offset));
-    const __m512 scale = _mm512_load_ps(s->w + (size_t)p * s->panel_bytes + s->w_bytes);
-    __m512 total = _mm512_fmadd_ps(sum, scale, s->is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(c));
-    if (s->is_last) total = _mm512_mul_ps(total, _mm512_set1_ps(tail->scale));
+    const __m512i of_x = _mm512_set1_epi32(tail->sum[at / segment_inputs(weights)]);
+    const __m512i sum = _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low),
+                                         _mm512_mullo_epi32(scales->zero, of_x));
+    __m512 total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales->scale,
+                                   at == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(c));
+    if (at + segment_inputs(weights) >= s->k) total = _mm512_mul_ps(total, _mm512_set1_ps(tail->scale));
     _mm512_storeu_ps(c, total);
 }
 
-/* `rows`, `panels` and `nibbles` are constants after inlining, so that the sums stay in registers. */
-VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels, const Segment *s, size_t ahead) {
+/* `weights`, `rows` and `panels` are constants after inlining, so that the sums stay in registers. */
+VNNI INLINE void vnni_block(const Format weights, const int rows, const int panels, const Section *s, size_t ahead) {
+    const bool nibbles = inputs_per_line(weights) == 8;
+    const int segment = segment_inputs(weights), together = segment < SPLIT_K ? segment : SPLIT_K;
     const __m512i mask = _mm512_set1_epi8(15);
-    __m512i high[ROWS][FEW_ROWS_PANELS], low[ROWS][FEW_ROWS_PANELS];
-    const char *x = s->x, *w = s->w;
+    const char *w = s->w;
     const size_t x_stride = s->x_stride, panel_bytes = s->panel_bytes;
+    for (int begin = s->begin; begin < s->end; begin += segment, w += LINE_BYTES) {
+        const int end = s->end - begin < segment ? s->end : begin + segment;
+        __m512i high[ROWS][FEW_ROWS_PANELS], low[ROWS][FEW_ROWS_PANELS];
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
+        for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int p = 0; p < panels; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
-    for (int at = 0; at < s->k; at += SPLIT_K, x += SPLIT_K)
-        for (int i = 0; i < SPLIT_K; i += nibbles ? 8 : 4, x += nibbles ? 8 : 4, w += LINE_BYTES) {
-            __m512i even[FEW_ROWS_PANELS], odd[FEW_ROWS_PANELS];
+            for (int p = 0; p < panels; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
+        for (int at = begin; at < end; at += together) {
+            const char *x = s->x + split_at(at);
+            for (int i = 0; i < together; i += inputs_per_line(weights), x += inputs_per_line(weights), w += LINE_BYTES) {
+                __m512i even[FEW_ROWS_PANELS], odd[FEW_ROWS_PANELS];
 #pragma GCC unroll 4
-            for (int p = 0; p < panels; p++) {
-                even[p] = _mm512_load_si512(w + (size_t)p * panel_bytes);
-                _mm_prefetch(w + (size_t)p * panel_bytes + ahead, _MM_HINT_T0);
-                if (nibbles) {
-                    odd[p] = _mm512_and_si512(_mm512_srli_epi16(even[p], 4), mask);
-                    even[p] = _mm512_and_si512(even[p], mask);
+                for (int p = 0; p < panels; p++) {
+                    even[p] = _mm512_load_si512(w + (size_t)p * panel_bytes);
+                    _mm_prefetch(w + (size_t)p * panel_bytes + ahead, _MM_HINT_T0);
+                    if (nibbles) {
+                        odd[p] = _mm512_and_si512(_mm512_srli_epi16(even[p], 4), mask);
+                        even[p] = _mm512_and_si512(even[p], mask);
+                    }
                 }
-            }
 /* Not the intrinsic: GCC 12 copies every sum around it, which halves the speed. */
 #define DOT(sums, weights, bytes)                                                                                  \
     do {                                                                                                           \
@@ -88,81 +118,53 @@ VNNI INLINE void vnni_block(const bool nibbles, const int rows, const int panels
             __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[r][p]) : "v"(weights[p]), "v"(value));                       \
     } while (0)
 #pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) {
-                DOT(high, even, 0);
-                DOT(low, even, SPLIT_K);
-                if (nibbles) {
-                    DOT(high, odd, 4);
-                    DOT(low, odd, SPLIT_K + 4);
+                for (int r = 0; r < rows; r++) {
+                    DOT(high, even, 0);
+                    DOT(low, even, SPLIT_K);
+                    if (nibbles) {
+                        DOT(high, odd, 4);
+                        DOT(low, odd, SPLIT_K + 4);
+                    }
                 }
-            }
 #undef DOT
+            }
         }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int p = 0; p < panels; p++) finish(s, r, p, high[r][p], low[r][p]);
-}
-
-#define CASE(NIBBLES, ROWS)                                                                                        \
-    case ROWS * 8 + 1: vnni_block(NIBBLES, ROWS, 1, s, ahead); break;                                              \
-    case ROWS * 8 + 2: vnni_block(NIBBLES, ROWS, 2, s, ahead); break;
-#define FEW_CASE(NIBBLES, ROWS)                                                                                    \
-    case ROWS * 8 + 3: vnni_block(NIBBLES, ROWS, 3, s, ahead); break;                                              \
-    case ROWS * 8 + 4: vnni_block(NIBBLES, ROWS, 4, s, ahead); break;
-#define DISPATCH(NAME, NIBBLES)                                                                                    \
-    VNNI static void NAME(int rows, int panels, const Segment *s, size_t ahead) {                                  \
-        switch (rows * 8 + panels) {                                                                               \
-            CASE(NIBBLES, 1) CASE(NIBBLES, 2) CASE(NIBBLES, 3) CASE(NIBBLES, 4) CASE(NIBBLES, 5) CASE(NIBBLES, 6)  \
-            FEW_CASE(NIBBLES, 1) FEW_CASE(NIBBLES, 2)                                                              \
-        }                                                                                                          \
+        for (int p = 0; p < panels; p++) {
+            const Scales scales = scales_at(weights, w + (size_t)p * panel_bytes);
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++) finish(weights, s, begin, r, p, &scales, high[r][p], low[r][p]);
+        }
     }
-DISPATCH(vnni_bytes, false)
-DISPATCH(vnni_nibbles, true)
-
-static Segment first_segment(const char *x, size_t x_stride, const char *w, size_t panel_bytes, int k, float *c,
-                             size_t ldc) {
-    return (Segment){.x = x, .x_stride = x_stride, .tail = (const char *)split_tail((char *)x, k), .w = w,
-                     .panel_bytes = panel_bytes, .c = c, .ldc = ldc};
 }
 
-/* Sets the segment that begins at input `at`; its x, w and number are those of the last one, or the first. */
-static void enter(Segment *s, Format weights, int at, int k) {
-    s->k = k - at < segment_inputs(weights) ? k - at : segment_inputs(weights);
-    s->w_bytes = (size_t)(s->k / inputs_per_line(weights)) * LINE_BYTES;
-    s->is_first = at == 0;
-    s->is_last = at + s->k == k;
+#define CASE(ROWS)                                                                                                 \
+    case ROWS * 8 + 1: vnni_block(weights, ROWS, 1, s, ahead); break;                                              \
+    case ROWS * 8 + 2: vnni_block(weights, ROWS, 2, s, ahead); break;
+#define FEW_CASE(ROWS)                                                                                             \
+    case ROWS * 8 + 3: vnni_block(weights, ROWS, 3, s, ahead); break;                                              \
+    case ROWS * 8 + 4: vnni_block(weights, ROWS, 4, s, ahead); break;
+VNNI INLINE void vnni_rows(const Format weights, int rows, int panels, const Section *s, size_t ahead) {
+    switch (rows * 8 + panels) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+        FEW_CASE(1) FEW_CASE(2)
+    }
 }
 
-static void leave(Segment *s) {
-    s->x += 2 * s->k;
-    s->w += s->w_bytes + LINE_BYTES;
-    s->number++;
-}
-
-static Segment rows_from(const Segment *s, int row) {
-    Segment rest = *s;
-    rest.x += (size_t)row * s->x_stride;
-    rest.tail += (size_t)row * s->x_stride;
-    rest.c += (size_t)row * s->ldc;
-    return rest;
-}
-
-/* Segment by segment for all rows: a segment's weights are read once and stay in the L1 cache. */
-INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
-                 int panels, int k, float *c, size_t ldc) {
-    const int at_once = m <= FEW_ROWS_OF_PANELS ? FEW_ROWS_PANELS : PANELS;
+/* Section by section for all rows: a section's weights are read once and stay in the L1 cache. */
+VNNI INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
+                      int panels, int k, float *c, size_t ldc) {
+    const int at_once = m <= FEW_ROWS_OF_PANELS ? FEW_ROWS_PANELS : PANELS, most = m <= ROWS ? k : SECTION_INPUTS;
     for (int p = 0; p < panels; p += at_once) {
         const int width = panels - p < at_once ? panels - p : at_once;
-        Segment s = first_segment(x, x_stride, w + (size_t)p * panel_bytes, panel_bytes, k, c + p * PANEL, ldc);
-        for (int at = 0; at < k; at += s.k) {
-            enter(&s, weights, at, k);
+        Section s = {.x = x, .x_stride = x_stride, .k = k, .w = w + (size_t)p * panel_bytes, .panel_bytes = panel_bytes,
+                     .c = c + p * PANEL, .ldc = ldc};
+        for (; s.begin < k; s.w += panel_bytes_of(weights, s.end - s.begin), s.begin = s.end) {
+            s.end = k - s.begin < most ? k : s.begin + most;
             for (int row = 0; row < m; row += ROWS) {
-                const Segment part = rows_from(&s, row);
-                const int rows = m - row < ROWS ? m - row : ROWS;
-                (weights == INT4 ? vnni_nibbles : vnni_bytes)(rows, width, &part, row == 0 ? AHEAD_BYTES : 0);
+                const Section part = rows_from(&s, row);
+                vnni_rows(weights, m - row < ROWS ? m - row : ROWS, width, &part, row == 0 ? AHEAD_BYTES : 0);
             }
-            leave(&s);
         }
     }
 }
@@ -172,18 +174,19 @@ static void configure(uint8_t rows) {
     amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS});
 }
 
-/* All tiles' rows by one or two panels; `w` are bytes (of int4: unpacked), c is written from row `from` on. */
-AMX INLINE void amx_block(const int panels, const Segment *s, const char *w, size_t panel_bytes, int from, int rows,
-                          bool fetch) {
+/* All tiles' rows by one or two panels and a segment; `w` are bytes (of int4: unpacked), `scales` the panels' scales, c
+ * is written from row `from` on. */
+AMX INLINE void amx_block(const Format weights, const int panels, const Section *s, const char *w, size_t panel_bytes,
+                          const Scales *scales, int from, int rows, bool fetch) {
     int32_t sums[2 * PANELS][TILE_ROWS * PANEL] __attribute__((aligned(LINE_BYTES)));
-    const char *x = s->x;
+    const char *x = s->x + split_at(s->begin);
     _tile_zero(0);
     _tile_zero(1);
     if (panels > 1) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int at = 0; at < s->k; at += SPLIT_K, x += 2 * SPLIT_K, w += TILE_BYTES) {
+    for (int at = s->begin; at < s->end; at += SPLIT_K, x += 2 * SPLIT_K, w += TILE_BYTES) {
         _tile_loadd(6, w, LINE_BYTES);
         _tile_loadd(4, x, s->x_stride);
         _tile_dpbsud(0, 4, 6);
@@ -208,7 +211,8 @@ AMX INLINE void amx_block(const int panels, const Segment *s, const char *w, siz
     }
     for (int p = 0; p < panels; p++)
         for (int r = from; r < rows; r++)
-            finish(s, r, p, _mm512_load_si512(sums[2 * p] + r * PANEL), _mm512_load_si512(sums[2 * p + 1] + r * PANEL));
+            finish(weights, s, s->begin, r, p, &scales[p], _mm512_load_si512(sums[2 * p] + r * PANEL),
+                   _mm512_load_si512(sums[2 * p + 1] + r * PANEL));
 }
 
 VNNI static void unpack(const char *w, int k, char *out) {
@@ -221,34 +225,41 @@ VNNI static void unpack(const char *w, int k, char *out) {
     }
 }
 
+/* Not for segments that are shorter than a tile. */
 AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                     int panels, int k, float *c, size_t ldc) {
-    char bytes[PANELS][INT4_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
+    const bool nibbles = inputs_per_line(weights) == 8;
+    char bytes[PANELS][NIBBLES_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
     /* All tiles have one height; the last one overlaps the one before. */
     const int height = (m + (m + TILE_ROWS - 1) / TILE_ROWS - 1) / ((m + TILE_ROWS - 1) / TILE_ROWS);
     configure((uint8_t)height);
     for (int p = 0; p < panels; p += PANELS) {
         const int width = panels - p < PANELS ? panels - p : PANELS;
-        Segment s = first_segment(x, x_stride, w + (size_t)p * panel_bytes, panel_bytes, k, c + p * PANEL, ldc);
-        for (int at = 0; at < k; at += s.k) {
-            enter(&s, weights, at, k);
+        Section s = {.x = x, .x_stride = x_stride, .k = k, .w = w + (size_t)p * panel_bytes, .panel_bytes = panel_bytes,
+                     .c = c + p * PANEL, .ldc = ldc};
+        for (; s.begin < k; s.begin = s.end) {
+            s.end = k - s.begin < segment_inputs(weights) ? k : s.begin + segment_inputs(weights);
+            const size_t codes_bytes = (size_t)((s.end - s.begin) / inputs_per_line(weights)) * LINE_BYTES;
             const char *tiles = s.w;
             size_t tiles_stride = panel_bytes;
-            if (weights == INT4) {
-                for (int i = 0; i < width; i++) unpack(s.w + (size_t)i * panel_bytes, s.k, bytes[i]);
+            Scales scales[PANELS];
+            for (int i = 0; i < width; i++)
+                scales[i] = scales_at(weights, s.w + (size_t)i * panel_bytes + codes_bytes);
+            if (nibbles) {
+                for (int i = 0; i < width; i++) unpack(s.w + (size_t)i * panel_bytes, s.end - s.begin, bytes[i]);
                 tiles = bytes[0];
                 tiles_stride = sizeof bytes[0];
             }
             for (int row = 0; row < m; row += height) {
                 const int first = m - row < height ? m - height : row;
-                const Segment part = rows_from(&s, first);
-                const bool fetch = weights == INT8 && row == 0;
+                const Section part = rows_from(&s, first);
+                const bool fetch = !nibbles && row == 0;
                 if (width == 2)
-                    amx_block(2, &part, tiles, tiles_stride, row - first, height, fetch);
+                    amx_block(weights, 2, &part, tiles, tiles_stride, scales, row - first, height, fetch);
                 else
-                    amx_block(1, &part, tiles, tiles_stride, row - first, height, fetch);
+                    amx_block(weights, 1, &part, tiles, tiles_stride, scales, row - first, height, fetch);
             }
-            leave(&s);
+            s.w += codes_bytes + LINE_BYTES;
         }
     }
     /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
@@ -256,20 +267,22 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
 }
 
 #define GEMM_VNNI(NAME, WEIGHTS)                                                                                   \
-    VNNI void NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,    \
-                   float *c, size_t ldc) {                                                                         \
+    VNNI void gemm_vnni_##NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,           \
+                               int panels, int k, float *c, size_t ldc) {                                          \
         vnni(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                          \
     }
-#define GEMM_AMX(NAME, WEIGHTS, FEW)                                                                               \
-    AMX void NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,     \
-                  float *c, size_t ldc) {                                                                          \
+#define GEMM_AMX(NAME, WEIGHTS)                                                                                    \
+    AMX void gemm_amx_##NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, \
+                             int k, float *c, size_t ldc) {                                                        \
         if (m <= FEW_ROWS)                                                                                         \
-            FEW(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                                \
+            gemm_vnni_##NAME(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                   \
         else                                                                                                       \
             amx(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                       \
     }
-GEMM_VNNI(gemm_vnni_int8, INT8)
-GEMM_VNNI(gemm_vnni_int4, INT4)
-GEMM_AMX(gemm_amx_int8, INT8, gemm_vnni_int8)
-GEMM_AMX(gemm_amx_int4, INT4, gemm_vnni_int4)
+GEMM_VNNI(int4_groups, INT4_GROUPS)
+#define GEMMS(NAME, WEIGHTS) GEMM_VNNI(NAME, WEIGHTS) GEMM_AMX(NAME, WEIGHTS)
+GEMMS(int8, INT8)
+GEMMS(int4, INT4)
+GEMMS(int8_groups, INT8_GROUPS)
+GEMMS(int8_zeros, INT8_ZEROS)
 #endif

@@ -7,29 +7,59 @@ typedef uint32_t NAME(Words) __attribute__((vector_size(VECTOR_BYTES)));
 #define Floats NAME(Floats)
 #define Words NAME(Words)
 
-/* Input j of a line, in one of its vectors; integers without their scale. */
-TARGET INLINE Floats NAME(unpack)(const Format weights, Words line, const int j) {
-    if (weights == FLOAT32) return (Floats)line;
-    /* A bfloat16 is the upper half of a float32. */
-    if (weights == BFLOAT16) return (Floats)(j == 0 ? line << 16 : line & 0xffff0000u);
-    const uint32_t shift = j % 4 * 8 + j / 4 * 4, mask = weights == INT4 ? 15 : 255;
-    /* 2^23 with the code in its last bits: a conversion that every vector unit can do. */
-    const float zero = 8388608.0f + (weights == INT4 ? 8 : 128);
-    return (Floats)((line >> shift & mask) | 0x4b000000) - zero;
+/* Values of e2m1. */
+TARGET INLINE Floats NAME(e2m1)(Words codes) {
+#if VECTOR_BYTES == 32
+    const Floats magnitudes = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    return (Floats)((Words)__builtin_shuffle(magnitudes, codes & 7) | (codes & 8) << 28);
+#else
+    return (Floats)((codes & 8) << 28 | (codes & 7) << 22) * 0x1p126f; /* As below. */
+#endif
 }
 
-/* Adds k inputs of one panel to c; integers: one segment, which ends with its scales. */
+/* Input j of a line, in one of its vectors, without scale; `zero`: integers' zeros, see `scales`. */
+TARGET INLINE Floats NAME(unpack)(const Format weights, Words line, const int j, Floats zero) {
+    switch (weights) {
+    case FLOAT32: return (Floats)line;
+    case BFLOAT16: return (Floats)(j == 0 ? line << 16 : line & 0xffff0000u); /* The upper half of a float32. */
+    case FP8: {
+        /* The exponent of e4m3 in that of a float32 is too small by 120, also for subnormals. */
+        const Words code = line >> 8 * j;
+        return (Floats)((code & 0x80) << 24 | (code & 0x7f) << 20) * 0x1p120f;
+    }
+    case MXFP4: return NAME(e2m1)(line >> (j % 2 * 16 + j / 2 * 4));
+    default: {
+        const uint32_t shift = j % 4 * 8 + j / 4 * 4, mask = inputs_per_line(weights) == 8 ? 15 : 255;
+        /* 2^23 with the code in its last bits: a conversion that every vector unit can do. */
+        return (Floats)((line >> shift & mask) | 0x4b000000) - zero;
+    }
+    }
+}
+
+/* The scales of the channels in one of the vectors of a line of scales, for the g-th group of the segment; integers: their
+ * zeros, plus 2^23. */
+TARGET INLINE Floats NAME(scales)(const Format weights, Words line, int g, Floats *zero) {
+    if (weights == MXFP4) return (Floats)((line >> 8 * g & 255) << 23);
+    const uint32_t mask = (1u << layouts[weights].zero_bits) - 1;
+    *zero = (Floats)((mask ? line & mask : (Words){0} + layouts[weights].zero) | 0x4b000000);
+    return (Floats)(line & ~mask);
+}
+
+/* Adds k inputs of one panel to c; formats with scales: one group, the g-th of the segment whose scales are at `scales`. */
 TARGET INLINE void NAME(block)(const Format weights, const int rows, const char *x, size_t x_stride, const char *w,
-                               int k, float *c, size_t ldc) {
+                               const char *scales, int g, int k, float *c, size_t ldc) {
     const int line_k = inputs_per_line(weights);
     /* Vector by vector, in unrolled loops: else the compiler keeps the sums in memory, at half of the speed. */
-    Floats sums[ROWS][VECTORS];
+    Floats sums[ROWS][VECTORS], scale[VECTORS], zero[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++)
+        if (has_scales(weights)) scale[v] = NAME(scales)(weights, ((const Words *)scales)[v], g, &zero[v]);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             sums[r][v] = (Floats){0};
-            if (!is_integer(weights))
+            if (!has_scales(weights))
                 memcpy(&sums[r][v], c + (size_t)r * ldc + v * (VECTOR_BYTES / sizeof(float)), VECTOR_BYTES);
         }
     for (int i = 0; i < k; i += line_k, w += LINE_BYTES) {
@@ -39,13 +69,12 @@ TARGET INLINE void NAME(block)(const Format weights, const int rows, const char 
         for (int j = 0; j < line_k; j++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
-                const Floats values = NAME(unpack)(weights, line[v], j);
+                const Floats values = NAME(unpack)(weights, line[v], j, zero[v]);
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++)
                     sums[r][v] += values * *(const float *)(x + (size_t)r * x_stride + (size_t)(i + j) * sizeof(float));
             }
     }
-    const Floats *scale = (const Floats *)w;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -53,32 +82,42 @@ TARGET INLINE void NAME(block)(const Format weights, const int rows, const char 
             float *to = c + (size_t)r * ldc + v * (VECTOR_BYTES / sizeof(float));
             Floats total;
             memcpy(&total, to, VECTOR_BYTES);
-            total = is_integer(weights) ? total + sums[r][v] * scale[v] : sums[r][v];
+            total = has_scales(weights) ? total + sums[r][v] * scale[v] : sums[r][v];
             memcpy(to, &total, VECTOR_BYTES);
         }
 }
 
+/* Adds k inputs of one panel to c, for all rows. */
+TARGET INLINE void NAME(all_rows)(const Format weights, const char *x, size_t x_stride, int m, const char *w,
+                                  const char *scales, int g, int k, float *c, size_t ldc) {
+    for (int row = 0; row < m; row += ROWS, x += ROWS * x_stride, c += ROWS * ldc) {
+        switch (m - row) {
+        case 1: NAME(block)(weights, 1, x, x_stride, w, scales, g, k, c, ldc); break;
+        case 2: NAME(block)(weights, 2, x, x_stride, w, scales, g, k, c, ldc); break;
+        case 3: NAME(block)(weights, 3, x, x_stride, w, scales, g, k, c, ldc); break;
+        default: NAME(block)(weights, 4, x, x_stride, w, scales, g, k, c, ldc);
+        }
+    }
+}
+
 TARGET INLINE void NAME(gemm)(const Format weights, const char *x, size_t x_stride, int m, const char *w,
                               size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
-    const int line_k = inputs_per_line(weights);
-    const int most = is_integer(weights) ? segment_inputs(weights) : m > ROWS ? BLOCK_LINES * line_k : k;
+    const int line_k = inputs_per_line(weights), segment = segment_inputs(weights);
+    const int most = has_scales(weights) ? layouts[weights].group : m > ROWS ? BLOCK_LINES * line_k : k;
     for (int p = 0; p < panels; p++) {
-        const char *ws = w + (size_t)p * panel_bytes;
+        const char *ws = w + (size_t)p * panel_bytes, *scales = ws;
         /* No branch for the first block: with one, the compiler fuses multiply and add for some rows only. */
         for (int row = 0; row < m; row++) memset(c + (size_t)row * ldc + p * PANEL, 0, PANEL * sizeof(float));
-        for (int at = 0, width; at < k; at += width) {
+        for (int at = 0, g = 0, width; at < k; at += width, g++) {
             width = k - at < most ? k - at : most;
-            for (int row = 0; row < m; row += ROWS) {
-                const char *xs = x + (size_t)row * x_stride + (size_t)at * sizeof(float);
-                float *cs = c + (size_t)row * ldc + p * PANEL;
-                switch (m - row) {
-                case 1: NAME(block)(weights, 1, xs, x_stride, ws, width, cs, ldc); break;
-                case 2: NAME(block)(weights, 2, xs, x_stride, ws, width, cs, ldc); break;
-                case 3: NAME(block)(weights, 3, xs, x_stride, ws, width, cs, ldc); break;
-                default: NAME(block)(weights, 4, xs, x_stride, ws, width, cs, ldc);
-                }
+            if (has_scales(weights) && at % segment == 0) {
+                const int codes = k - at < segment ? k - at : segment;
+                if (at > 0) ws += LINE_BYTES;
+                scales = ws + (size_t)(codes / line_k) * LINE_BYTES;
+                g = 0;
             }
-            ws += (size_t)(width / line_k + is_integer(weights)) * LINE_BYTES;
+            NAME(all_rows)(weights, x + (size_t)at * sizeof(float), x_stride, m, ws, scales, g, width, c + p * PANEL, ldc);
+            ws += (size_t)(width / line_k) * LINE_BYTES;
         }
     }
 }
@@ -92,6 +131,11 @@ GEMM(NAME(gemm_f32), FLOAT32)
 GEMM(NAME(gemm_bf16), BFLOAT16)
 GEMM(NAME(gemm_int8), INT8)
 GEMM(NAME(gemm_int4), INT4)
+GEMM(NAME(gemm_int4_groups), INT4_GROUPS)
+GEMM(NAME(gemm_int8_groups), INT8_GROUPS)
+GEMM(NAME(gemm_int8_zeros), INT8_ZEROS)
+GEMM(NAME(gemm_fp8), FP8)
+GEMM(NAME(gemm_mxfp4), MXFP4)
 
 #undef GEMM
 #undef Floats

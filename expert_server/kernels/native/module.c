@@ -202,6 +202,45 @@ static PyObject *pack(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *pack_quantized(PyObject *self, PyObject *arguments) {
+    (void)self;
+    int format, is_finite;
+    unsigned long long at, scales, zeros, out;
+    Py_ssize_t codes_stride, scales_stride, zeros_stride, n, panel_words;
+    Codes codes;
+    if (!PyArg_ParseTuple(arguments, "iii(Kn)(Kn)(Knb)nKn", &format, &codes.inputs, &codes.group, &at, &codes_stride,
+                          &scales, &scales_stride, &zeros, &zeros_stride, &codes.zero, &n, &out, &panel_words))
+        return NULL;
+    codes.codes = (const uint8_t *)at;
+    codes.codes_stride = (size_t)codes_stride;
+    codes.scales = (const void *)scales;
+    codes.scales_stride = (size_t)scales_stride;
+    codes.zeros = (const uint8_t *)zeros;
+    codes.zeros_stride = (size_t)zeros_stride;
+    Py_BEGIN_ALLOW_THREADS
+    is_finite = pack_codes(&codes, (Format)format, (size_t)n, (uint32_t *)out, (size_t)panel_words);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(is_finite);
+}
+
+static PyObject *formats(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    PyObject *all = PyDict_New();
+    for (int i = 0; all != NULL && i < FORMATS; i++) {
+        PyObject *number = PyLong_FromLong(i);
+        if (number == NULL || PyDict_SetItemString(all, layouts[i].name, number) < 0) Py_CLEAR(all);
+        Py_XDECREF(number);
+    }
+    return all;
+}
+
+static PyObject *panel_bytes(PyObject *self, PyObject *arguments) {
+    (void)self;
+    int format, inputs;
+    if (!PyArg_ParseTuple(arguments, "ii", &format, &inputs)) return NULL;
+    return PyLong_FromSize_t(panel_bytes_of((Format)format, padded_k((Format)format, inputs)));
+}
+
 static PyMethodDef methods[] = {
     {"create_pool", create_pool, METH_VARARGS, 
      "create_pool(threads, learns=False) -> pool; ends with its last reference"},
@@ -219,6 +258,12 @@ static PyMethodDef methods[] = {
     {"read", read_memory, METH_VARARGS, "read(pool, address, bytes): read memory once, with all threads"},
     {"pack", pack, METH_VARARGS,
      "pack(rows, stride, n, words, out, panel_words): rows of words into panels; sizes in words of 4 bytes"},
+    {"pack_quantized", pack_quantized, METH_VARARGS,
+     "pack_quantized(format, inputs, group, (codes, stride), (scales, stride), (zeros or 0, stride, zero), n, out,\n"
+     "               panel_words)\n"
+     "-> whether all scales are finite; QuantizedMatrix in quantized.py describes the arrays"},
+    {"formats", formats, METH_NOARGS, "{name of a format of weights: its number}"},
+    {"panel_bytes", panel_bytes, METH_VARARGS, "panel_bytes(format, inputs) -> bytes of 16 packed output channels"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,7 +1,7 @@
 /* One MoE layer over the experts held here: group the rows, first product and activation, second product.
  *
  *   group   a row per (token, expert), sorted by expert; experts without rows cost nothing ("group shrink")
- *   gather  copies the rows' hidden states to consecutive memory
+ *   gather  copies the rows' hidden states to consecutive memory, in the order of the expert's inputs
  *   up      a task is some panels of one expert: product, activation, into `hidden`
  *   split   for integer products: the values of `hidden` into two bytes each, in place
  *   down    a task is some output channels of ALL experts, ascending: product, times score, added to `out`
@@ -50,6 +50,7 @@ typedef struct {
     int *active;       /* (E) experts with rows, ascending */
     int *first_row;    /* (E + 1) by place in `active` */
     int *row_token;    /* (N) */
+    int *row_expert;   /* (N) */
     float *row_score;  /* (N) */
     int *counts;       /* (E) */
     char *x, *hidden;  /* (N) rows */
@@ -78,6 +79,7 @@ static size_t lay_out(Layer *layer, const GemmKind *kind, int threads, int hidde
     TAKE(first_row, int, ((size_t)num_experts + 1) * sizeof(int));
     TAKE(counts, int, (size_t)num_experts * sizeof(int));
     TAKE(row_token, int, rows * sizeof(int));
+    TAKE(row_expert, int, rows * sizeof(int));
     TAKE(row_score, float, rows * sizeof(float));
     TAKE(ids, int32_t, (size_t)tokens * (size_t)top_k * sizeof(int32_t));
 #undef TAKE
@@ -116,6 +118,7 @@ static void group(Layer *layer) {
         if (ids[i] < 0) continue;
         const int row = layer->counts[ids[i]]++;
         layer->row_token[row] = layer->first_token + (int)(i / (size_t)moe->top_k);
+        layer->row_expert[row] = ids[i];
         layer->row_score[row] = moe->scores[begin + i];
     }
 }
@@ -134,7 +137,12 @@ static void gather(void *context, int task, int thread) {
     const int task_rows = gather_task_rows(moe->kind), end = min_int((task + 1) * task_rows, layer->rows);
     for (int row = task * task_rows; row < end; row++) {
         char *to = layer->x + (size_t)row * layer->x_stride;
-        convert_row(moe->x + (size_t)layer->row_token[row] * from_bytes, moe->x_format, moe->hidden, format, to);
+        const char *from = moe->x + (size_t)layer->row_token[row] * from_bytes;
+        const int32_t *order = (const int32_t *)moe->experts[layer->row_expert[row]].up_order;
+        if (order != NULL)
+            reorder_row(from, moe->x_format, order, moe->hidden, format, to);
+        else
+            convert_row(from, moe->x_format, moe->hidden, format, to);
         if (moe->kind->x == SPLIT) {
             split_row((const float *)to, moe->hidden, moe->kind->weights, to);
             continue;

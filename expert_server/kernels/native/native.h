@@ -8,12 +8,21 @@
  *
  *     float32    panel p | k = 0: 16 floats | k = 1: 16 floats | ...
  *     bfloat16   panel p | k = 0,1: 16 pairs | k = 2,3: 16 pairs | ...      ("VNNI", for the dot products)
- *     int8       panel p | segment of 1024 k | segment | ...     a segment: k = 0..3: 16 quads | ... | 16 scales
- *     int4       panel p | segment of 128 k | segment | ...      a segment: k = 0..7: 16 quads | ... | 16 scales
+ *     others     panel p | segment | segment | ...
  *
- * An int8 is stored as code + 128, an int4 as code + 8 (a byte has k = j, lower half, and k = j + 4); the scales are
- * float32. n is padded to 16 and k to `padded_k` with zeros. In the first product of a gated expert the panels alternate,
- * 16 gate channels and then the same 16 up channels, so that one task has both and can apply the activation.
+ * A segment of quantised weights is lines of 16 dwords, one for each channel, and then a line of scales:
+ *
+ *     FP8        4 inputs a line: byte j has the e4m3 code of k = j
+ *     int8       4 inputs a line: byte j has k = j
+ *     int4       8 inputs a line: byte j has k = j in its lower half and k = j + 4 in its upper half
+ *     MXFP4      8 inputs a line: the lower 16 bits have k = 0,2,4,6, the upper ones k = 1,3,5,7
+ *
+ * The weight of a code is scale * (code - zero). A scale is a float32, whose lowest bits hold the zero in formats with
+ * zero points. MXFP4 has exponents of scales, byte g for the g-th 32 inputs of a segment.
+ *
+ * n is padded to 16 with zeros, and k to `padded_k` with codes of scale 0 or inputs of 0. In the first product of a gated
+ * expert the panels alternate, 16 gate channels and then the same 16 up channels, so that one task has both and can apply
+ * the activation.
  */
 #pragma once
 #include <stdbool.h>
@@ -49,8 +58,19 @@
 typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                   float *c, size_t ldc);
 
-/* SPLIT is for x only: see SplitTail. */
-typedef enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, SPLIT = 4 } Format;
+typedef enum {
+    FLOAT32,
+    BFLOAT16,
+    INT8,        /* One scale per channel. */
+    INT4,        /* Groups of multiples of 128. */
+    INT4_GROUPS, /* Groups of multiples of 32. */
+    INT8_GROUPS, /* Groups of multiples of 128. */
+    INT8_ZEROS,  /* Groups of multiples of 128, and zero points. */
+    FP8,
+    MXFP4,
+    FORMATS,
+    SPLIT = FORMATS /* For x only: see SplitTail. */
+} Format;
 
 typedef struct {
     const char *isa;
@@ -66,24 +86,48 @@ extern const GemmKind gemm_kinds[];
 /* Bytes per value. A split row takes half of its float32 row, in place. */
 static inline size_t format_bytes(Format format) { return format == BFLOAT16 ? 2 : 4; }
 
-#define INT4_SEGMENT 128
-#define INT8_SEGMENT 1024
+/* How weights of a format are packed. */
+typedef struct {
+    const char *name;
+    int per_line;  /* Inputs of a line. */
+    int unit;      /* k is padded to a multiple of it. */
+    int segment;   /* Inputs between two lines of scales; 0: no scales. */
+    int group;     /* Inputs of a scale; a divisor of the segment. */
+    int zero;      /* Code of the weight 0, if it is the same for all. */
+    int zero_bits; /* Lowest bits of a scale that hold the code of the weight 0. */
+} Layout;
+
+static const Layout layouts[FORMATS] = {
+    /* Without scales: a multiple of a tile row for AMX. */
+    [FLOAT32] = {"float32", 1, 32, 0, 0, 0, 0},
+    [BFLOAT16] = {"bfloat16", 2, 32, 0, 0, 0, 0},
+    [INT8] = {"int8", 4, 64, 1024, 1024, 128, 0},
+    [INT4] = {"int4", 8, 128, 128, 128, 0, 5},
+    [INT4_GROUPS] = {"int4 in groups", 8, 64, 32, 32, 0, 5},
+    [INT8_GROUPS] = {"int8 in groups", 4, 128, 128, 128, 128, 0},
+    [INT8_ZEROS] = {"int8 with zero points", 4, 128, 128, 128, 0, 8},
+    [FP8] = {"fp8", 4, 128, 128, 128, 0, 0},
+    [MXFP4] = {"mxfp4", 8, 128, 128, 32, 0, 0},
+};
 
 /* Inputs of a line of packed weights: 1, 2, 4 or 8. */
-static inline int inputs_per_line(Format weights) { return 1 << weights; }
-static inline bool is_integer(Format weights) { return weights == INT8 || weights == INT4; }
-static inline int segment_inputs(Format weights) { return weights == INT4 ? INT4_SEGMENT : INT8_SEGMENT; }
+static inline int inputs_per_line(Format weights) { return layouts[weights].per_line; }
+static inline bool has_scales(Format weights) { return layouts[weights].segment > 0; }
+static inline int segment_inputs(Format weights) { return layouts[weights].segment; }
 
-/* Padded k: a multiple of a tile row for AMX, of a segment for int4. */
 static inline int padded_k(Format weights, int k) {
-    const int unit = weights == INT4 ? INT4_SEGMENT : weights == INT8 ? 64 : 32;
+    const int unit = layouts[weights].unit;
     return (k + unit - 1) / unit * unit;
+}
+
+/* Number of segments of k (padded) inputs. */
+static inline int segments_of(Format weights, int k) {
+    return has_scales(weights) ? (k + segment_inputs(weights) - 1) / segment_inputs(weights) : 0;
 }
 
 /* k: padded. */
 static inline size_t panel_bytes_of(Format weights, int k) {
-    const int segment = segment_inputs(weights), scales = is_integer(weights) ? (k + segment - 1) / segment : 0;
-    return (size_t)(k / inputs_per_line(weights) + scales) * LINE_BYTES;
+    return (size_t)(k / inputs_per_line(weights) + segments_of(weights, k)) * LINE_BYTES;
 }
 
 Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
@@ -94,10 +138,14 @@ bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
 void amx_configure(const uint8_t rows[8]);
 Gemm gemm_avx512_fp8, gemm_avx512_mxfp4;
 bool avx512_codes_works(void);
-Gemm gemm_amx_int8, gemm_amx_int4, gemm_vnni_int8, gemm_vnni_int4;
+Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int8_groups, gemm_amx_int8_zeros;
+Gemm gemm_vnni_int8, gemm_vnni_int4, gemm_vnni_int4_groups, gemm_vnni_int8_groups, gemm_vnni_int8_zeros;
 bool amx_int8_works(void), vnni_works(void);
-Gemm gemm_f32_avx2, gemm_bf16_avx2, gemm_int8_avx2, gemm_int4_avx2;
-Gemm gemm_f32_plain, gemm_bf16_plain, gemm_int8_plain, gemm_int4_plain;
+#define GEMMS_OF_FLOAT_ROWS(LEVEL)                                                                                 \
+    Gemm gemm_f32_##LEVEL, gemm_bf16_##LEVEL, gemm_int8_##LEVEL, gemm_int4_##LEVEL, gemm_int4_groups_##LEVEL,      \
+        gemm_int8_groups_##LEVEL, gemm_int8_zeros_##LEVEL, gemm_fp8_##LEVEL, gemm_mxfp4_##LEVEL
+GEMMS_OF_FLOAT_ROWS(avx2);
+GEMMS_OF_FLOAT_ROWS(plain);
 bool avx2_works(void), plain_works(void);
 
 /* -- rows of 15 bits (split.c) ------------------------------------------------------------------------------ */
@@ -109,9 +157,12 @@ bool avx2_works(void), plain_works(void);
 #define SPLIT_K 64
 
 typedef struct {
-    float scale;      /* NaN if a value of the row is NaN or infinite: then the result is NaN, too. */
-    int32_t offset[]; /* Per segment: corrects for weights stored as code + 128, or + 8. */
+    float scale;   /* NaN if a value of the row is NaN or infinite: then the result is NaN, too. */
+    int32_t sum[]; /* Of each segment's integers: corrects for the weights' zeros. */
 } SplitTail;
+
+/* Where the high of an input is; its low is SPLIT_K further. */
+static inline size_t split_at(int input) { return 2 * (size_t)(input / SPLIT_K * SPLIT_K) + input % SPLIT_K; }
 
 /* k: padded. */
 static inline SplitTail *split_tail(char *row, int k) { return (SplitTail *)(row + 2 * (size_t)k); }
@@ -124,11 +175,28 @@ void split_row(const float *x, int width, Format weights, char *row);
 /* x (width) -> out (width); each of FLOAT32 and BFLOAT16, to the nearest with ties to even. */
 void convert_row(const char *x, Format from, int width, Format to, char *out);
 
+/* The same, of the values order[0], order[1], ... of x. */
+void reorder_row(const char *x, Format from, const int32_t *order, int width, Format to, char *out);
+
 /* -- weights (pack.c) --------------------------------------------------------------------------------------- */
 
 /* Packs a matrix of n rows, `stride` words of 4 bytes apart, into panels that are `panel_words` apart:
  * words (n, words) -> [n / 16][words][16]. Does not write beyond n in the last panel. */
 void pack_rows(const uint32_t *rows, size_t stride, size_t n, size_t words, uint32_t *out, size_t panel_words);
+
+/* Output channels of a quantised matrix, as QuantizedMatrix in quantized.py holds them. */
+typedef struct {
+    int inputs;
+    int group;            /* Inputs of a scale; a multiple of the format's group, or `inputs`. */
+    const uint8_t *codes; /* (n, inputs), or (n, ceil(inputs / 2)): input 2i in the lower half of byte i. */
+    const void *scales;   /* (n, groups): float32; exponents (uint8) for MXFP4. */
+    const uint8_t *zeros; /* (n, groups); NULL: `zero` everywhere. Formats with zeros only. */
+    uint8_t zero;
+    size_t codes_stride, scales_stride, zeros_stride; /* Elements between two channels. */
+} Codes;
+
+/* Packs n channels like pack_rows. Returns whether all scales are finite. */
+bool pack_codes(const Codes *codes, Format format, size_t n, uint32_t *out, size_t panel_words);
 
 /* -- activations (activation.c) ----------------------------------------------------------------------------- */
 
@@ -152,6 +220,7 @@ void activate(const Activation *activation, const float *product, const float *b
 typedef struct {
     uint64_t up, down;           /* Addresses of the panels. */
     uint64_t up_bias, down_bias; /* float32, padded like the panels; 0: none. */
+    uint64_t up_order;           /* int32 (H): the value of a hidden state that is the k-th input of up; 0: the k-th. */
 } Expert;
 
 typedef struct {

@@ -47,7 +47,8 @@ INLINE float largest_of(const float *x, int width) {
 
 EACH_VECTOR_WIDTH
 void split_row(const float *x, int width, Format weights, char *row) {
-    const int k = padded_k(weights, width), segment_k = segment_inputs(weights), zero = weights == INT4 ? 8 : 128;
+    const int k = padded_k(weights, width), segment_k = segment_inputs(weights);
+    const int together = segment_k < SPLIT_K ? segment_k : SPLIT_K;
     const float largest = largest_of(x, width);
     const bool is_zero = !(largest > SMALLEST && largest < INFINITY);
     const float inverse = is_zero ? 0.0f : LARGEST / largest;
@@ -71,11 +72,11 @@ void split_row(const float *x, int width, Format weights, char *row) {
     for (int begin = 0; begin < k; begin += segment_k) {
         const int end = k - begin < segment_k ? k : begin + segment_k;
         int32_t high = 0, low = 0;
-        for (int at = begin; at < end; at += SPLIT_K) {
-            const int8_t *bytes = (const int8_t *)row + 2 * (size_t)at;
-            for (int i = 0; i < SPLIT_K; i++) high += bytes[i];
-            for (int i = 0; i < SPLIT_K; i++) low += bytes[SPLIT_K + i];
+        for (int at = begin; at < end; at += together) {
+            const int8_t *bytes = (const int8_t *)row + split_at(at);
+            for (int i = 0; i < together; i++) high += bytes[i];
+            for (int i = 0; i < together; i++) low += bytes[SPLIT_K + i];
         }
-        tail->offset[begin / segment_k] = -zero * (128 * high + low);
+        tail->sum[begin / segment_k] = 128 * high + low;
     }
 }

@@ -2,20 +2,22 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
 
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.config import ExpertServerConfig
 from eaas.errors import ConfigError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
-from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, choose
+from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, StoredFormat, choose
 from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.trial import replica_bytes
-from expert_server.weights.weights import ExpertForm, ExpertReader
+from expert_server.weights.weights import ExpertForm, ExpertReader, ExpertWeights
 
 FORM = ExpertForm(has_gate=False, is_transposed=False, activate=torch.relu)
 SIZES = ExpertSizes(hidden=32, intermediate=16, num_experts=4, top_k=2)
@@ -224,6 +226,58 @@ def test_the_compiled_kernel_serves_quantised_weights_of_each_dtype(
     kernel.close()
 
 
+STORED = [
+    StoredFormat(WeightFormat.FP8, 128),
+    StoredFormat(WeightFormat.MXFP4, 32),
+    StoredFormat(WeightFormat.INT4, 32, has_zeros=True),
+    StoredFormat(WeightFormat.INT4, 128, has_zeros=True, has_order=True),
+    StoredFormat(WeightFormat.INT8, 0),
+    StoredFormat(WeightFormat.INT8, 128, has_zeros=True),
+]
+each_stored = pytest.mark.parametrize("stored", STORED, ids=str)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_stored
+def test_the_compiled_kernel_serves_stored_weights(
+    dtype: torch.dtype, stored: StoredFormat
+) -> None:
+    sizes = ExpertSizes(300, 130, 4, 2)
+    kernel = choose_kernel([FORM], KernelSpec(dtype, stored=stored), sizes).kernel
+    assert kernel.name == "native"
+    kernel.close()
+
+
+@each_stored
+def test_stored_weights_are_dequantised_on_request_only(
+    install: Install, stored: StoredFormat
+) -> None:
+    spec = KernelSpec(torch.bfloat16, stored=stored)
+    install(Unsupported)
+    for wanted in ("auto", "Unsupported"):
+        with pytest.raises(
+            ConfigError, match=r"this CPU is too old\); give --kernel reference"
+        ) as caught:
+            choose_kernel([FORM], spec, SIZES, wanted)
+        assert f"with {stored} weights" in str(caught.value)
+    assert choose_kernel([FORM], spec, SIZES, "reference").kernel.name == "reference"
+
+
+def test_stored_weights_are_checked_against_their_values(install: Install) -> None:
+    class Halved(Fake):
+        """Takes scales for others."""
+
+        def pack(self, weights: ExpertWeights, *arguments: Any) -> ExpertWeights:
+            assert isinstance(weights.down, QuantizedMatrix)
+            down = replace(weights.down, scales=weights.down.scales / 2)
+            return super().pack(replace(weights, down=down), *arguments)
+
+    install(Halved, Fake)
+    choice = choose_kernel([FORM], KernelSpec(torch.bfloat16, stored=STORED[0]), SIZES)
+    assert choice.kernel.name == "Fake"
+    assert "its results are wrong" in choice.passed_over["Halved"]
+
+
 # -- the trial -----------------------------------------------------------------------------------------
 
 
@@ -234,6 +288,18 @@ def test_replica_bytes_are_known_before_loading(dtype: torch.dtype) -> None:
     told = replica_bytes(kernel, FORM, spec, sizes)
     assert told == (2 + FORM.has_gate) * 32 * 16 * dtype.itemsize
     assert (kernel.count, kernel.bytes) == (0, 0)
+
+
+@each_stored
+def test_replica_bytes_of_stored_weights(stored: StoredFormat) -> None:
+    """About as many as in the checkpoint; int4 in small groups has a float32 for each 32 inputs."""
+    spec, sizes = KernelSpec(torch.bfloat16, stored=stored), ExpertSizes(1024, 512, 4, 2)
+    kernel = choose_kernel([FORM], spec, sizes).kernel
+    told = replica_bytes(kernel, FORM, spec, sizes)
+    assert (kernel.count, kernel.bytes) == (0, 0)
+    codes = 2 * 1024 * 512 * stored.format.bits // 8
+    assert codes < told <= codes * (1.25 if stored.group == 32 else 1.08)
+    kernel.close()
 
 
 # -- the real ones -------------------------------------------------------------------------------------
@@ -259,8 +325,13 @@ def test_sizes_come_from_the_model(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [FLOAT32, BFLOAT16, KernelSpec(torch.bfloat16, Quantization.INT8)],
-    ids=["float32", "bfloat16", "int8"],
+    [
+        FLOAT32,
+        BFLOAT16,
+        KernelSpec(torch.bfloat16, Quantization.INT8),
+        KernelSpec(torch.bfloat16, stored=STORED[1]),
+    ],
+    ids=["float32", "bfloat16", "int8", "mxfp4"],
 )
 def test_native_serves(checkpoint: Checkpoint, spec: KernelSpec) -> None:
     choice = choose_kernel(ExpertReader(checkpoint).forms, spec, sizes_of(checkpoint))

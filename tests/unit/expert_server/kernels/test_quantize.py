@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import CheckpointError
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
 from expert_server.kernels.quantize import (
     GROUP,
-    dequantize,
     fake_quantize,
     quantization_error,
     quantize,
@@ -47,6 +47,10 @@ def expert(dtype: torch.dtype = torch.float32, is_transposed: bool = False) -> E
     )
 
 
+def signed_codes(matrix: QuantizedMatrix) -> torch.Tensor:
+    return matrix.values() - matrix.format.zero
+
+
 def by_group(matrix_NK: torch.Tensor) -> torch.Tensor:
     """(N, groups, 128), filled up with zeros."""
     rows, inputs = matrix_NK.shape
@@ -71,16 +75,18 @@ def test_codes_are_in_range_and_no_weight_is_far_off(
 
     low, high = LARGEST[quantization]
     groups = 1 if quantization is Quantization.INT8 else -(-inputs // GROUP)
-    assert matrix.codes.shape == w_NK.shape
-    assert matrix.codes.dtype == torch.int8
-    assert matrix.scale.shape == (rows, groups)
-    assert bool(((low <= matrix.codes) & (matrix.codes <= high)).all())
-    step = matrix.scale.repeat_interleave(inputs if groups == 1 else GROUP, dim=1)[:, :inputs]
-    off = (dequantize(matrix) - w_NK).abs()
+    codes_NK = signed_codes(matrix)
+    assert matrix.format == quantization
+    assert matrix.shape == codes_NK.shape == w_NK.shape
+    assert matrix.codes.dtype == torch.uint8
+    assert matrix.scales.shape == (rows, groups)
+    assert bool(((low <= codes_NK) & (codes_NK <= high)).all())
+    step = matrix.scales.repeat_interleave(inputs if groups == 1 else GROUP, dim=1)[:, :inputs]
+    off = (matrix.dequantize() - w_NK).abs()
     if quantization is Quantization.INT8:
         assert bool((off <= step * 0.5001).all())
     else:  # the last least squares moves the grid a little under the codes
-        is_inside = (matrix.codes > low) & (matrix.codes < high)
+        is_inside = (codes_NK > low) & (codes_NK < high)
         assert bool((off <= step.abs())[is_inside].all())
 
 
@@ -94,13 +100,13 @@ def test_int4_is_never_worse_than_the_largest_weight_over_8(data: st.DataObject)
     plain = by_group(w_NK)
     unit = plain.gather(2, plain.abs().argmax(2, keepdim=True)) / -8
     plain_error = (plain - (plain / unit).round().clamp(-8, 7) * unit).square().sum(2)
-    error = by_group(w_NK - dequantize(quantize(w_NK, Quantization.INT4))).square().sum(2)
+    error = by_group(w_NK - quantize(w_NK, Quantization.INT4).dequantize()).square().sum(2)
     assert bool((error <= plain_error * 1.0001 + 1e-9).all())
 
 
 @pytest.mark.parametrize("value", [-8.0, 7.0, -1.0, 3.5, 0.0])
 def test_int4_of_a_single_weight_is_exact(value: float) -> None:
-    assert dequantize(quantize(torch.tensor([[value]]), Quantization.INT4)).item() == value
+    assert quantize(torch.tensor([[value]]), Quantization.INT4).dequantize().item() == value
 
 
 @both
@@ -109,15 +115,15 @@ def test_representable_weights_are_exact(quantization: Quantization) -> None:
     codes = torch.randint(low, high + 1, (5, 300), generator=torch.Generator().manual_seed(0))
     codes[:, ::GROUP] = low  # each group's largest
     w_NK = codes * 0.25
-    torch.testing.assert_close(dequantize(quantize(w_NK, quantization)), w_NK)
+    torch.testing.assert_close(quantize(w_NK, quantization).dequantize(), w_NK)
 
 
 @both
 def test_zeros_stay_zeros(quantization: Quantization) -> None:
     matrix = quantize(torch.zeros(3, 200), quantization)
-    assert not matrix.codes.any()
-    assert not matrix.scale.any()
-    assert torch.equal(dequantize(matrix), torch.zeros(3, 200))
+    assert not signed_codes(matrix).any()
+    assert not matrix.scales.any()
+    assert torch.equal(matrix.dequantize(), torch.zeros(3, 200))
 
 
 @both
@@ -136,7 +142,7 @@ def test_blocks_do_not_change_the_result(quantization: Quantization) -> None:
     for row in (0, 1999, 2017, 2499):
         one = quantize(w_NK[row : row + 1], quantization)
         assert torch.equal(one.codes[0], whole.codes[row])
-        assert torch.equal(one.scale[0], whole.scale[row])
+        assert torch.equal(one.scales[0], whole.scales[row])
 
 
 @both
