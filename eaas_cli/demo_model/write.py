@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from eaas.checkpoint.quiet import quiet_transformers
-from eaas.errors import ConfigError
 from eaas.garbage_collection import collector_off
 from eaas_cli.demo_model.architectures import MAX_POSITIONS, DemoSizes, build_config
+from eaas_cli.demo_model.target import MARK, refuse_to_overwrite, replacing
 from eaas_cli.demo_model.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, word_ids
 
 __all__ = ["write_demo_model"]
-
-_MARK = "demo_model.json"
 
 
 def write_demo_model(
@@ -54,7 +50,7 @@ def write_demo_model(
     """
     sizes = DemoSizes(arch, layers, hidden, experts, top_k, vocab, seed, dtype)
     target = Path(path)
-    _refuse_to_overwrite(target)
+    refuse_to_overwrite(target)
 
     with ExitStack() as stack:
         # Creating a model imports its modules from transformers.
@@ -64,7 +60,7 @@ def write_demo_model(
 
         from eaas_cli.demo_model.weights import fill_weights
 
-        directory = stack.enter_context(_replacing(target))
+        directory = stack.enter_context(replacing(target))
         stack.enter_context(quiet_transformers())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         tokenizer = build_tokenizer(vocab, MAX_POSITIONS)
@@ -78,38 +74,4 @@ def write_demo_model(
         )
         model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(directory, save_jinja_files=False)
-        (directory / _MARK).write_text(json.dumps(sizes.to_dict(), indent=2) + "\n")
-
-
-def _refuse_to_overwrite(target: Path) -> None:
-    """Raise ConfigError if the path exists and is neither an empty directory nor a demo model."""
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise ConfigError(f"path {target} is a file: choose another path")
-    if any(target.iterdir()) and not (target / _MARK).is_file():
-        raise ConfigError(
-            f"path {target} holds something other than a demo model: choose another path"
-        )
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Yield a new directory; it replaces the target at the end, or is deleted on an error."""
-    target = target.absolute()
-    new = target.with_name(f".{target.name}.{os.getpid()}.new")
-    try:
-        new.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"path {target} cannot be written: {error}") from error
-    try:
-        yield new
-        if target.exists():
-            old = target.with_name(f".{target.name}.{os.getpid()}.old")
-            target.rename(old)
-            new.rename(target)
-            shutil.rmtree(old)
-        else:
-            new.rename(target)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        (directory / MARK).write_text(json.dumps(sizes.to_dict(), indent=2) + "\n")

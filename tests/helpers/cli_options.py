@@ -26,7 +26,7 @@ policy: name --knob --endpoint=URL --api-key-file --tls --json=false
 autoscale: --endpoint=URL --join --min-servers --max-servers --dry-run=false --api-key-file --tls
     --config
 certs: directory --days=30 --san --renew=false
-demo-model: directory --arch=qwen3_moe --layers=4 --hidden=128 --experts=16 --top-k=4 --seed=0
+demo-model: directory --like --arch=qwen3_moe --layers=4 --hidden=128 --experts=16 --top-k=4 --seed=0
     --dtype=float32
 bench serve: --model --servers=3 --redundancy=2 --transport=shm --requests=16 --concurrency=4
     --prompt-tokens=32 --max-tokens=64 --rounds=3 --baseline=transformers --json=false
