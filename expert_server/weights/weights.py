@@ -190,7 +190,8 @@ class ExpertReader:
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
         """
         wanted = sorted(experts)
-        count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
+        # A layer without tensors has 0 bytes; `_read_chunk` then names what is missing.
+        count = _CHUNK_BYTES // max(1, self._expert_bytes(layer)) or 1
         none: list[int] = []
         chunks = [wanted[start : start + count] for start in range(0, len(wanted), count)]
         if ahead is None:
