@@ -277,6 +277,7 @@ class ExpertServer:
         self._session.report_now()
 
     def _report(self) -> Report:
+        loading_bytes, loaded_bytes = self._store.loading
         return Report(
             state=self._state,
             progress=self._loop.requests,
@@ -285,6 +286,8 @@ class ExpertServer:
             epoch=self._loop.epoch,
             stalled_s=self._watchdog.stalled_s,
             busy_s=self._loop.busy_s,
+            loading_bytes=loading_bytes,
+            loaded_bytes=loaded_bytes,
         )
 
     def _on_liveness(self) -> None:

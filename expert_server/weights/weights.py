@@ -190,7 +190,8 @@ class ExpertReader:
             MissingShardError, CorruptShardError: A tensor cannot be read; names the file and the tensor.
         """
         wanted = sorted(experts)
-        count = max(1, _CHUNK_BYTES // self._expert_bytes(layer))
+        # A layer without tensors has 0 bytes; `_read_chunk` then names what is missing.
+        count = max(1, _CHUNK_BYTES // max(1, self.expert_bytes(layer)))
         none: list[int] = []
         chunks = [wanted[start : start + count] for start in range(0, len(wanted), count)]
         if ahead is None:
@@ -214,6 +215,15 @@ class ExpertReader:
         finally:
             # The read must not fill its buffer while the next layer is read.
             wait(readings)
+
+    def expert_bytes(self, layer: int) -> int:
+        """Size of one stored expert of a layer, in bytes, from headers: for chunks and a load's progress."""
+        return sum(
+            self._checkpoint.nbytes(tensors[0].key)
+            // (self.num_experts if tensors[0].expert is None else 1)
+            for sources in self._sources[layer].values()
+            for tensors in sources.values()
+        )
 
     def elsewhere(self) -> Iterable[object]:
         """Iterate over the servers that have the bytes; reads ask the current one first.
@@ -248,15 +258,6 @@ class ExpertReader:
             for stored in (part.parts.values() if isinstance(part, QuantizedSlice) else (part,))
         ]
         prefetch(ahead, pause)
-
-    def _expert_bytes(self, layer: int) -> int:
-        """Size of one stored expert of a layer, in bytes: it decides how many experts a chunk has."""
-        return sum(
-            part.nbytes
-            for sources in self._sources[layer].values()
-            for tensors in sources.values()
-            for part in self._parts(tensors, [0])
-        )
 
     def _experts(
         self, layer: int, chunk: list[int], found: _Found, digests: _Digests
