@@ -43,9 +43,9 @@ from expert_server.loop.loop import ServeLoop
 from expert_server.loop.tracing import BatchTraces
 from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
 from expert_server.transports.slot_ownership import SlotTable, last_gone
+from expert_server.weights.reader import ExpertReader
 from expert_server.weights.remote_checkpoint import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.weights.sharing import CheckpointSharer
-from expert_server.weights.weights import ExpertReader
 
 __all__ = ["ExpertServer"]
 

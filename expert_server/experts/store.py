@@ -15,8 +15,9 @@ from expert_server.experts.load_throttling import LoadThrottle
 from expert_server.kernels import ExpertKernel
 from expert_server.loop.loop import ServeLoop
 from expert_server.weights.background import compute_alone, step_back
+from expert_server.weights.reader import ExpertReader
 from expert_server.weights.sharing import Pace
-from expert_server.weights.weights import ExpertReader, ExpertWeights
+from expert_server.weights.weights import ExpertWeights
 
 __all__ = ["Digests", "ExpertStore", "naming_expert"]
 

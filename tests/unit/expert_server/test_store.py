@@ -20,7 +20,8 @@ from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _native
 from expert_server.kernels.native import NativeKernel
-from expert_server.weights.weights import ExpertForm, ExpertReader, ExpertWeights
+from expert_server.weights.reader import ExpertReader
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 from quantized_checkpoint import Scheme, fp8, mxfp4, quantized_copy
 
 TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
