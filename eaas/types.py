@@ -172,6 +172,8 @@ class Member:
     silence_s: float = 0.0
     epoch: int = 0
     busy_s: float = 0.0
+    loading_bytes: int = 0
+    loaded_bytes: int = 0
     reach: tuple[ServerReach, ...] | None = None
 
     @property

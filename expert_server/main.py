@@ -43,9 +43,9 @@ from expert_server.loop.loop import ServeLoop
 from expert_server.loop.tracing import BatchTraces
 from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
 from expert_server.transports.slot_ownership import SlotTable, last_gone
+from expert_server.weights.reader import ExpertReader
 from expert_server.weights.remote_checkpoint import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.weights.sharing import CheckpointSharer
-from expert_server.weights.weights import ExpertReader
 
 __all__ = ["ExpertServer"]
 
@@ -277,6 +277,7 @@ class ExpertServer:
         self._session.report_now()
 
     def _report(self) -> Report:
+        loading_bytes, loaded_bytes = self._store.loading
         return Report(
             state=self._state,
             progress=self._loop.requests,
@@ -285,6 +286,8 @@ class ExpertServer:
             epoch=self._loop.epoch,
             stalled_s=self._watchdog.stalled_s,
             busy_s=self._loop.busy_s,
+            loading_bytes=loading_bytes,
+            loaded_bytes=loaded_bytes,
         )
 
     def _on_liveness(self) -> None:

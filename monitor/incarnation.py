@@ -41,6 +41,8 @@ class MemberEntry:
         progress: The progress of its work, and whether it is stuck.
         accusation: Why its clients suspect it; None if they do not.
         busy_s: Its busy time, as last reported.
+        loading_bytes: Bytes that its current load takes, as last reported.
+        loaded_bytes: How many of them are loaded.
         forget_at: When its tombstone is forgotten, in monotonic seconds; inf while it is live.
     """
 
@@ -50,6 +52,8 @@ class MemberEntry:
     progress: Progress
     accusation: str | None = None
     busy_s: float = 0.0
+    loading_bytes: int = 0
+    loaded_bytes: int = 0
     forget_at: float = math.inf
 
     @property
@@ -66,4 +70,6 @@ class MemberEntry:
             in_flight=self.progress.in_flight,
             silence_s=silence_s,
             busy_s=self.busy_s,
+            loading_bytes=self.loading_bytes,
+            loaded_bytes=self.loaded_bytes,
         )

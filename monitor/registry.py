@@ -233,6 +233,8 @@ class Registry:
         epoch: int = 0,
         stalled_s: float = 0.0,
         busy_s: float = 0.0,
+        loading_bytes: int = 0,
+        loaded_bytes: int = 0,
         reach: tuple[ServerReach, ...] | None = None,
     ) -> list[MemberEvent]:
         """Renew a member's lease, which ends a suspicion that it is late, and record its report.
@@ -256,6 +258,7 @@ class Registry:
         was_late, was_stuck = entry.arrivals.late, entry.progress.stuck
         self._detector.heard(member_id, now)
         entry.reported, entry.busy_s = state, busy_s
+        entry.loading_bytes, entry.loaded_bytes = loading_bytes, loaded_bytes
         if entry.member.role is Role.EXPERT_SERVER:
             entry.progress.reported(progress, in_flight, stalled_s, now)
         else:
@@ -384,7 +387,7 @@ class Registry:
         """End a member's incarnation as DEAD or LEFT; it stays listed as a tombstone, at most 64 of them."""
         member_id = entry.member.id
         entry.member = replace(entry.member, state=state)
-        entry.progress.in_flight = 0
+        entry.progress.in_flight = entry.loading_bytes = entry.loaded_bytes = 0
         entry.forget_at = now + _forget_s(entry.member)
         del self._live[member_id]
         self._detector.forget(member_id)

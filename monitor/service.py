@@ -277,6 +277,8 @@ class MonitorService:
                     epoch=request.epoch,
                     stalled_s=request.stalled_s,
                     busy_s=request.busy_s,
+                    loading_bytes=request.loading_bytes,
+                    loaded_bytes=request.loaded_bytes,
                     reach=reach_of(request),
                 )
             self._publish(events)

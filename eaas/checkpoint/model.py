@@ -169,6 +169,10 @@ class Checkpoint:
                 )
         return tuple(tensors)
 
+    def nbytes(self, key: str) -> int:
+        """Size of a weight's stored tensors in bytes, from the headers that are already read."""
+        return sum(self._files.tensors[name].nbytes for name in self.stored_keys((key,)))
+
     def slice(self, key: str) -> TensorSlice | QuantizedSlice:
         """Return a weight that is read when indexed: `slice[...]`, or `slice[a:b]` for some rows.
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from eaas.cluster_snapshot.counters import Counters, Rates, rates
 from eaas.cluster_snapshot.events import between
+from eaas.cluster_snapshot.loading import Loading, LoadingFold
 from eaas.cluster_snapshot.model import ClusterSnapshot, MemberSnapshot, Point, Reading, Source
 from eaas.membership.reachability import unreachable
 from eaas.types import Member
@@ -31,6 +32,8 @@ class SnapshotFold:
         self._heard_at = 0.0
         self._members: tuple[Member, ...] = ()
         self._busy: dict[tuple[str, int], tuple[float, float, float | None]] = {}
+        self._loads = LoadingFold()
+        self._loading: Mapping[str, Loading] = {}
         self._counters: deque[tuple[float, Counters]] = deque()
         self._curve: deque[Point] = deque(maxlen=_POINTS)
 
@@ -71,6 +74,8 @@ class SnapshotFold:
     def _member_snapshots(self, now: float, *, fresh: bool) -> tuple[MemberSnapshot, ...]:
         found = []
         cut = unreachable(self._members)
+        if fresh:
+            self._loading = self._loads.take(self._members, now)
         for member in self._members:
             heard_at = self._heard_at - member.silence_s
             # `busy_s` is from the last heartbeat.
@@ -80,7 +85,8 @@ class SnapshotFold:
             if member.state.is_gone:
                 share = None
             reasons = MappingProxyType(cut.get(member.id, {}))
-            found.append(MemberSnapshot(member, now - heard_at, share, reasons))
+            loading = self._loading.get(member.id)
+            found.append(MemberSnapshot(member, now - heard_at, share, reasons, loading))
         if fresh:
             known = {(m.id, m.incarnation) for m in self._members}
             self._busy = {key: value for key, value in self._busy.items() if key in known}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.cluster_snapshot.counters import Counters, Rates
+from eaas.cluster_snapshot.loading import Loading
 from eaas.membership.reachability import ANSWERING, fewest_replicas
 from eaas.types import Member, Placement, Role
 
@@ -134,12 +135,14 @@ class MemberSnapshot:
         lease_age_s: Seconds since its last heartbeat; also rises while the monitor is unreachable.
         utilisation: Share of busy time between the readings; None if unknown.
         unreachable: For expert servers: client id -> why this client cannot reach the server.
+        loading: Progress of an expert server's load; None while it loads nothing.
     """
 
     member: Member
     lease_age_s: float
     utilisation: float | None = None
     unreachable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    loading: Loading | None = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class Report:
     Attributes:
         stalled_s: Seconds for which overdue work has made no progress; 0 while it progresses.
         busy_s: Total seconds of work; never falls.
+        loading_bytes: Bytes that the current load takes; 0 while nothing loads.
+        loaded_bytes: How many of them are loaded.
         reach: Sent only when it has changed.
     """
 
@@ -67,6 +69,8 @@ class Report:
     epoch: int = 0
     stalled_s: float = 0.0
     busy_s: float = 0.0
+    loading_bytes: int = 0
+    loaded_bytes: int = 0
     reach: tuple[ServerReach, ...] | None = None
 
 
@@ -369,6 +373,8 @@ class MemberSession:
                 epoch=report.epoch,
                 stalled_s=report.stalled_s,
                 busy_s=report.busy_s,
+                loading_bytes=report.loading_bytes,
+                loaded_bytes=report.loaded_bytes,
             )
             if report.reach is not None and report.reach != sent:
                 sent = report.reach

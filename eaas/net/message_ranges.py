@@ -102,6 +102,7 @@ _FIELDS: dict[str, Range] = {
             "answered corrupt failed failures_since_answer hedged_away refused timed_out",
         ),
         (_WHOLE, "arena_bytes begin bytes bytes_loaded end expert_bytes memory_bytes offset"),
+        (_WHOLE, "loaded_bytes loading_bytes"),
         (_WHOLE, "payload_capacity received_bytes result_capacity resume_at sent_bytes stride"),
         (_WHOLE, "batches visits"),
         (_BITS64, "boot_id requests_at results_at"),

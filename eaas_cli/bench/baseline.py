@@ -32,7 +32,7 @@ class LocalExperts:
         from expert_server.experts.store import ExpertStore
         from expert_server.kernels.choose import ExpertSizes, choose_kernel
         from expert_server.kernels.spec import spec_of
-        from expert_server.weights.weights import ExpertReader
+        from expert_server.weights.reader import ExpertReader
 
         self.checkpoint = Checkpoint.open(model_path)
         shape = self.checkpoint.shape

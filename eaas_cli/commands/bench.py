@@ -83,7 +83,8 @@ def experts(
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            help="Stored weights: bfloat16, float32, int8 or int4. Repeatable.", show_default="all"
+            help="Stored weights: bfloat16, float32, int8, int4, fp8, mxfp4 or int4-g32. Repeatable.",
+            show_default="all",
         ),
     ] = None,
     kernel: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ _LAYERS = COLUMNS - _NAME - 12
 # Lines outside the tables' rows: head, rates, balance, and a blank line and a title for each table.
 _HEAD_LINES = 9
 _LEAST_EVENTS = 3
-# Largest number of lines on servers that clients cannot reach.
+# Largest numbers of lines on servers that clients cannot reach, and on servers that load experts.
 _NOTES = 3
+_LOADS = 8
 _EVENT_COLOURS = {
     "dead": "red",
     "uncovered": "bold red",
@@ -52,6 +54,7 @@ def frame(
         ascii_only: Draw bars without block characters.
     """
     notes = min(_NOTES, sum(1 for m in snapshot.members if m.unreachable))
+    notes += min(_LOADS, sum(1 for m in snapshot.members if m.loading))
     free = max(2 * _LEAST_EVENTS + 2, lines - _HEAD_LINES - notes)
     servers = snapshot.load.servers if snapshot.load is not None else ()
     loads = min(len(servers), max(2, free // 4)) if servers else 0
@@ -117,6 +120,11 @@ def _members(snapshot: ClusterSnapshot, most: int) -> RenderableType:
     shares = _shares(snapshot.load)
     chosen = _chosen(snapshot.members, shares, most)
     notes: list[Text] = []
+    loads = [
+        Text(f"{m.member.id} loads {m.loading.text}", "cyan", no_wrap=True, overflow="ellipsis")
+        for m in snapshot.members
+        if m.loading is not None
+    ]
     for m in chosen:
         is_server = m.member.role is Role.EXPERT_SERVER
         state = m.member.state.value
@@ -135,7 +143,7 @@ def _members(snapshot: ClusterSnapshot, most: int) -> RenderableType:
             notes.append(Text(f"{m.member.id}: {why}", "red", no_wrap=True, overflow="ellipsis"))
     left = len(snapshot.members) - len(chosen)
     more = [Text(f"and {left} more", "dim")] if left else []
-    return Group(table, *notes[:_NOTES], *more)
+    return Group(table, *notes[:_NOTES], *loads[:_LOADS], *more)
 
 
 def _chosen(
@@ -228,6 +236,9 @@ def document(endpoint: str, snapshot: ClusterSnapshot) -> dict[str, Any]:
                 "utilisation": m.utilisation,
                 "lease_age_s": m.lease_age_s,
                 "unreachable": dict(m.unreachable),
+                "loading": None
+                if m.loading is None
+                else {**asdict(m.loading), "left_s": m.loading.left_s},
             }
             for m in snapshot.members
         ],

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,8 +27,12 @@ from eaas_cli.local.process import program
 from eaas_cli.local.running_clusters import recorded
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from eaas.cluster_snapshot.loading import Loading
     from eaas_cli.local import LocalCluster
     from eaas_cli.local.interrupt import Interrupt
+    from eaas_cli.local.loading import LoadingPoller
     from eaas_cli.local.scaling import Scaler
     from eaas_cli.local.supervision import Supervisor
 
@@ -126,7 +131,8 @@ def up(
                 f"for {cluster.model} ({cluster.memory}) ..."
             )
             start_s = _VLLM_START_S if engine == "vllm" else _START_S
-            cluster.start(settings.balancer.apply_timeout_s + start_s, interrupt=interrupt)
+            with _loading_shown(cluster) as show:
+                cluster.start(settings.balancer.apply_timeout_s + start_s, interrupt, show)
             print_line(f"SERVING after {time.monotonic() - started:.1f} s")
             with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else ""):
                 _greet(cluster)
@@ -137,6 +143,35 @@ def up(
                 print_line("stopping ...")
         finally:
             cluster.stop()
+
+
+@contextlib.contextmanager
+def _loading_shown(cluster: LocalCluster) -> Iterator[Callable[[], None]]:
+    """While the cluster starts, show how far its servers are with loading, at each call of the result."""
+    from eaas_cli.local.loading import LoadingLines, LoadingPoller
+
+    with contextlib.closing(LoadingPoller(cluster)) as poller:
+        if not sys.stdout.isatty():
+            lines = LoadingLines()
+            yield lambda: _print(lines.take(poller.poll(), time.monotonic()))
+            return
+        from rich.live import Live
+
+        with Live(auto_refresh=False, transient=True) as live:
+            yield lambda: live.update(_loads(poller.poll()), refresh=True)
+
+
+def _loads(loading: Mapping[str, Loading]) -> Text:
+    from rich.text import Text
+
+    from eaas_cli.local.loading import loading_lines
+
+    return Text("\n".join(loading_lines(loading)), "cyan", no_wrap=True, overflow="ellipsis")
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print_line(line)
 
 
 def _greet(cluster: LocalCluster) -> None:
@@ -192,6 +227,7 @@ def _kernels(cluster: LocalCluster) -> str:
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Scale, supervise and show the status until a signal: a live table on a terminal, else event lines."""
+    from eaas_cli.local.loading import LoadingLines, LoadingPoller
     from eaas_cli.local.scaling import Scaler, ScaleWatch
     from eaas_cli.local.supervision import Supervisor
 
@@ -201,14 +237,17 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
     supervisor = Supervisor(cluster)
     watch = ScaleWatch(balancer, scaler.want, cluster.tls)
+    poller = LoadingPoller(cluster)
     try:
         if sys.stdout.isatty():
-            _watch_live(cluster, interrupt, supervisor, scaler)
+            _watch_live(cluster, interrupt, supervisor, scaler, poller)
+        lines = LoadingLines()
         while True:
-            for line in _step(supervisor, scaler):
-                print_line(line)
+            _print(_step(supervisor, scaler))
+            _print(lines.take(poller.poll(), time.monotonic()))
             interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)
     finally:
+        poller.close()
         watch.close()
 
 
@@ -246,8 +285,13 @@ def _step(supervisor: Supervisor, scaler: Scaler) -> list[str]:
 
 
 def _watch_live(
-    cluster: LocalCluster, interrupt: Interrupt, supervisor: Supervisor, scaler: Scaler
+    cluster: LocalCluster,
+    interrupt: Interrupt,
+    supervisor: Supervisor,
+    scaler: Scaler,
+    poller: LoadingPoller,
 ) -> None:
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
@@ -260,5 +304,6 @@ def _watch_live(
             for line in _step(supervisor, scaler):
                 # Lines are not wrapped, because a line may be a command to paste.
                 live.console.print(line, soft_wrap=True, markup=False, highlight=False)
-            live.update(shown, refresh=True)
+            loading = poller.poll()
+            live.update(Group(shown, _loads(loading)) if loading else shown, refresh=True)
             interrupt.wait(_SCALING_S if scaler.busy else _REFRESH_S)

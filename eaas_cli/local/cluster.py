@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -138,8 +138,18 @@ class LocalCluster:
 
     # -- start and stop -------------------------------------------------------------------------------
 
-    def start(self, timeout_s: float = 120.0, interrupt: Interrupt | None = None) -> None:
+    def start(
+        self,
+        timeout_s: float = 120.0,
+        interrupt: Interrupt | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start all processes and wait until they serve. A failed start leaves no process behind.
+
+        Args:
+            timeout_s: Deadline.
+            interrupt: Ends the start.
+            on_wait: Called at least twice a second while servers load their experts.
 
         Raises:
             EaasError: A process failed (its message) or was not ready in time.
@@ -165,7 +175,9 @@ class LocalCluster:
                     self.config, _CLIENT, address, self.model, operator_page=self._operator_page
                 )
                 others.append(self._spawn(_CLIENT, *words))
-            wait_ready(others, deadline - time.monotonic(), interrupt, needed=[monitor])
+            wait_ready(
+                others, deadline - time.monotonic(), interrupt, needed=[monitor], on_wait=on_wait
+            )
             if self._with_client:
                 client = self.children[_CLIENT]
                 assert client.address is not None

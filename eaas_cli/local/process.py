@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -218,11 +218,13 @@ def wait_ready(
     timeout_s: float,
     interrupt: Interrupt | None = None,
     needed: Iterable[ChildProcess] = (),
+    on_wait: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait until every child process has announced its address. After an error the others still run.
 
     Args:
         needed: Ready processes that the others depend on.
+        on_wait: Called at least twice a second while waiting.
 
     Raises:
         EaasError: A child failed (its message), or a ready one has ended.
@@ -258,3 +260,4 @@ def wait_ready(
                 if child.address is not None:
                     selector.unregister(child.fd)
                     waiting.discard(child)
+            on_wait()

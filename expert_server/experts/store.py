@@ -15,8 +15,9 @@ from expert_server.experts.load_throttling import LoadThrottle
 from expert_server.kernels import ExpertKernel
 from expert_server.loop.loop import ServeLoop
 from expert_server.weights.background import compute_alone, step_back
+from expert_server.weights.reader import ExpertReader
 from expert_server.weights.sharing import Pace
-from expert_server.weights.weights import ExpertReader, ExpertWeights
+from expert_server.weights.weights import ExpertWeights
 
 __all__ = ["Digests", "ExpertStore", "naming_expert"]
 
@@ -50,6 +51,7 @@ class ExpertStore:
         self._loop = loop
         self._digests: dict[tuple[int, int], int] = {}
         self._changing = threading.Lock()
+        self._loading = (0, 0)
 
     @property
     def count(self) -> int:
@@ -60,6 +62,14 @@ class ExpertStore:
     def bytes(self) -> int:
         """Memory of the replicas held, in the kernel's layout, in bytes; ReadHotness reports the mean."""
         return self._kernel.bytes
+
+    @property
+    def loading(self) -> tuple[int, int]:
+        """Checkpoint bytes that the current load takes, and how many of them are loaded, for heartbeats.
+
+        (0, 0) while nothing loads. Any thread may read it.
+        """
+        return self._loading
 
     def holds(self, layer: int, expert: int) -> bool:
         """Whether this server holds a replica of the expert, so that its kernel can compute it."""
@@ -124,6 +134,12 @@ class ExpertStore:
         ahead: Executor | None = None,
     ) -> int:
         self._drop_mismatched(wanted, digests)
+        missing = {
+            layer: {expert for expert in experts if not self.holds(layer, expert)}
+            for layer, experts in wanted.items()
+        }
+        size = {layer: self._reader.expert_bytes(layer) for layer, some in missing.items() if some}
+        self._loading = sum(len(missing[layer]) * size[layer] for layer in size), 0
         before = trimmed = self.bytes
         # Nothing is read ahead unless no batch needs the cores.
         pause = (
@@ -131,14 +147,14 @@ class ExpertStore:
         )
         pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
         try:
-            for layer in wanted:
-                missing = {e for e in wanted[layer] if not self.holds(layer, e)}
+            for layer in size:
                 differing = []
-                for expert, weights in self._reader.read(layer, missing, pause, ahead):
+                for expert, weights in self._reader.read(layer, missing[layer], pause, ahead):
                     if weights.digest != digests.get((layer, expert), weights.digest):
                         differing.append(expert)
                         continue
                     self._hold(layer, expert, weights, pause)
+                    self._count_loaded(size[layer])
                     if pace is not None:
                         pace.take(weights.nbytes)
                     del weights  # A view of a chunk that the reader is about to reuse.
@@ -149,9 +165,16 @@ class ExpertStore:
                         trim()
                 for expert in differing:
                     self._load_from_others(layer, expert, pause, digests[layer, expert])
+                    self._count_loaded(size[layer])
         finally:
+            self._loading = 0, 0
             self._reader.release()
         return self.bytes - before
+
+    def _count_loaded(self, nbytes: int) -> None:
+        total, loaded = self._loading
+        # One assignment, so that no heartbeat sees one number without the other.
+        self._loading = total, loaded + nbytes
 
     def _hold(self, layer: int, expert: int, weights: ExpertWeights, pause: Pause) -> None:
         with naming_expert(layer, expert):

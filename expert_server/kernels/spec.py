@@ -8,7 +8,7 @@ from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.quantized import WeightFormat
 from eaas.errors import ConfigError
 from expert_server.kernels.kernel import KernelSpec, Quantization
-from expert_server.weights.weights import ExpertReader
+from expert_server.weights.reader import ExpertReader
 
 __all__ = ["compute_dtype", "spec_of"]
 

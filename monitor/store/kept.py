@@ -130,7 +130,9 @@ class Store(Protocol):
 
 def event_to_bytes(event: MemberEvent) -> bytes:
     """Serialize a membership event for the store, without the counters that change all the time."""
-    member = replace(event.member, progress=0, in_flight=0, silence_s=0.0)
+    member = replace(
+        event.member, progress=0, in_flight=0, silence_s=0.0, loading_bytes=0, loaded_bytes=0
+    )
     left = member.state is MemberState.LEFT
     if left:
         # A monitor of an earlier release may read it.

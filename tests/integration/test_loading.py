@@ -34,7 +34,7 @@ from expert_server.kernels.kernel import KernelSpec
 from expert_server.loop.loop import ServeLoop
 from expert_server.main import _SWITCH_S
 from expert_server.transports.slot_ownership import SlotTable
-from expert_server.weights.weights import ExpertReader
+from expert_server.weights.reader import ExpertReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

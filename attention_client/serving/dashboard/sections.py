@@ -59,7 +59,10 @@ def summary(snapshot: ClusterSnapshot) -> list[Node]:
 
 
 def members(snapshot: ClusterSnapshot) -> list[Node]:
-    """Draw the table of the cluster's members with state, incarnation, requests in flight and lease age."""
+    """Draw the table of the cluster's members with state, incarnation, requests in flight and lease age.
+
+    Below it, a line for each expert server that loads experts.
+    """
     if not snapshot.members:
         return empty("No members are known yet.")
     rows = []
@@ -80,7 +83,12 @@ def members(snapshot: ClusterSnapshot) -> list[Node]:
             )
         )
     head = "Member", "State", "Life", "Experts", "In flight", "Busy", "Lease age", "PID", "Address"
-    return [table("Members", head, rows, wide=("PID", "Address"))]
+    loads = (
+        h("p", h("bdi", m.member.id), f" loads {m.loading.text}", class_="note", key=m.member.id)
+        for m in snapshot.members
+        if m.loading is not None
+    )
+    return [table("Members", head, rows, wide=("PID", "Address")), *loads]
 
 
 def _is_server(member: Member) -> bool:

@@ -32,7 +32,7 @@ class RegisterResponse(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch", "stalled_s", "busy_s", "reach")
+    __slots__ = ("id", "incarnation", "state", "progress", "in_flight", "experts", "epoch", "stalled_s", "busy_s", "loading_bytes", "loaded_bytes", "reach")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class HeartbeatRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STALLED_S_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    LOADING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
@@ -52,8 +54,10 @@ class HeartbeatRequest(_message.Message):
     epoch: int
     stalled_s: float
     busy_s: float
+    loading_bytes: int
+    loaded_bytes: int
     reach: _common_pb2.Reach
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ..., stalled_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., reach: _Optional[_Union[_common_pb2.Reach, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.MemberState, str]] = ..., progress: _Optional[int] = ..., in_flight: _Optional[int] = ..., experts: _Optional[int] = ..., epoch: _Optional[int] = ..., stalled_s: _Optional[float] = ..., busy_s: _Optional[float] = ..., loading_bytes: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., reach: _Optional[_Union[_common_pb2.Reach, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("revision",)

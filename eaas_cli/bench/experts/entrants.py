@@ -9,6 +9,7 @@ import torch
 from eaas.errors import ConfigError
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
 from eaas_cli.bench.experts.rows import Findings
+from eaas_cli.bench.experts.stored import STORED
 from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.weights.weights import ExpertForm
@@ -39,8 +40,9 @@ def find_entrants(
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.
     """
-    quantization = Quantization(dtype) if dtype.startswith("int") else Quantization.NONE
-    spec = KernelSpec(getattr(torch, compute_dtype(dtype)), quantization, plan.threads)
+    quantization = Quantization(dtype) if dtype in ("int8", "int4") else Quantization.NONE
+    compute = getattr(torch, compute_dtype(dtype))
+    spec = KernelSpec(compute, quantization, plan.threads, STORED.get(dtype))
     shown = {name for name in plan.kernels if name != AUTO} or KERNELS.keys() - {"reference"}
     picked = None
     if AUTO in plan.kernels or not plan.kernels:

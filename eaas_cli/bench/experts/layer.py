@@ -16,6 +16,7 @@ from eaas_cli.bench.experts.plan import Plan, Shape
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
 from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source, source_form
+from eaas_cli.bench.experts.stored import STORED, store
 from eaas_cli.bench.machine import available_bytes
 from expert_server.kernels.kernel import ExpertKernel
 
@@ -80,7 +81,9 @@ def _load(source: Source, entrants: _Entrants, findings: Findings) -> None:
         for name, kernel in found.kernels.items():
             findings.say(f"{source.shape} {dtype}: {name} loads the experts")
             for expert, weights in enumerate(source.experts()):
-                kernel.load(0, expert, weights)
+                kernel.load(
+                    0, expert, store(weights, STORED[dtype]) if dtype in STORED else weights
+                )
 
 
 def _needed_bytes(shape: Shape, compute: torch.dtype, entrants: _Entrants, plan: Plan) -> int:

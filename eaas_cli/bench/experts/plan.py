@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 AUTO = "auto"
-DTYPES = ("bfloat16", "float32", "int8", "int4")
+DTYPES = ("bfloat16", "float32", "int8", "int4", "fp8", "mxfp4", "int4-g32")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from eaas_cli.bench.experts.plan import AUTO, DTYPES
 
 __all__ = ["check_plot", "draw_plot"]
 
-_STYLES = dict(zip(DTYPES, (("-", "o"), ("--", "s"), ("-.", "^"), (":", "D")), strict=True))
+_STYLES = dict(zip(DTYPES, itertools.product(("-", "--", "-.", ":"), ("o", "s")), strict=False))
 
 
 def check_plot(path: Path) -> None:

@@ -9,7 +9,16 @@ from eaas_cli.bench.experts.plan import Shape
 
 __all__ = ["Limit", "Speed", "limit", "stored_bytes"]
 
-_WEIGHT_BYTES = {"bfloat16": 2.0, "float32": 4.0, "int8": 1.0, "int4": 0.5}
+# Of checkpoints' formats with their scales: float32 for 128 x 128 weights, and 8 or 16 bits for 32.
+_WEIGHT_BYTES = {
+    "bfloat16": 2.0,
+    "float32": 4.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "fp8": 1 + 4 / 128**2,
+    "mxfp4": 0.5 + 1 / 32,
+    "int4-g32": 0.5 + 2 / 32,
+}
 _SCALE_BYTES = 4
 _INT4_GROUP = 128
 

@@ -46,6 +46,8 @@ MEMBERS = st.builds(
     silence_s=FLOATS,
     epoch=COUNTS,
     busy_s=FLOATS,
+    loading_bytes=COUNTS,
+    loaded_bytes=COUNTS,
     reach=st.none()
     | st.lists(
         st.builds(

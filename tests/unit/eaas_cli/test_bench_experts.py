@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import ConfigError
 from eaas_cli.bench import machine
 from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan, plot
@@ -25,9 +26,11 @@ from eaas_cli.bench.experts.report import print_report
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
 from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
 from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
+from eaas_cli.bench.experts.stored import STORED, store
 from eaas_cli.commands import app
 from expert_server.kernels.choose import KERNELS
 from expert_server.kernels.kernel import UnsupportedError
+from expert_server.weights.weights import ExpertWeights
 
 A, B = BUILT_IN
 TINY = Shape(64, 32, 4, 2)
@@ -76,6 +79,22 @@ def test_bytes_of_an_expert() -> None:
     assert stored_bytes(A, "int4") == 3 * 2048 * 768 // 2 + 4 * 3 * 2048 * 768 // 128
     # An incomplete group has a scale, too.
     assert stored_bytes(Shape(130, 1, 1, 1), "int4") == 3 * 130 // 2 + 4 * (2 * 2 + 130)
+    # As checkpoints have them: a byte, or a float16, for each 32 weights.
+    weights = 3 * 2048 * 768
+    assert stored_bytes(A, "fp8") == weights + 4 * weights // 128**2
+    assert stored_bytes(A, "mxfp4") == weights // 2 + weights // 32
+    assert stored_bytes(A, "int4-g32") == weights // 2 + 2 * weights // 32
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp8", 0.04), ("mxfp4", 0.2), ("int4-g32", 0.15)])
+def test_random_weights_are_stored_with_the_error_of_the_format(dtype: str, error: float) -> None:
+    up, down = torch.randn(64, 75), torch.randn(75, 32)
+    found = store(ExpertWeights(up, down), STORED[dtype])
+    for exact, matrix in ((up, found.up), (down, found.down)):
+        assert isinstance(matrix, QuantizedMatrix)
+        assert matrix.shape == exact.shape
+        off = (matrix.dequantize() - exact).norm() / exact.norm()
+        assert error / 3 < off < error
 
 
 def test_decode_is_bound_by_memory_and_prefill_by_the_product() -> None:
@@ -111,7 +130,10 @@ def test_tokens_are_sorted_and_measured_once() -> None:
         ({"built_in": False}, "--no-builtin leaves nothing to measure: add a --shape"),
         ({"tokens": ""}, "--tokens : give whole numbers"),
         ({"tokens": "1,-8"}, "--tokens 1,-8: give whole numbers of at least 1"),
-        ({"dtypes": ["fp8"]}, "--dtype fp8: give one of bfloat16, float32, int8, int4"),
+        (
+            {"dtypes": ["fp16"]},
+            "--dtype fp16: give one of bfloat16, float32, int8, int4, fp8, mxfp4",
+        ),
         ({"kernels": ["fast"]}, "--kernel fast: give one of native, .*auto"),
     ],
 )

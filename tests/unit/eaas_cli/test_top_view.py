@@ -15,6 +15,7 @@ from rich.console import Console
 
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
+from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import Event, Load, MemberSnapshot, Source
 from eaas.types import Member, MemberState, Placement, Role
 from eaas_cli.commands.top_view import COLUMNS, document, frame
@@ -183,3 +184,30 @@ def test_the_json_document() -> None:
         "subject": "b",
         "text": "is SUSPECT",
     }
+
+
+def loading(count: int) -> ClusterSnapshot:
+    members = (member(f"server-{i}", MemberState.JOINING) for i in range(count))
+    progress = Loading(4 * 10**9, 14 * 10**8, 28e6)
+    return replace(FACTS, members=tuple(replace(m, loading=progress) for m in members))
+
+
+def test_a_load_is_shown_below_the_members() -> None:
+    found = lines(loading(2))
+    for name in ("server-0", "server-1"):
+        assert f"{name} loads 1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left" in found
+    many = lines(loading(40), 40)
+    assert len(many) <= 40
+    assert sum(" loads " in line for line in many) == 8
+    assert not any(" loads " in line for line in lines(FACTS))
+
+
+def test_a_load_in_the_document() -> None:
+    (first, _) = document(URL, loading(2))["members"]
+    assert first["loading"] == {
+        "total_bytes": 4 * 10**9,
+        "loaded_bytes": 14 * 10**8,
+        "bytes_per_s": 28e6,
+        "left_s": pytest.approx(92.86, abs=0.01),
+    }
+    assert {m["loading"] for m in document(URL, FACTS)["members"]} == {None}

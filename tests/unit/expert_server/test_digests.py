@@ -19,7 +19,7 @@ from eaas.errors import ExpertMismatchError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, ReferenceKernel
-from expert_server.weights.weights import ExpertReader
+from expert_server.weights.reader import ExpertReader
 
 EXPERTS = 3
 TINY: dict[str, Any] = {"layers": 2, "hidden": 32, "experts": EXPERTS, "top_k": 2, "vocab": 262}

@@ -25,7 +25,8 @@ from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
 from expert_server.kernels.spec import compute_dtype
 from expert_server.main import ExpertServer, _describe
 from expert_server.transports.slot_ownership import SlotTable
-from expert_server.weights.weights import ExpertReader, ExpertWeights
+from expert_server.weights.reader import ExpertReader
+from expert_server.weights.weights import ExpertWeights
 
 
 @pytest.fixture(scope="module")

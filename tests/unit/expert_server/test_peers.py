@@ -22,6 +22,7 @@ from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
 from eaas.types import Member, MemberState, Role
+from expert_server.weights.reader import ExpertReader
 from expert_server.weights.remote_checkpoint import (
     PeerReader,
     checkpoint_of_peers,
@@ -29,7 +30,6 @@ from expert_server.weights.remote_checkpoint import (
     serving_peers,
 )
 from expert_server.weights.sharing import CheckpointSharer, Pace
-from expert_server.weights.weights import ExpertReader
 
 FAST = 1e12
 SHARD = "model.safetensors"

@@ -20,7 +20,9 @@ from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _native
 from expert_server.kernels.native import NativeKernel
-from expert_server.weights.weights import ExpertForm, ExpertReader, ExpertWeights
+from expert_server.weights.reader import ExpertReader
+from expert_server.weights.weights import ExpertForm, ExpertWeights
+from quantized_checkpoint import Scheme, fp8, mxfp4, quantized_copy
 
 TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 
@@ -147,19 +149,23 @@ def test_packed_tensors_own_their_memory(path: Path) -> None:
                 assert tensor.is_contiguous()
 
 
-def test_only_wanted_bytes_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte read from a shard is counted."""
-    read = 0
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of all reads from shards."""
+    sizes: list[int] = []
     really_read = TensorSlice.read_into
 
     def counted(part: TensorSlice, buffer: memoryview, *pause: Any) -> None:
-        nonlocal read
-        read += len(buffer)
+        sizes.append(len(buffer))
         really_read(part, buffer, *pause)
 
     monkeypatch.setattr(TensorSlice, "read_into", counted)
+    return sizes
+
+
+def test_only_wanted_bytes_are_read(path: Path, bytes_read: list[int]) -> None:
     store = new_store(Checkpoint.open(path))
-    assert store.load({0: [1, 6], 1: [4]}) == read > 0
+    assert store.load({0: [1, 6], 1: [4]}) == sum(bytes_read) > 0
 
 
 def test_other_experts_shards_are_not_opened(copy: Path) -> None:
@@ -366,3 +372,54 @@ def test_loads_while_serving_keep_the_rate(qwen: Path, monkeypatch: pytest.Monke
     store.load({0: [0, 1, 2], 1: [3]})
     assert len(took) == 2
     assert sum(took) == store.bytes - before
+
+
+def progress_of(store: ExpertStore, wanted: dict[int, Any]) -> list[tuple[int, int]]:
+    """The progress after each expert of a load."""
+    seen: list[tuple[int, int]] = []
+    store.load(wanted, lambda: bool(seen.append(store.loading)))
+    return seen
+
+
+def test_the_progress_of_a_load_ends_at_its_total(path: Path, bytes_read: list[int]) -> None:
+    """The total is known at the start and is what the load reads; replicas that are held do not count."""
+    store = new_store(Checkpoint.open(path))
+    assert store.loading == (0, 0)
+    store.load({0: [1]})
+    bytes_read.clear()
+    wanted = {0: [1, 6], 1: range(8), 2: []}
+    seen = progress_of(store, wanted)
+    total = sum(bytes_read)
+    assert seen == [(total, total * done // 9) for done in range(1, 10)]
+    assert store.loading == (0, 0)
+    assert progress_of(store, wanted) == [], "all are held"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme"), [("qwen3_moe", fp8((16, 16))), ("gpt_oss", mxfp4())]
+)
+def test_quantised_experts_count_as_they_are_stored(
+    tmp_path: Path, bytes_read: list[int], architecture: str, scheme: Scheme
+) -> None:
+    write_demo_model(tmp_path / "demo", architecture, **TINY)
+    quantized_copy(tmp_path / "demo", tmp_path / "model", scheme)
+    bytes_read.clear()
+    seen = progress_of(new_store(Checkpoint.open(tmp_path / "model")), {1: range(8)})
+    total = sum(bytes_read)
+    assert seen == [(total, total * done // 8) for done in range(1, 9)]
+
+
+def test_nothing_loads_after_a_load_that_ended_early(qwen: Path, copy: Path) -> None:
+    store = new_store(Checkpoint.open(qwen))
+    seen: list[tuple[int, int]] = []
+    store.load({0: range(8)}, lambda: bool(seen.append(store.loading)) or len(seen) == 2)
+    total = seen[0][0]
+    assert seen == [(total, total // 8), (total, total // 4)]
+    assert store.loading == (0, 0)
+    checkpoint = Checkpoint.open(copy)
+    tensor = next(t for t in checkpoint.expert_tensors if (t.layer, t.expert) == (2, 3))
+    checkpoint.keys[tensor.key].unlink()
+    store = new_store(checkpoint)
+    with pytest.raises(MissingShardError):
+        store.load({2: [3]})
+    assert store.loading == (0, 0)

@@ -17,7 +17,8 @@ from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CorruptShardError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.weights import weights as weights_module
-from expert_server.weights.weights import ExpertReader, ExpertWeights
+from expert_server.weights.reader import ExpertReader
+from expert_server.weights.weights import ExpertWeights
 
 TINY: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 WANTED = [7, 0, 3, 4, 6]

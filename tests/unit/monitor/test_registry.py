@@ -79,6 +79,27 @@ def test_load_makes_no_events_but_is_in_snapshots(registry: Registry) -> None:
     assert (event.member.experts, event.member.epoch) == (3, 1)
 
 
+def test_progress_of_a_load_makes_no_events_but_is_in_snapshots(registry: Registry) -> None:
+    registry.register(member(), 0, 0.0)
+    for done in (0, 30, 90):
+        beat = {"loading_bytes": 90, "loaded_bytes": done}
+        assert registry.heartbeat("a", 1, 0.1, state=MemberState.JOINING, **beat) == []
+        (now,) = registry.members(0.1)
+        assert (now.loading_bytes, now.loaded_bytes) == (90, done)
+    # A heartbeat of a former release has neither.
+    registry.heartbeat("a", 1, 0.2, state=SERVING)
+    (now,) = registry.members(0.2)
+    assert (now.loading_bytes, now.loaded_bytes) == (0, 0)
+
+
+def test_a_member_that_ended_loads_nothing(registry: Registry) -> None:
+    registry.register(member(), 0, 0.0)
+    registry.heartbeat("a", 1, 0.1, state=SERVING, loading_bytes=90, loaded_bytes=30)
+    (event,) = registry.deregister("a", 1, "", 0.2)
+    assert (event.member.loading_bytes, event.member.loaded_bytes) == (0, 0)
+    assert [m.loading_bytes for m in registry.members(1.0)] == [0]
+
+
 def test_a_deregistered_member_is_left_until_it_registers_again(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     (event,) = registry.deregister("a", 1, "", 0.0)

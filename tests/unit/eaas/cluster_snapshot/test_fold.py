@@ -10,6 +10,7 @@ import pytest
 
 from eaas.cluster_snapshot.counters import Counters, Rates, rates, read_counters
 from eaas.cluster_snapshot.fold import SnapshotFold
+from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import ClusterSnapshot, Decision, Load, Reading
 from eaas.types import Member, MemberState, Placement, Role
 
@@ -211,3 +212,14 @@ eaas_failovers_total{reason="timed out"} 1.0
     assert (found.tokens, found.ttft_s, found.first_tokens) == (12.0, 0.5, 2.0)
     assert dict(found.failovers) == {"lost": 3.0, "timed out": 1.0}
     assert rates(Counters(), found, 4.0) == Rates(3.0, 0.25, None)
+
+
+def test_progress_of_a_load_stays_while_the_monitor_is_silent(fold: SnapshotFold) -> None:
+    loads = server("a", MemberState.JOINING, loading_bytes=100, loaded_bytes=10)
+    fold.take(Reading(11.0, members=(loads, server("b"))))
+    snapshot = fold.take(Reading(12.0, members=(replace(loads, loaded_bytes=30), server("b"))))
+    assert [m.loading for m in snapshot.members] == [Loading(100, 30, 20.0), None]
+    snapshot = fold.take(Reading(13.0, monitor="no answer in time"))
+    assert [m.loading for m in snapshot.members] == [Loading(100, 30, 20.0), None]
+    snapshot = fold.take(Reading(14.0, members=(server("a"), server("b"))))
+    assert [m.loading for m in snapshot.members] == [None, None]

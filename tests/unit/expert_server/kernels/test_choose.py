@@ -17,7 +17,8 @@ from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, Sto
 from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.trial import replica_bytes
-from expert_server.weights.weights import ExpertForm, ExpertReader, ExpertWeights
+from expert_server.weights.reader import ExpertReader
+from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 FORM = ExpertForm(has_gate=False, is_transposed=False, activate=torch.relu)
 SIZES = ExpertSizes(hidden=32, intermediate=16, num_experts=4, top_k=2)

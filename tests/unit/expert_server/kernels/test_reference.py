@@ -9,7 +9,7 @@ from eaas.checkpoint import Checkpoint
 from eaas_cli.demo_model import write_demo_model
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, ReferenceKernel
-from expert_server.weights.weights import ExpertReader
+from expert_server.weights.reader import ExpertReader
 
 E, H = 4, 32
 

@@ -19,6 +19,7 @@ from attention_client.serving.dashboard.sections import draw, draw_placement
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
 from eaas.cluster_snapshot.events import decision_text
+from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
 from eaas.types import Member, MemberState, Placement, Role
 
@@ -225,3 +226,10 @@ def pixels(drawn: str) -> list[list[int]]:
         at += 12 + length
     lines = zlib.decompress(packed)
     return [list(lines[r * (columns + 1) + 1 : (r + 1) * (columns + 1)]) for r in range(rows)]
+
+
+def test_a_load_is_shown_below_the_members() -> None:
+    loads = replace(server("a"), loading=Loading(4 * 10**9, 14 * 10**8, 28e6))
+    drawn = text(draw(snapshot(members=(loads, server("b"))))["members"])
+    assert drawn.endswith("here:1 a loads 1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left")
+    assert "loads" not in text(draw(snapshot())["members"])
