@@ -1,7 +1,8 @@
 """Checkpoints quantised in the formats that their makers publish, and the same weights dequantised.
 
 The packing of each format is written here after its published layout; compressed-tensors packs by itself.
-N output channels, K inputs, G groups.
+Every weight is rounded to the nearest value that the format has: there is no calibration. The tests of the
+formats use these copies, too. N output channels, K inputs, G groups.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-__all__ = ["SCHEMES", "Packed", "Scheme", "quantized_copy"]
+__all__ = ["SCHEMES", "Packed", "Scheme", "gptq", "quantized_copy"]
 
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 @dataclass
@@ -34,23 +35,31 @@ class Packed:
 
 @dataclass
 class Scheme:
-    """A format with its settings: the section of config.json, and how a weight is packed."""
+    """A format with its settings.
+
+    Attributes:
+        config: Section `quantization_config` of config.json; empty: the copy is not quantised.
+        pack: Packs a weight (N, K).
+        atol: Largest difference of a reader's float32 values from the packed weight's.
+        experts_only: Attention stays as it is.
+    """
 
     config: dict[str, Any]
     pack: Callable[[torch.Tensor], Packed]
     atol: float = 0.0
+    experts_only: bool = False
 
 
-def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes along the last dimension into int32, the first one lowest."""
     per_word = 32 // bits
     codes = functional.pad(codes.to(torch.int64), (0, -codes.shape[-1] % per_word))
     shifts = torch.arange(0, 32, bits)
-    packed = (codes.unflatten(-1, (-1, per_word)) << shifts).sum(-1)
+    packed = (torch.unflatten(codes, -1, (-1, per_word)) << shifts).sum(-1)
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
 
 
-def grouped(
+def _grouped(
     weight_NK: torch.Tensor, group: int, bits: int, symmetric: bool, group_of_K: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Round to integers with a scale and a zero point for each group: codes (N, K), scales, zeros (N, G)."""
@@ -73,6 +82,8 @@ def grouped(
 def gptq(
     group: int, bits: int = 4, *, symmetric: bool = True, desc_act: bool = False, v2: bool = False
 ) -> Scheme:
+    """GPTQ's layout with groups of so many inputs; -1: one group."""
+
     def pack(weight_NK: torch.Tensor) -> Packed:
         inputs = weight_NK.shape[1]
         size = inputs if group < 0 else group
@@ -81,12 +92,12 @@ def gptq(
             group_of_K = group_of_K[
                 torch.randperm(inputs, generator=torch.Generator().manual_seed(1))
             ]
-        codes, scales, zeros = grouped(weight_NK, size, bits, symmetric, group_of_K)
-        stored = words(zeros.t(), bits)
+        codes, scales, zeros = _grouped(weight_NK, size, bits, symmetric, group_of_K)
+        stored = _words(zeros.t(), bits)
         if not v2:
             stored -= {4: 0x11111111, 8: 0x01010101}[bits]
         tensors = {
-            "qweight": words(codes, bits).t().contiguous(),
+            "qweight": _words(codes, bits).t().contiguous(),
             "qzeros": stored,
             "scales": scales.t().contiguous(),
             "g_idx": group_of_K.int(),
@@ -106,13 +117,15 @@ def gptq(
     )
 
 
-def awq(group: int) -> Scheme:
+def _awq(group: int) -> Scheme:
     def turn(codes_RN: torch.Tensor) -> torch.Tensor:
-        return words(codes_RN.unflatten(1, (-1, 8))[:, :, [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 4)
+        return _words(
+            torch.unflatten(codes_RN, 1, (-1, 8))[:, :, [0, 2, 4, 6, 1, 3, 5, 7]].flatten(1), 4
+        )
 
     def pack(weight_NK: torch.Tensor) -> Packed:
         group_of_K = torch.arange(weight_NK.shape[1]) // group
-        codes, scales, zeros = grouped(weight_NK, group, 4, False, group_of_K)
+        codes, scales, zeros = _grouped(weight_NK, group, 4, False, group_of_K)
         tensors = {
             "qweight": turn(codes.t()),
             "qzeros": turn(zeros.t()),
@@ -130,14 +143,14 @@ def awq(group: int) -> Scheme:
     return Scheme(config, pack)
 
 
-def fp8(block: tuple[int, int] | None) -> Scheme:
+def _fp8(block: tuple[int, int] | None) -> Scheme:
     """e4m3 with a scale per block (`weight_scale_inv`) or for the whole matrix (`weight_scale`)."""
 
     def pack(weight_NK: torch.Tensor) -> Packed:
         rows, inputs = weight_NK.shape
         height, width = block or (rows, inputs)
         padded = functional.pad(weight_NK.float(), (0, -inputs % width, 0, -rows % height))
-        blocks = padded.unflatten(0, (-1, height)).unflatten(2, (-1, width))
+        blocks = torch.unflatten(torch.unflatten(padded, 0, (-1, height)), 2, (-1, width))
         scales = blocks.abs().amax((1, 3)).clamp(min=1e-9) / 448
         by_weight = scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :inputs]
         codes = (weight_NK.float() / by_weight).to(torch.float8_e4m3fn)
@@ -149,25 +162,26 @@ def fp8(block: tuple[int, int] | None) -> Scheme:
     return Scheme(config | ({"weight_block_size": list(block)} if block else {}), pack)
 
 
-def mxfp4() -> Scheme:
+def _mxfp4() -> Scheme:
     """For a weight (N, K) or (E, N, K), K a multiple of 32."""
 
     def pack(weight: torch.Tensor) -> Packed:
-        groups = weight.float().unflatten(-1, (-1, 32))
+        groups = torch.unflatten(weight.float(), -1, (-1, 32))
         exponents = torch.log2(groups.abs().amax(-1).clamp(min=2.0**-100)).floor() - 2
         scaled = groups / torch.exp2(exponents).unsqueeze(-1)
-        codes = (scaled.unsqueeze(-1) - E2M1).abs().argmin(-1).to(torch.uint8)
+        codes = (scaled.unsqueeze(-1) - _E2M1).abs().argmin(-1).to(torch.uint8)
         tensors = {
             "_blocks": codes[..., ::2] | codes[..., 1::2] << 4,
             "_scales": (exponents + 127).to(torch.uint8),
         }
-        value = E2M1[codes.long()] * torch.exp2(exponents).unsqueeze(-1)
+        value = _E2M1[codes.long()] * torch.exp2(exponents).unsqueeze(-1)
         return Packed(tensors, value.flatten(-2))
 
-    return Scheme({"quant_method": "mxfp4", "modules_to_not_convert": []}, pack)
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+    return Scheme(config, pack, experts_only=True)
 
 
-def compressed(form: str, **weights: Any) -> Scheme:
+def _compressed(form: str, **weights: Any) -> Scheme:
     """compressed-tensors in one of its formats; `weights` are its `QuantizationArgs`."""
     arguments = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments, format=form)
@@ -207,61 +221,75 @@ def compressed(form: str, **weights: Any) -> Scheme:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "fp8": fp8((128, 128)),
-    "fp8-tensor": fp8(None),
-    "mxfp4": mxfp4(),
+    "fp8": _fp8((128, 128)),
+    "fp8-tensor": _fp8(None),
+    "mxfp4": _mxfp4(),
     "gptq": gptq(128),
     "gptq-channel": gptq(-1),
     "gptq-desc_act": gptq(32, desc_act=True),
     "gptq-zeros": gptq(64, symmetric=False),
     "gptq-v2": gptq(128, symmetric=False, v2=True),
     "gptq-int8": gptq(128, 8),
-    "awq": awq(128),
-    "awq-32": awq(32),
-    "ct-int4": compressed("pack-quantized", num_bits=4, strategy="group", group_size=32),
-    "ct-int4-channel": compressed("pack-quantized", num_bits=4, strategy="channel"),
-    "ct-int4-zeros": compressed(
+    "awq": _awq(128),
+    "awq-32": _awq(32),
+    "ct-int4": _compressed("pack-quantized", num_bits=4, strategy="group", group_size=32),
+    "ct-int4-channel": _compressed("pack-quantized", num_bits=4, strategy="channel"),
+    "ct-int4-zeros": _compressed(
         "pack-quantized", num_bits=4, strategy="group", group_size=128, symmetric=False
     ),
-    "ct-int8": compressed("pack-quantized", num_bits=8, strategy="group", group_size=128),
-    "ct-w8": compressed("int-quantized", num_bits=8, strategy="channel"),
-    "ct-fp8": compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "ct-int8": _compressed("pack-quantized", num_bits=8, strategy="group", group_size=128),
+    "ct-w8": _compressed("int-quantized", num_bits=8, strategy="channel"),
+    "ct-fp8": _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
 }
 
 
-def quantized_copy(model: Path, to: Path, scheme: Scheme) -> Path:
+def quantized_copy(
+    model: Path, to: Path, scheme: Scheme, dtype: torch.dtype = torch.float32
+) -> Path:
     """Quantise a checkpoint's experts and attention; return a copy of it with the same weights in float32.
 
-    Both copies compute in float32, so that only the experts' kernels can differ. `to` gets the quantised one.
+    Args:
+        model: Checkpoint.
+        to: New directory, for the quantised copy.
+        scheme: The format.
+        dtype: Of what is not quantised, and of the activations, in the quantised copy.
+
+    Raises:
+        ValueError: The format cannot hold weights of these shapes.
     """
     plain = to.with_name(to.name + "-dequantised")
-    is_mxfp4 = scheme.config["quant_method"] == "mxfp4"
     stored: dict[str, torch.Tensor] = {}
     exact: dict[str, torch.Tensor] = {}
     for shard in sorted(model.glob("*.safetensors")):
         for name, tensor in load_file(shard).items():
+            if not _is_quantised(name, scheme):
+                floats = tensor.is_floating_point()
+                stored[name] = tensor.to(dtype) if floats else tensor
+                exact[name] = tensor.float() if floats else tensor
+                continue
+            # gpt-oss has all experts of a layer in a tensor (E, K, N).
+            packed = scheme.pack(tensor.transpose(1, 2) if tensor.dim() == 3 else tensor)
+            weight = packed.weight_NK.float()
+            exact[name] = (weight.transpose(1, 2) if tensor.dim() == 3 else weight).contiguous()
             module = name.removesuffix(".weight")
-            if is_mxfp4 and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-                packed = scheme.pack(tensor.transpose(1, 2))
-                stored |= {name + part: value for part, value in packed.tensors.items()}
-                exact[name] = packed.weight_NK.transpose(1, 2).contiguous()
-            elif not is_mxfp4 and name.endswith("_proj.weight"):
-                packed = scheme.pack(tensor)
-                stored |= {f"{module}.{part}": value for part, value in packed.tensors.items()}
-                exact[name] = packed.weight_NK.float().contiguous()
-            else:
-                stored[name] = exact[name] = (
-                    tensor.float() if tensor.is_floating_point() else tensor
-                )
-    config = json.loads((model / "config.json").read_text()) | {"dtype": "float32"}
-    for path, tensors, section in (
-        (to, stored, {"quantization_config": scheme.config}),
-        (plain, exact, {}),
+            for part, value in packed.tensors.items():
+                stored[name + part if part.startswith("_") else f"{module}.{part}"] = value
+    config = json.loads((model / "config.json").read_text())
+    section = {"quantization_config": scheme.config} if scheme.config else {}
+    for path, tensors, change in (
+        (to, stored, {"dtype": str(dtype).removeprefix("torch.")} | section),
+        (plain, exact, {"dtype": "float32"}),
     ):
         path.mkdir()
         for file in model.iterdir():
             if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
                 shutil.copy(file, path)
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
-        (path / "config.json").write_text(json.dumps(config | section))
+        (path / "config.json").write_text(json.dumps(config | change))
     return plain
+
+
+def _is_quantised(name: str, scheme: Scheme) -> bool:
+    if scheme.experts_only:
+        return ".experts." in name and name.endswith(("_proj.weight", "_proj"))
+    return name.endswith("_proj.weight")
