@@ -28,13 +28,22 @@ def main(
     engines: Annotated[
         str, typer.Option(metavar="NAME,...", help="Engines of the clusters: vllm, transformers.")
     ] = "vllm,transformers",
+    llama_server: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="llama.cpp's server, one more entrant.")
+    ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The checkpoint for llama.cpp.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure answers of clusters, by vLLM or the embedded engine, against vLLM with local experts."""
     from benchmarks.vllm.report import print_report
     from benchmarks.vllm.run import bench_vllm
+    from eaas.errors import ConfigError
     from eaas_cli.option_values import known, numbers
 
+    if (llama_server is None) != (gguf is None):
+        raise ConfigError("--llama-server and --gguf go together: give both or neither")
     end_on_sigterm()
     document = bench_vllm(
         model,
@@ -45,6 +54,7 @@ def main(
         vllm_python=vllm_python,
         engines=known("--engines", engines.split(","), ("vllm", "transformers")),
         prompts=numbers("--prompts", prompts),
+        llama=(llama_server, gguf) if llama_server and gguf else None,
         say=say,
     )
     show(document, as_json, print_report)

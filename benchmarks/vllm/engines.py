@@ -18,7 +18,7 @@ import httpx
 
 from eaas.errors import ClusterError
 
-__all__ = ["ROOT", "cluster", "own_python", "plain_vllm"]
+__all__ = ["ROOT", "cluster", "llama_server", "own_python", "plain_vllm"]
 
 ROOT = Path(__file__).parents[2]
 _START_S = 600.0
@@ -39,6 +39,20 @@ def plain_vllm(python: Path, model: Path) -> Iterator[str]:
     with _endpoint(
         [str(python), *words, *names, *where, "--gpu-memory-utilization", "0.5"], port
     ) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def llama_server(binary: Path, gguf: Path, streams: int, tokens: int) -> Iterator[str]:
+    """llama.cpp's server, with a slot of so many tokens for each stream; yields its URL."""
+    port = _free_port()
+    slots = ("--parallel", str(streams), "--ctx-size", str(streams * tokens))
+    cores = str(len(os.sched_getaffinity(0)))
+    # No copies of finished prompts: none comes again.
+    settings = ("--threads", cores, "--flash-attn", "on", "--cache-ram", "0")
+    where = ("--host", "127.0.0.1", "--port", str(port))
+    words = (str(binary.resolve()), "--model", str(gguf.resolve()))
+    with _endpoint([*words, *slots, *settings, *where], port) as url:
         yield url
 
 
@@ -69,7 +83,7 @@ def _endpoint(command: Sequence[str], port: int) -> Iterator[str]:
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait(process, " ".join(command[1:4]), url, log)
+            _wait(process, " ".join(command[:4]), url, log)
             yield url
         finally:
             process.send_signal(signal.SIGTERM)

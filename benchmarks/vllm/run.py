@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.vllm.engines import cluster, own_python, plain_vllm
+from benchmarks.vllm.engines import cluster, llama_server, own_python, plain_vllm
 from eaas.errors import ConfigError
 
 __all__ = ["bench_vllm"]
 
 _PLAIN = "vllm, local experts"
+_LLAMA = "llama.cpp"
 _TOKEN_S = 300.0
 _WARM_TOKENS = 16
+_MARGIN_TOKENS = 16
 # vLLM's processes poll for a second after their last token, and would take the next engine's cores.
 _PAUSE_S = 1.5
 
@@ -36,19 +38,24 @@ def bench_vllm(
     rounds: int,
     vllm_python: Path,
     engines: Sequence[str],
+    llama: tuple[Path, Path] | None = None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure tokens/s and the time to the first token, and the ratios to plain vLLM.
 
     The engines take turns in each round, so that a slow minute of the machine meets all of them. Prompts are
-    random tokens, the same for all engines and new in each round.
+    random tokens, the same for all engines and new in each round. `llama` is llama.cpp's server and the
+    checkpoint as GGUF.
 
     Raises:
-        ConfigError: There is no Python with vLLM.
+        ConfigError: There is no Python with vLLM, no server of llama.cpp, or no GGUF.
         ClusterError: An engine does not start.
     """
     if not vllm_python.is_file():
         raise ConfigError(f"--vllm-python {vllm_python}: not there; run `make setup-vllm`")
+    for path in llama or ():
+        if not path.is_file():
+            raise ConfigError(f"{path}: not there; --llama-server and --gguf name files")
     model = model.resolve()
     with ExitStack() as stack:
         urls: dict[str, str] = {}
@@ -63,6 +70,9 @@ def bench_vllm(
             for count in servers:
                 name = f"{engine}, {count} expert server{'s' if count > 1 else ''}"
                 start(name, cluster(python, model, count, engine))
+        if llama is not None:
+            tokens = max(prompts) + max_tokens + _MARGIN_TOKENS
+            start(_LLAMA, llama_server(*llama, max(streams), tokens))
         vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
         loads = [
             Load(model.name, vocabulary, count, length, max_tokens)

@@ -16,7 +16,7 @@ from transformers.core_model_loading import Interleave, Transpose, WeightConvert
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CorruptShardError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
-from expert_server.weights import weights as weights_module
+from expert_server.weights import reader as reader_module
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertWeights
 
@@ -76,7 +76,7 @@ def test_chunks_make_no_difference(
         return stack(self, name, columns, *rest)
 
     monkeypatch.setattr(ExpertReader, "_stack", counted)
-    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", in_chunk * size + size // 2)
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", in_chunk * size + size // 2)
     assert_same(read(checkpoint), at_once)
     # An expert larger than a chunk is read alone.
     most = max(1, in_chunk)
@@ -88,7 +88,7 @@ def test_direct_reads_equal_transformers_conversion(
 ) -> None:
     checkpoint = Checkpoint.open(path)
     placed = read(checkpoint)
-    monkeypatch.setattr(weights_module, "_only_stacks", lambda rule: False)
+    monkeypatch.setattr(reader_module, "_only_stacks", lambda rule: False)
     assert_same(placed, read(checkpoint))
 
 
@@ -167,7 +167,7 @@ def test_an_expert_stays_whole_while_the_next_ones_are_read(
 ) -> None:
     checkpoint = Checkpoint.open(path)
     expected = [read(checkpoint, layer=n) for n in range(checkpoint.shape.num_layers)]
-    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 1)
     reader = ExpertReader(checkpoint)
     with ThreadPoolExecutor(1) as ahead:
         for layer in range(len(expected)):
@@ -181,7 +181,7 @@ def test_an_expert_stays_whole_while_the_next_ones_are_read(
 def test_reading_ahead_ends_with_the_reader_and_says_what_failed(
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights_module, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 1)
     reader = ExpertReader(Checkpoint.open(qwen))
     with ThreadPoolExecutor(1) as ahead:
         first = reader.read(0, WANTED, ahead=ahead)
