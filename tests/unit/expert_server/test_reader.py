@@ -223,7 +223,7 @@ def test_quantised_experts_are_read_as_they_are_stored(
     reader = ExpertReader(Checkpoint.open(tmp_path / "m"))
     assert reader.stored is not None
     assert plain.stored is None
-    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", in_chunk * reader._expert_bytes(0))
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", in_chunk * reader.expert_bytes(0))
     with ThreadPoolExecutor(1) as ahead:
         found = [
             (expert, weights.to(torch.float32), weights.digest)
