@@ -20,12 +20,12 @@
 #define VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vnni,amx-tile,amx-int8")))
 
-/* 6 rows by 2 panels: 24 sums, the weights and one of x nearly fill the 32 registers. With few rows, more panels:
- * memory is read faster in several streams. */
+/* 6 rows by 2 panels: 24 sums, the weights and one of x nearly fill the 32 registers. */
 #define ROWS 6
 #define PANELS 2
-#define FEW_ROWS_PANELS 4
-#define FEW_ROWS_OF_PANELS 2
+/* With few rows, processors with AMX read memory faster in several streams, and others in one. */
+#define MOST_STREAMS 4
+#define ROWS_OF_STREAMS 2
 /* With many rows: of two panels at most 32 KiB. A multiple of all segments. */
 #define SECTION_INPUTS 1024
 #define NIBBLES_SEGMENT 128 /* The longest of int4. */
@@ -87,20 +87,22 @@ VNNI INLINE void finish(const Format weights, const Section *s, int at, int r, i
 VNNI INLINE void vnni_block(const Format weights, const int rows, const int panels, const Section *s, size_t ahead) {
     const bool nibbles = inputs_per_line(weights) == 8;
     const int segment = segment_inputs(weights), together = segment < SPLIT_K ? segment : SPLIT_K;
+    /* The upper halves of a single panel have sums of their own: else one row would wait for its sums' latency. */
+    const int apart = nibbles && panels == 1;
     const __m512i mask = _mm512_set1_epi8(15);
     const char *w = s->w;
     const size_t x_stride = s->x_stride, panel_bytes = s->panel_bytes;
     for (int begin = s->begin; begin < s->end; begin += segment, w += LINE_BYTES) {
         const int end = s->end - begin < segment ? s->end : begin + segment;
-        __m512i high[ROWS][FEW_ROWS_PANELS], low[ROWS][FEW_ROWS_PANELS];
+        __m512i high[ROWS][MOST_STREAMS], low[ROWS][MOST_STREAMS];
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-            for (int p = 0; p < panels; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
+            for (int p = 0; p < panels + apart; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
         for (int at = begin; at < end; at += together) {
             const char *x = s->x + split_at(at);
             for (int i = 0; i < together; i += inputs_per_line(weights), x += inputs_per_line(weights), w += LINE_BYTES) {
-                __m512i even[FEW_ROWS_PANELS], odd[FEW_ROWS_PANELS];
+                __m512i even[MOST_STREAMS], odd[MOST_STREAMS];
 #pragma GCC unroll 4
                 for (int p = 0; p < panels; p++) {
                     even[p] = _mm512_load_si512(w + (size_t)p * panel_bytes);
@@ -111,24 +113,30 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
                     }
                 }
 /* Not the intrinsic: GCC 12 copies every sum around it, which halves the speed. */
-#define DOT(sums, weights, bytes)                                                                                  \
+#define DOT(sums, from, weights, bytes)                                                                            \
     do {                                                                                                           \
         const __m512i value = _mm512_set1_epi32(*(const int *)(x + (size_t)r * x_stride + (bytes)));               \
         _Pragma("GCC unroll 4") for (int p = 0; p < panels; p++)                                                   \
-            __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[r][p]) : "v"(weights[p]), "v"(value));                       \
+            __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[r][from + p]) : "v"(weights[p]), "v"(value));                \
     } while (0)
 #pragma GCC unroll 6
                 for (int r = 0; r < rows; r++) {
-                    DOT(high, even, 0);
-                    DOT(low, even, SPLIT_K);
+                    DOT(high, 0, even, 0);
+                    DOT(low, 0, even, SPLIT_K);
                     if (nibbles) {
-                        DOT(high, odd, 4);
-                        DOT(low, odd, SPLIT_K + 4);
+                        DOT(high, apart, odd, 4);
+                        DOT(low, apart, odd, SPLIT_K + 4);
                     }
                 }
 #undef DOT
             }
         }
+        if (apart)
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++) {
+                high[r][0] = _mm512_add_epi32(high[r][0], high[r][1]);
+                low[r][0] = _mm512_add_epi32(low[r][0], low[r][1]);
+            }
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
             const Scales scales = scales_at(weights, w + (size_t)p * panel_bytes);
@@ -151,10 +159,11 @@ VNNI INLINE void vnni_rows(const Format weights, int rows, int panels, const Sec
     }
 }
 
-/* Section by section for all rows: a section's weights are read once and stay in the L1 cache. */
-VNNI INLINE void vnni(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
-                      int panels, int k, float *c, size_t ldc) {
-    const int at_once = m <= FEW_ROWS_OF_PANELS ? FEW_ROWS_PANELS : PANELS, most = m <= ROWS ? k : SECTION_INPUTS;
+/* Section by section for all rows: a section's weights are read once and stay in the L1 cache. `streams`: panels at once
+ * if there are few rows, and `few`: of so many rows. */
+VNNI INLINE void vnni(const Format weights, int streams, int few, const char *x, size_t x_stride, int m, const char *w,
+                      size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
+    const int at_once = m <= few ? streams : PANELS, most = m <= ROWS ? k : SECTION_INPUTS;
     for (int p = 0; p < panels; p += at_once) {
         const int width = panels - p < at_once ? panels - p : at_once;
         Section s = {.x = x, .x_stride = x_stride, .k = k, .w = w + (size_t)p * panel_bytes, .panel_bytes = panel_bytes,
@@ -267,15 +276,19 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
 }
 
 #define GEMM_VNNI(NAME, WEIGHTS)                                                                                   \
+    VNNI static void vnni_##NAME(int streams, int few, const char *x, size_t x_stride, int m, const char *w,       \
+                                 size_t panel_bytes, int panels, int k, float *c, size_t ldc) {                    \
+        vnni(WEIGHTS, streams, few, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                            \
+    }                                                                                                              \
     VNNI void gemm_vnni_##NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,           \
                                int panels, int k, float *c, size_t ldc) {                                          \
-        vnni(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                          \
+        vnni_##NAME(1, ROWS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                   \
     }
 #define GEMM_AMX(NAME, WEIGHTS)                                                                                    \
     AMX void gemm_amx_##NAME(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, \
                              int k, float *c, size_t ldc) {                                                        \
         if (m <= FEW_ROWS)                                                                                         \
-            gemm_vnni_##NAME(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                   \
+            vnni_##NAME(MOST_STREAMS, ROWS_OF_STREAMS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);         \
         else                                                                                                       \
             amx(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                       \
     }
