@@ -31,9 +31,8 @@ class Draw(Enum):
     NORMAL = auto()
     ONES = auto()
     EMBEDDING = auto()  # normal, but constant in the first dimension of H
-    OUTPUT = (
-        auto()
-    )  # normal, but words of the tokenizer win over all other tokens, and none over itself
+    # Normal, but words of the tokenizer win over all other tokens, and none over itself.
+    OUTPUT = auto()
     E4M3 = auto()  # codes of normal values
     E4M3_SCALE = auto()
     E2M1 = auto()  # two codes in a byte
