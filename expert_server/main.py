@@ -17,7 +17,7 @@ import torch
 from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
-from eaas.errors import ExpertMismatchError
+from eaas.errors import CheckpointError, ExpertMismatchError
 from eaas.log import get_logger
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
@@ -117,7 +117,7 @@ class ExpertServer:
         self._state = MemberState.JOINING
         self._state_lock = threading.Lock()
         self._members: Mapping[str, Member] = {}
-        self._mismatch: ExpertMismatchError | None = None
+        self._unloadable: CheckpointError | None = None
         reader = ExpertReader(checkpoint)
         spec = spec_of(reader, threads, config.quantization)
         sizes = ExpertSizes.of(
@@ -162,7 +162,7 @@ class ExpertServer:
                 self._on_prepared,
                 self._on_retired,
                 bool(config.memory_bytes),
-                self._on_mismatch,
+                self._on_unloadable,
             )
             self._watchdog = Watchdog(self._loop.liveness, self._on_liveness)
             self._service = ExpertService(
@@ -226,7 +226,7 @@ class ExpertServer:
         """Run the serving loop until `stop`, then leave the cluster.
 
         Raises:
-            ExpertMismatchError: The checkpoint differs from the one that the cluster's other servers hold,
+            CheckpointError: An expert cannot be loaded, or differs from those of the cluster's other servers,
                 and this server never served.
         """
         self._watchdog.start()
@@ -247,8 +247,8 @@ class ExpertServer:
                 self._peer_reader.close()
             self._arena.close()
             self._kernel.close()
-        if self._mismatch is not None:
-            raise self._mismatch
+        if self._unloadable is not None:
+            raise self._unloadable
 
     def stop(self) -> None:
         """Make `run` return without handing experts over, unlike `drain`. Any thread or signal handler."""
@@ -314,17 +314,19 @@ class ExpertServer:
     def _on_retired(self, epoch: int) -> None:
         self._loop.epoch = epoch
 
-    def _on_mismatch(self, error: ExpertMismatchError) -> None:
-        """Handle experts that differ from other servers': keep serving the others; if none is served, stop.
+    def _on_unloadable(self, error: CheckpointError) -> None:
+        """Handle an expert that cannot be loaded: keep serving the others; if none is served, stop.
 
-        Other servers may lack the experts that match.
+        Other servers may lack the experts that match. Peers may send again what a server without a checkpoint
+        lacks, but not experts that differ from the cluster's.
         """
+        is_final = self._peer_reader is None or isinstance(error, ExpertMismatchError)
         with self._state_lock:
             serves = self._state is not MemberState.JOINING
-        if serves:
+        if serves or not is_final:
             _log.error("%s", error)
         else:
-            self._mismatch = error
+            self._unloadable = error
             self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:

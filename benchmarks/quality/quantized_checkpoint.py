@@ -20,7 +20,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-__all__ = ["SCHEMES", "Packed", "Scheme", "gptq", "quantized_copy"]
+__all__ = ["SCHEMES", "Packed", "Scheme", "fp8", "gptq", "mxfp4", "quantized_copy"]
 
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -143,7 +143,7 @@ def _awq(group: int) -> Scheme:
     return Scheme(config, pack)
 
 
-def _fp8(block: tuple[int, int] | None) -> Scheme:
+def fp8(block: tuple[int, int] | None) -> Scheme:
     """e4m3 with a scale per block (`weight_scale_inv`) or for the whole matrix (`weight_scale`)."""
 
     def pack(weight_NK: torch.Tensor) -> Packed:
@@ -162,7 +162,7 @@ def _fp8(block: tuple[int, int] | None) -> Scheme:
     return Scheme(config | ({"weight_block_size": list(block)} if block else {}), pack)
 
 
-def _mxfp4() -> Scheme:
+def mxfp4() -> Scheme:
     """For a weight (N, K) or (E, N, K), K a multiple of 32."""
 
     def pack(weight: torch.Tensor) -> Packed:
@@ -221,9 +221,9 @@ def _compressed(form: str, **weights: Any) -> Scheme:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "fp8": _fp8((128, 128)),
-    "fp8-tensor": _fp8(None),
-    "mxfp4": _mxfp4(),
+    "fp8": fp8((128, 128)),
+    "fp8-tensor": fp8(None),
+    "mxfp4": mxfp4(),
     "gptq": gptq(128),
     "gptq-channel": gptq(-1),
     "gptq-desc_act": gptq(32, desc_act=True),

@@ -39,7 +39,7 @@ class PlacementHandler:
         on_prepared: Called with the epoch once a share is loaded.
         on_retired: Called with the epoch once all other experts are unloaded.
         is_limited: Whether the memory for experts is limited.
-        on_mismatch: Called before the reply if an expert's bytes differ from other servers'.
+        on_unloadable: Called before the reply if an expert cannot be loaded, or differs from other servers'.
     """
 
     CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
@@ -51,13 +51,13 @@ class PlacementHandler:
         on_prepared: Callable[[int], None],
         on_retired: Callable[[int], None],
         is_limited: bool = False,
-        on_mismatch: Callable[[ExpertMismatchError], None] = lambda _error: None,
+        on_unloadable: Callable[[CheckpointError], None] = lambda _error: None,
     ) -> None:
         self._store = store
         self._shape = shape
         self._on_prepared = on_prepared
         self._on_retired = on_retired
-        self._on_mismatch = on_mismatch
+        self._on_unloadable = on_unloadable
         self._is_limited = is_limited
         self._changing = threading.Lock()
         self._epoch_lock = threading.Lock()
@@ -93,11 +93,11 @@ class PlacementHandler:
             try:
                 loaded = self._store.load(wanted, lambda: self._newest_epoch > epoch, digests)
             except ExpertMismatchError as error:
-                self._on_mismatch(error)
+                self._on_unloadable(error)
                 context.set_trailing_metadata(((MISMATCH_KEY, "1"),))
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except CheckpointError as error:
-                _log.error("%s", error)
+                self._on_unloadable(error)
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             if self._newest_epoch > epoch:
                 context.abort(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from safetensors.torch import load_file, save_file
 
+from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.config import MonitorConfig
 from eaas.wire.arena import arena_bytes
 from eaas.wire.header import payload_layout, result_length
@@ -127,3 +130,52 @@ def test_row_28_shared_memory_is_full(
     assert done.returncode == 2, (done.returncode, done.stderr)
     last = done.stderr.strip().splitlines()[-1]
     assert f"/dev/shm: asked for {asked} bytes, {free} are free" in last, done.stderr
+
+
+def up(model: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eaas_cli", "up", "--model", str(model), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def damage_scales(model: Path) -> str:
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    name = next(key for key in tensors if ".experts.3." in key and key.endswith("_scale_inv"))
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    return f"tensor {name.removesuffix('_scale_inv')}: a scale is NaN or infinite"
+
+
+def another_variant(model: Path) -> str:
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"]["fmt"] = "e5m2"
+    (model / "config.json").write_text(json.dumps(config))
+    return "fp8 with fmt 'e5m2' is not supported (supported: e4m3)"
+
+
+def cut_shard(model: Path) -> str:
+    file = model / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 1000)
+    return "(truncated)"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("damage", [damage_scales, another_variant, cut_shard])
+def test_a_damaged_quantised_checkpoint_ends_up_with_one_line(
+    damage: Callable[[Path], str], checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    quantized_copy(checkpoint("qwen3_moe"), tmp_path / "m", SCHEMES["fp8"])
+    what = damage(tmp_path / "m")
+    done = up(tmp_path / "m")
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1, done.stderr
+    assert errors[0].startswith("eaas: error: ")
+    assert what in errors[0]
+    assert set(os.listdir("/dev/shm")) <= before

@@ -30,6 +30,7 @@
 /* 12 rows of x: 12 KiB, and codes: 8 KiB. */
 #define INNER 4
 
+
 bool avx512_codes_works(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");

@@ -15,6 +15,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint
 from eaas.errors import ClusterError, CorruptShardError
 from eaas.net.grpc_client import channel
@@ -287,6 +288,25 @@ def test_a_checkpoint_of_peers_equals_the_local_one(
     # Two experts of eight: only part of the file.
     moved = sum(end - begin for begin, end, _ in peer.asked[asked:])
     assert moved < 0.3 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    reader.close()
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp4", "gptq-desc_act"])
+def test_peers_send_quantised_experts_as_they_are_stored(
+    name: str, checkpoint: Callable[..., Path], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = checkpoint("gpt_oss" if name == "mxfp4" else "qwen3_moe")
+    quantized_copy(source, tmp_path / "m", SCHEMES[name])
+    _, address = start(tmp_path / "m")
+    reader = PeerReader(lambda: [address])
+    theirs = ExpertReader(checkpoint_of_peers(reader, [address]))
+    ours = ExpertReader(Checkpoint.open(tmp_path / "m"))
+    assert theirs.stored == ours.stored
+    for (_, got), (_, wanted) in zip(theirs.read(1, [2, 6]), ours.read(1, [2, 6]), strict=True):
+        assert got.digest == wanted.digest
+        for part in ("up", "down"):
+            assert torch.equal(getattr(got, part).codes, getattr(wanted, part).codes)
+            assert torch.equal(getattr(got, part).scales, getattr(wanted, part).scales)
     reader.close()
 
 

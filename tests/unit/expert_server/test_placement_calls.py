@@ -94,7 +94,7 @@ class Server:
             lambda epoch: self.told.append(("prepared", epoch)),
             lambda epoch: self.told.append(("retired", epoch)),
             is_limited,
-            lambda error: self.told.append(("mismatch", 0)),
+            lambda error: self.told.append(("unloadable", 0)),
         )
 
     def prepare(self, epoch: int, *layers: list[int]) -> Any:
@@ -191,7 +191,7 @@ def test_an_unreadable_expert_is_an_error_and_can_be_retried() -> None:
     server.store.broken = True
     with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: tensor x is short"):
         server.prepare(1, [0], [])
-    assert server.told == []
+    assert server.told == [("unloadable", 0)]
     server.store.broken = False
     assert server.prepare(1, [0], []).experts == 1
 
@@ -263,7 +263,7 @@ def test_other_bytes_are_refused_before_they_are_in_force() -> None:
     with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: expert \(1, 2\) differs"):
         told(server, 1, {0: right(0, 0)}, {2: right(1, 2)}, context=context)
     assert dict(context.trailing) == {MISMATCH_KEY: "1"}
-    assert server.told == [("mismatch", 0)]
+    assert server.told == [("unloadable", 0)]
     assert server.handler.epoch == 0
 
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import Interleave, Transpose, WeightConverter
 
+from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint, quiet_transformers
-from eaas.errors import CorruptShardError
+from eaas.errors import CorruptShardError, UnsupportedModelError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.weights import reader as reader_module
 from expert_server.weights.reader import ExpertReader
@@ -210,3 +211,44 @@ def test_nothing_is_left_open_or_kept_after_release(qwen: Path) -> None:
     assert kept > 0
     reader.release()
     assert state() == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["fp8", "gptq-desc_act", "ct-int4", "awq", "mxfp4"])
+@pytest.mark.parametrize("in_chunk", [1, 3])
+def test_quantised_experts_are_read_as_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_chunk: int
+) -> None:
+    source = demo(tmp_path / "source", "gpt_oss" if name == "mxfp4" else "qwen3_moe")
+    plain = ExpertReader(Checkpoint.open(quantized_copy(source, tmp_path / "m", SCHEMES[name])))
+    reader = ExpertReader(Checkpoint.open(tmp_path / "m"))
+    assert reader.stored is not None
+    assert plain.stored is None
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", in_chunk * reader.expert_bytes(0))
+    with ThreadPoolExecutor(1) as ahead:
+        found = [
+            (expert, weights.to(torch.float32), weights.digest)
+            for expert, weights in reader.read(1, WANTED, ahead=ahead)
+        ]
+    form = plain.forms[1]
+    assert [expert for expert, _, _ in found] == sorted(WANTED)
+    assert len({digest for _, _, digest in found}) == len(WANTED)
+    for (_, weights, _), (_, exact) in zip(found, plain.read(1, WANTED), strict=True):
+        for got, wanted in zip(
+            (weights.up, weights.down), (exact.plain(form).up, exact.plain(form).down), strict=True
+        ):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=SCHEMES[name].atol)
+
+
+def test_experts_of_several_formats_are_refused(tmp_path: Path) -> None:
+    source = demo(tmp_path / "source", "qwen3_moe")
+    plain = quantized_copy(source, tmp_path / "m", SCHEMES["fp8"])
+    stored, exact = (load_file(path / "model.safetensors") for path in (tmp_path / "m", plain))
+    for name in [name for name in stored if ".layers.1.mlp.experts." in name]:
+        del stored[name]
+        if name in exact:
+            stored[name] = exact[name]
+    save_file(stored, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UnsupportedModelError, match=r"several number formats \(fp8 .*not quantised"
+    ):
+        ExpertReader(Checkpoint.open(tmp_path / "m"))
