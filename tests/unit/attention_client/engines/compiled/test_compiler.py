@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -47,6 +48,26 @@ def test_a_model_that_breaks(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert "cannot be compiled (no message)" in run(compiler, caplog)
+
+
+def test_a_model_larger_than_the_free_memory(
+    compiler: PassCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "free_bytes", lambda: 1000)
+    assert re.search(r"takes about .* GB of memory, and 0\.0 GB are free", run(compiler, caplog))
+
+
+def test_a_compiler_that_is_killed(
+    compiler: PassCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = tmp_path / "dies"
+    program.write_text("#!/bin/sh\nkill -9 $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert "was killed: memory ran out, perhaps" in run(compiler, caplog)
 
 
 def test_a_damaged_library(
