@@ -23,10 +23,10 @@ def test_a_new_number_of_answers_is_timed_alone_first() -> None:
     pace = PrefillPace()
     pace.observe(1, 0, 0.002)
     pace.observe(1, 512, 0.052)
-    assert pace.limit(1, 1) == 20
+    assert pace.limit(1, 1) == 30
     assert pace.limit(16, 1) == 0
     pace.observe(16, 0, 0.010)
-    assert pace.limit(16, 1) == 102  # 10 ms of 98 us
+    assert pace.limit(16, 1) == 153  # 15 ms of 98 us
 
 
 def test_small_chunks_that_cost_more_per_token_do_not_make_ever_smaller_ones() -> None:
@@ -39,14 +39,14 @@ def test_small_chunks_that_cost_more_per_token_do_not_make_ever_smaller_ones() -
         limit = pace.limit(8, 1)
         assert limit is not None
         pace.observe(8, limit, 0.010 + 0.004 + limit * 1e-4)
-    assert 50 <= (pace.limit(8, 1) or 0) <= 70
+    assert 80 <= (pace.limit(8, 1) or 0) <= 120
 
 
 def test_chunks_grow_beyond_the_prompts_seen_so_far() -> None:
     pace = PrefillPace()
     pace.observe(8, 0, 0.010)
     pace.observe(8, 20, 0.012)
-    assert pace.limit(8, 1) == 100
+    assert pace.limit(8, 1) == 150
 
 
 def test_no_limit_where_more_prompts_wait_than_answers_run() -> None:
@@ -63,7 +63,7 @@ def test_no_limit_where_more_prompts_wait_than_answers_run() -> None:
     chunk=st.integers(8, 4096),
     answers=st.integers(1, 64),
 )
-def test_a_step_takes_twice_as_long_at_most(
+def test_a_step_takes_three_times_as_long_at_most(
     answer_s: float, token_s: float, chunk: int, answers: int
 ) -> None:
     pace = PrefillPace()
@@ -76,7 +76,7 @@ def test_a_step_takes_twice_as_long_at_most(
     last = pace.limit(answers, 1)
     assert last is not None
     # A few tokens are prefilled however long they take, so that a prompt ends.
-    assert last == 8 or answer_s + last * token_s <= 2.1 * answer_s
+    assert last == 8 or answer_s + last * token_s <= 3 * answer_s
     assert last >= min(8, chunk)
 
 
