@@ -18,6 +18,7 @@ from attention_client.layer_call.turns import micro_batch_tokens, pause
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.generation.prefill_pace import PrefillPace
 from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.scheduler import SchedulerMetrics
@@ -123,8 +124,12 @@ def test_turns_alternate(rig: Rig) -> None:
     assert rig.turns == [first, second] * (len(rig.turns) // 2)
 
 
-def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
+def test_continuous_batching(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Packed batches: chunked prefill, decoding, and both at once."""
+    # By the times of steps, prompts would enter later on a busy machine.
+    monkeypatch.setattr(PrefillPace, "limit", lambda *_: None)
     for arch in ("qwen3_moe", "gpt_oss"):
         rig = Rig(checkpoint(arch), **({"sliding_window": 8} if arch == "gpt_oss" else {}))
         prompts = [list(range(20 + i, 20 + i + 3 + 11 * i)) for i in range(6)]
@@ -139,8 +144,7 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
             for prompt in prompts
         ]
         assert asyncio.run(engine_answers(rig.model, prompts)) == expected
-        # How many passes hold several requests depends on when they enter, and that on the times of steps.
-        assert rig.count("overlap") >= NEW // 2, arch
+        assert rig.count("overlap") >= NEW, arch
 
 
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
