@@ -49,7 +49,7 @@ class KernelSpec:
         stored: Format in which the checkpoint holds quantised weights; None: they are floats.
 
     Raises:
-        ValueError: Weights that are quantised already are to be quantised.
+        ValueError: Both `quantization` and `stored` are set: the weights would be quantised twice.
     """
 
     dtype: torch.dtype

@@ -3,7 +3,7 @@
 A module for each `quant_method` of config.json. None of them imports torch before a matrix is read.
 """
 
-from eaas.checkpoint.formats.registry import find_matrices, quantization_config
+from eaas.checkpoint.formats.registry import find_matrices
 from eaas.checkpoint.formats.stored import StoredFormat, StoredMatrix
 
-__all__ = ["StoredFormat", "StoredMatrix", "find_matrices", "quantization_config"]
+__all__ = ["StoredFormat", "StoredMatrix", "find_matrices"]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.formats.codes import join_halves, unpack_words
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
+from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable, parts_of
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ def awq_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Ite
         if not key.endswith(_QWEIGHT):
             continue
         name = key.removesuffix(_QWEIGHT)
-        parts = {part: f"{name}.{part}" for part in ("qweight", "qzeros", "scales")}
-        lost = [part for part in parts.values() if part not in tensors]
-        if lost:
-            raise Unreadable(f"{key} has no {lost[0]}")
+        parts = parts_of(name, ("qweight", "qzeros", "scales"), tensors)
         inputs, words = entry.shape
         yield StoredMatrix(
             f"{name}.weight",

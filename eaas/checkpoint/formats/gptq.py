@@ -7,11 +7,12 @@ X.g_idx (I32, (K): the group of each input; `desc_act` orders them by importance
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.formats.codes import input_order, join_halves, unpack_words
-from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
+from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable, parts_of
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 
 if TYPE_CHECKING:
@@ -41,12 +42,9 @@ def gptq_matrices(
         if not key.endswith(_QWEIGHT):
             continue
         name = key.removesuffix(_QWEIGHT)
-        parts = {part: f"{name}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
-        if parts["g_idx"] not in tensors:
-            del parts["g_idx"]
-        lost = [part for part in parts.values() if part not in tensors]
-        if lost:
-            raise Unreadable(f"{key} has no {lost[0]}")
+        parts = parts_of(name, ("qweight", "qzeros", "scales"), tensors)
+        if f"{name}.g_idx" in tensors:
+            parts["g_idx"] = f"{name}.g_idx"
         words, rows = entry.shape
         inputs = words * 32 // bits
         yield StoredMatrix(
@@ -90,8 +88,6 @@ def _assemble(
 
 def _symmetric(matrix: QuantizedMatrix) -> QuantizedMatrix:
     """Drop zero points that say what their absence says."""
-    from dataclasses import replace
-
     assert matrix.zeros is not None
     is_symmetric = bool((matrix.zeros == matrix.format.zero).all())
     return replace(matrix, zeros=None) if is_symmetric else matrix

@@ -14,7 +14,7 @@ from eaas.checkpoint.formats.mxfp4 import mxfp4_matrices
 from eaas.checkpoint.formats.stored import Entry, Reader, StoredMatrix, Unreadable
 from eaas.errors import UnsupportedModelError
 
-__all__ = ["find_matrices", "quantization_config"]
+__all__ = ["find_matrices"]
 
 _READERS: dict[str, Reader] = {
     "fp8": fp8_matrices,
@@ -24,17 +24,6 @@ _READERS: dict[str, Reader] = {
     "awq": awq_matrices,
 }
 _REMEDY = "use another version of the model, or dequantise it with transformers and save it"
-
-
-def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the section of config.json that tells how the weights are stored; None: not quantised."""
-    for part in (config, config.get("text_config")):
-        section = part.get("quantization_config") if isinstance(part, Mapping) else None
-        if section:
-            return section if isinstance(section, Mapping) else {}
-    # Older releases of compressed-tensors.
-    section = config.get("compression_config")
-    return section if isinstance(section, Mapping) and section else None
 
 
 def find_matrices(
@@ -50,7 +39,7 @@ def find_matrices(
     Raises:
         UnsupportedModelError: The format, or the variant of it, is not supported.
     """
-    section = quantization_config(config)
+    section = _quantization_config(config)
     if section is None:
         return {}
     method = section.get("quant_method")
@@ -61,6 +50,17 @@ def find_matrices(
         )
     try:
         return {matrix.name: matrix for matrix in _READERS[method](section, tensors)}
-    except (Unreadable, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = error if isinstance(error, Unreadable) else f"{method}: {error!r}"
         raise UnsupportedModelError(f"{file}: {why}: {_REMEDY}") from error
+
+
+def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the section of config.json that tells how the weights are stored; None: not quantised."""
+    for part in (config, config.get("text_config")):
+        section = part.get("quantization_config") if isinstance(part, Mapping) else None
+        if section:
+            return section if isinstance(section, Mapping) else {}
+    # Older releases of compressed-tensors.
+    section = config.get("compression_config")
+    return section if isinstance(section, Mapping) and section else None

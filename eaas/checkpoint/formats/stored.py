@@ -11,7 +11,7 @@ from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Entry", "Reader", "StoredFormat", "StoredMatrix", "Unreadable"]
+__all__ = ["Entry", "Reader", "StoredFormat", "StoredMatrix", "Unreadable", "parts_of"]
 
 
 class Unreadable(ValueError):
@@ -90,3 +90,12 @@ class Reader(Protocol):
             Unreadable: The section has a variant that is not supported, or tensors that do not fit it.
         """
         ...
+
+
+def parts_of(module: str, names: tuple[str, ...], tensors: Mapping[str, Entry]) -> dict[str, str]:
+    """Return the stored tensors of a module: part -> name. Raises Unreadable if one is missing."""
+    parts = {part: f"{module}.{part}" for part in names}
+    for name in parts.values():
+        if name not in tensors:
+            raise Unreadable(f"{module} has no {name}")
+    return parts

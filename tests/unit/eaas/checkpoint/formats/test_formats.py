@@ -118,6 +118,7 @@ def test_scales_of_another_matrix_are_refused(tmp_path: Path, name: str) -> None
         ("gptq", {"bits": 3}, "3 bits"),
         ("gptq", {"checkpoint_format": "marlin"}, "marlin"),
         ("gptq", {"bits": None}, "gptq"),
+        ("gptq", {"bits": "four"}, "gptq"),
         ("awq", {"version": "gemv"}, "gemv"),
         ("ct-int4", {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
         ("ct-int4", {"sparsity_config": {"format": "dense"}}, "sparsity_config"),
