@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from expert_forms import ClampedSwiglu, swiglu
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
 from expert_server.kernels.kernel import Quantization
 from expert_server.kernels.native import NativeKernel, available_isas
@@ -23,22 +24,6 @@ from expert_server.weights.weights import ExpertForm, ExpertWeights
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # Compared with the same weights: activations of 15 bits.
 QUANTIZED_BOUND = 5e-4
-
-
-class ClampedSwiglu:
-    """GPT-OSS's: interleaved, clamped, shifted."""
-
-    alpha, limit = 1.702, 7.0
-
-    def apply(self, product: torch.Tensor) -> torch.Tensor:
-        gate, up = product[..., ::2], product[..., 1::2]
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
-
-
-def swiglu(product: torch.Tensor) -> torch.Tensor:
-    gate, up = product.chunk(2, dim=-1)
-    return functional.silu(gate) * up
 
 
 def geglu_tanh(product: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import CheckpointError
+from expert_forms import ClampedSwiglu, swiglu
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel, StoredFormat, _native
 from expert_server.kernels.kernel import Quantization, UnsupportedError
 from expert_server.kernels.native import NativeKernel, available_isas
@@ -37,22 +38,6 @@ FORMATS = [
 # Rows that a product rounds to bfloat16, to 15 bits, or not at all.
 BOUND = {"avx512-bf16": 1e-2, "amx-int8": 5e-4, "avx512-vnni": 5e-4}
 EXACT = 1e-5
-
-
-class ClampedSwiglu:
-    """GPT-OSS's: interleaved, clamped, shifted."""
-
-    alpha, limit = 1.702, 7.0
-
-    def apply(self, product: torch.Tensor) -> torch.Tensor:
-        gate, up = product[..., ::2], product[..., 1::2]
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
-
-
-def swiglu(product: torch.Tensor) -> torch.Tensor:
-    gate, up = product.chunk(2, dim=-1)
-    return functional.silu(gate) * up
 
 
 FORMS = {
