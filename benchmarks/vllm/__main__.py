@@ -23,8 +23,13 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=16, help="Tokens per answer.")] = 150,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each measurement.")] = 7,
     vllm_python: Annotated[
-        Path, typer.Option(help="Python of the environment with vLLM (`make setup-vllm`).")
-    ] = ROOT / ".venv-vllm/bin/python",
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Python of the environment with vLLM (`make setup-vllm`). none: without vLLM, "
+            "ratios to llama.cpp.",
+        ),
+    ] = str(ROOT / ".venv-vllm/bin/python"),
     engines: Annotated[
         str, typer.Option(metavar="NAME,...", help="Engines of the clusters: vllm, transformers.")
     ] = "vllm,transformers",
@@ -51,7 +56,7 @@ def main(
         streams=numbers("--streams", streams),
         max_tokens=max_tokens,
         rounds=rounds,
-        vllm_python=vllm_python,
+        vllm_python=None if vllm_python == "none" else Path(vllm_python),
         engines=known("--engines", engines.split(","), ("vllm", "transformers")),
         prompts=numbers("--prompts", prompts),
         llama=(llama_server, gguf) if llama_server and gguf else None,

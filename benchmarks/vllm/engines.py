@@ -98,9 +98,11 @@ def _wait_until_compiled(url: str) -> None:
     """Wait for the compiled passes; a model that has none is measured uncompiled."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
-        metrics = httpx.get(f"{url}/metrics", timeout=_ASK_S, trust_env=False).text
-        if "eaas_passes_compiled 1.0" in metrics:
-            return
+        # While it compiles passes of a large model, it may answer late.
+        with contextlib.suppress(httpx.TimeoutException):
+            metrics = httpx.get(f"{url}/metrics", timeout=_ASK_S, trust_env=False).text
+            if "eaas_passes_compiled 1.0" in metrics:
+                return
         time.sleep(0.5)
 
 

@@ -19,7 +19,7 @@ def print_report(document: dict[str, Any]) -> None:
     )
     table.title = (
         f"{document['model']}: answers of {document['max_tokens']} tokens, medians of "
-        f"{document['rounds']} rounds; ratios to vLLM with local experts"
+        f"{document['rounds']} rounds; ratios to {document['reference']}"
     )
     for row in document["rows"]:
         table.add_row(

@@ -36,7 +36,7 @@ def bench_vllm(
     prompts: Sequence[int],
     max_tokens: int,
     rounds: int,
-    vllm_python: Path,
+    vllm_python: Path | None,
     engines: Sequence[str],
     llama: tuple[Path, Path] | None = None,
     say: Callable[[str], None],
@@ -45,13 +45,17 @@ def bench_vllm(
 
     The engines take turns in each round, so that a slow minute of the machine meets all of them. Prompts are
     random tokens, the same for all engines and new in each round. `llama` is llama.cpp's server and the
-    checkpoint as GGUF.
+    checkpoint as GGUF; without `vllm_python`, which cannot serve every checkpoint on CPUs, ratios are to it.
 
     Raises:
-        ConfigError: There is no Python with vLLM, no server of llama.cpp, or no GGUF.
+        ConfigError: There is no Python with vLLM, no server of llama.cpp, or no GGUF; or neither is given.
         ClusterError: An engine does not start.
     """
-    if not vllm_python.is_file():
+    if vllm_python is None and (llama is None or "vllm" in engines):
+        raise ConfigError(
+            "without vLLM: give --llama-server and --gguf, and --engines transformers"
+        )
+    if vllm_python is not None and not vllm_python.is_file():
         raise ConfigError(f"--vllm-python {vllm_python}: not there; run `make setup-vllm`")
     for path in llama or ():
         if not path.is_file():
@@ -64,9 +68,10 @@ def bench_vllm(
             say(f"starting: {name}")
             urls[name] = stack.enter_context(engine)
 
-        start(_PLAIN, plain_vllm(vllm_python, model))
+        if vllm_python is not None:
+            start(_PLAIN, plain_vllm(vllm_python, model))
         for engine in engines:
-            python = vllm_python if engine == "vllm" else own_python()
+            python = vllm_python if engine == "vllm" and vllm_python else own_python()
             for count in servers:
                 name = f"{engine}, {count} expert server{'s' if count > 1 else ''}"
                 start(name, cluster(python, model, count, engine))
@@ -80,7 +85,13 @@ def bench_vllm(
             for count in streams
         ]
         rows = [row for load in loads for row in asyncio.run(_measure(urls, load, rounds, say))]
-    return {"model": model.name, "max_tokens": max_tokens, "rounds": rounds, "rows": rows}
+    return {
+        "model": model.name,
+        "max_tokens": max_tokens,
+        "rounds": rounds,
+        "reference": _PLAIN if vllm_python else _LLAMA,
+        "rows": rows,
+    }
 
 
 class Load(NamedTuple):
@@ -135,7 +146,7 @@ async def _measure(
             for name, url in urls.items():
                 await asyncio.sleep(_PAUSE_S)
                 found[name].append(await _run(http, url, load, turn))
-    plain = found[_PLAIN]
+    reference = found.get(_PLAIN) or found[_LLAMA]
     return [
         {
             "engine": name,
@@ -143,11 +154,11 @@ async def _measure(
             "prompt": load.prompt,
             "tokens_per_s": statistics.median(each.tokens_per_s for each in own),
             "ratio": statistics.median(
-                a.tokens_per_s / b.tokens_per_s for a, b in zip(own, plain, strict=True)
+                a.tokens_per_s / b.tokens_per_s for a, b in zip(own, reference, strict=True)
             ),
             "first_s": statistics.median(each.first_s for each in own),
             "first_ratio": statistics.median(
-                a.first_s / b.first_s for a, b in zip(own, plain, strict=True)
+                a.first_s / b.first_s for a, b in zip(own, reference, strict=True)
             ),
         }
         for name, own in found.items()
