@@ -4,7 +4,8 @@ One extension has code for each CPU (AMX, AVX512-BF16, VNNI, AVX-512, AVX2, any 
 that works. `native/native.h` and `native/moe.c` describe the layout and the order of work.
 
 Bit for bit, a token's result depends only on the token, its experts and its scores. It does not depend on the
-other tokens of the batch, its place in the batch, or the number of threads.
+other tokens of the batch, its place in the batch, or the number of threads. With bfloat16 tokens it does not
+depend on the division of the experts among servers either (`eaas.wire.slot`).
 """
 
 from __future__ import annotations

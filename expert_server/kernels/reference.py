@@ -51,7 +51,11 @@ class ReferenceKernel(ExpertKernel):
             if self._counts_LX is not None:
                 self._counts_LX[layer, [0, 1 + expert]] += 1, len(token_N)
             y_NH = expert_forward(x_TH[token_N], weights, form)
-            out_TH.index_add_(0, token_N, y_NH.to(sum_dtype) * scores_TK[token_N, k_N, None])
+            weighted_NH = y_NH.to(sum_dtype) * scores_TK[token_N, k_N, None]
+            if x_TH.dtype is torch.bfloat16:
+                # So that the sum is exact: see `eaas.wire.slot`.
+                weighted_NH = weighted_NH.bfloat16().to(sum_dtype)
+            out_TH.index_add_(0, token_N, weighted_NH)
         return out_TH
 
 

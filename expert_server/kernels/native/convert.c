@@ -7,12 +7,14 @@ static void widen(const uint16_t *x, int width, uint32_t *out) {
     for (int i = 0; i < width; i++) out[i] = (uint32_t)x[i] << 16;
 }
 
+/* The nearest bfloat16; ties to even. */
+static inline uint16_t nearest(uint32_t bits) {
+    const uint32_t is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    return (uint16_t)(is_nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 static void narrow(const uint32_t *x, int width, uint16_t *out) {
-    for (int i = 0; i < width; i++) {
-        const uint32_t bits = x[i], is_nan = (bits & 0x7fffffff) > 0x7f800000;
-        const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        out[i] = (uint16_t)(is_nan ? bits >> 16 | 0x40 : nearest);
-    }
+    for (int i = 0; i < width; i++) out[i] = nearest(x[i]);
 }
 
 EACH_VECTOR_WIDTH
@@ -40,4 +42,17 @@ void reorder_row(const char *x, Format from, const int32_t *order, int width, Fo
             const uint32_t value = value_of(x, from, order[i]);
             narrow(&value, 1, (uint16_t *)out + i);
         }
+}
+
+EACH_VECTOR_WIDTH
+void add_bfloat16(const float *values, const float *bias, float score, int width, float *out) {
+    for (int i = 0; i < width; i++) {
+        const float weighted = score * (bias ? values[i] + bias[i] : values[i]);
+        uint32_t bits;
+        memcpy(&bits, &weighted, sizeof bits);
+        bits = (uint32_t)nearest(bits) << 16;
+        float rounded;
+        memcpy(&rounded, &bits, sizeof rounded);
+        out[i] += rounded;
+    }
 }

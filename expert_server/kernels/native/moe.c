@@ -243,7 +243,9 @@ static void down(void *context, int task, int thread) {
             for (int r = 0; r < m; r++) {
                 const float score = layer->row_score[row + r], *sum = c + (size_t)r * panels * PANEL;
                 float *out = moe->out + (size_t)layer->row_token[row + r] * moe->hidden + first;
-                if (bias)
+                if (moe->x_format == BFLOAT16)
+                    add_bfloat16(sum, bias ? bias + first : NULL, score, width, out);
+                else if (bias)
                     for (int i = 0; i < width; i++) out[i] += score * (sum[i] + bias[first + i]);
                 else
                     for (int i = 0; i < width; i++) out[i] += score * sum[i];

@@ -175,6 +175,10 @@ void split_row(const float *x, int width, Format weights, char *row);
 /* x (width) -> out (width); each of FLOAT32 and BFLOAT16, to the nearest with ties to even. */
 void convert_row(const char *x, Format from, int width, Format to, char *out);
 
+/* Adds an expert's output times the score, rounded to bfloat16. A float sum of a few such values is almost always
+ * exact, so that it does not depend on how a token's experts are divided among servers. */
+void add_bfloat16(const float *values, const float *bias, float score, int width, float *out);
+
 /* The same, of the values order[0], order[1], ... of x. */
 void reorder_row(const char *x, Format from, const int32_t *order, int width, Format to, char *out);
 
