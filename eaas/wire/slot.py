@@ -42,9 +42,9 @@ The flag of a slot is on a separate 64-byte line (see `eaas.wire.arena`):
     any       |       | the server lost the client   | server_offline      | OFFLINE
     OFFLINE   | 3     | a client connects            | server_reclaim      | FREE
 
-Results are always float32, so that the division of a token's experts among replicas does not change a bfloat16
-result: with bfloat16 hidden states a server rounds each expert's weighted output to bfloat16 (transformers
-does, too), and a float32 sum of such values is exact, whatever its order, unless one is 2^13 times another.
+Results are always float32, so that the division of a token's experts among replicas does not change a
+bfloat16 result: with bfloat16 hidden states a server rounds each expert's weighted output to bfloat16, as
+transformers does, and a float32 sum of such values is exact in any order, unless one is 2^13 times another.
 
 The checksum is optional (CHECKSUM_FLAG); `seal` writes it and `verify` checks it. It covers header and
 payload (or result) except its own four bytes. As a CRC-32 it detects every single flipped bit, and other
