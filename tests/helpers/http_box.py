@@ -14,7 +14,13 @@ from typing import Any
 import httpx
 import openai
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GptOssConfig,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits

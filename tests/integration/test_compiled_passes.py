@@ -63,7 +63,10 @@ def answer(cluster: LocalCluster, prompt: list[int]) -> str:
 
 @pytest.mark.parametrize(
     "arch",
-    [pytest.param(arch, marks=[pytest.mark.nightly] * (arch != "gpt_oss")) for arch in ARCHITECTURES],
+    [
+        pytest.param(arch, marks=[pytest.mark.nightly] * (arch != "gpt_oss"))
+        for arch in ARCHITECTURES
+    ],
 )
 def test_tokens_equal_eager(
     arch: str,

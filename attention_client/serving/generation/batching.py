@@ -76,7 +76,10 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._admission, self._attribution = admission, attribution
         self._is_paged = is_paged
         self._attention_threads = limits.attention_threads
-        before, self._latent = use_paged_attention(model) if is_paged else (None, None)
+        before: str | None = None
+        self._latent: LatentSizes | None = None
+        if is_paged:
+            before, self._latent = use_paged_attention(model)
         num_blocks = limits.num_blocks
         if num_blocks is None:
             num_blocks = _num_blocks(model, limits, self._latent) if is_paged else _MASKED_BLOCKS
@@ -239,8 +242,8 @@ class _ReachedError(Exception):
 def fits_paged_cache(manager: _Manager) -> bool:
     """Whether the model's attention uses the paged cache, tested at start; else `SequentialEngine` serves it.
 
-    Runs one token through the first attention module, which needs no expert. Latent attention fits only that of
-    `PagedModel`; in transformers', whose keys and values have one size, it fails earlier.
+    Runs one token through the first attention module, which needs no expert. Latent attention fits only
+    `PagedModel`; in transformers' own, whose keys and values have one size, it fails earlier.
     """
     processor = manager.batch_processor
     cache, update = processor.cache, processor.cache.update

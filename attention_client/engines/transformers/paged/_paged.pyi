@@ -47,8 +47,8 @@ def attend(
         k: (1, kv_heads, T, D).
         v: (1, kv_heads, T, V). D and V are at most 576.
         out: (1, T, heads, V), contiguous; written.
-        k_cache: (rows, kv_heads, D): row table[p // page] * block_rows + p % page has position p. Heads may share
-            their memory (stride 0), here and in k; so may keys and values.
+        k_cache: (rows, kv_heads, D): row table[p // page] * block_rows + p % page has position p. Heads may
+            share their memory (stride 0), here and in k; so may keys and values.
         v_cache: (rows, kv_heads, V), likewise.
         tables: int32 (S, blocks): each sequence's blocks.
         begins: int32 (S + 1): first new token of each sequence, and the end.

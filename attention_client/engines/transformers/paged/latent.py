@@ -1,13 +1,13 @@
 """Multi-head latent attention over the paged cache (DeepSeek-V2, section 2.1).
 
-The keys and values of all heads of a token are products of one latent vector, and the heads share one key with
-the rotary embedding. transformers multiplies before it attends. Here the cache has the latent vector and the
-shared key, and the heads attend to these:
+A token has one latent vector c for all heads, and one key k with the rotary embedding. transformers
+multiplies c by each head's matrices, and then attends to keys and values. Here the cache holds c and k, the
+heads attend to these, and the matrices multiply the queries and the results:
 
-    scores = (q_nope W_K h) c + q_rope k      c: latent vector (R), k: shared key
-    out    = W_V h (sum of weights * c)       W_K h, W_V h: parts of `kv_b_proj` of a head
+    scores = (q_nope W_k) c + q_rope k
+    out    = W_v (sum of weights * c)
 
-So a token takes R + rope values a layer, and what is multiplied are the queries and the results.
+A token takes R + rope values in each layer, instead of heads * (nope + rope + V).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class LatentHeads(NamedTuple):
     w_v: torch.Tensor
 
     def queries(self, q: torch.Tensor) -> torch.Tensor:
-        """Turn queries into those of the latent vectors: (1, heads, T, nope + rope) -> (1, heads, T, R + rope)."""
+        """Make the queries of latent vectors: (1, heads, T, nope + rope) -> (1, heads, T, R + rope)."""
         nope = self.w_k.shape[1]
         return torch.cat([q[..., :nope] @ self.w_k, q[..., nope:]], dim=-1)
 
     def values(self, out: torch.Tensor) -> torch.Tensor:
-        """Turn sums of latent vectors into values: (1, T, heads, R) -> (1, T, heads, V)."""
+        """Make values of sums of latent vectors: (1, T, heads, R) -> (1, T, heads, V)."""
         return (out.transpose(1, 2) @ self.w_v.transpose(1, 2)).transpose(1, 2)
 
 
@@ -119,7 +119,7 @@ def _check(module: Any) -> None:
 
 
 def _pass_on(module: Any, paged: str) -> None:
-    """Replace `expand_kv`: (1, 1, T, R), (1, 1, T, rope) -> keys (1, 1, T, R + rope) and their first R values."""
+    """Let `expand_kv` join (1, 1, T, R) and (1, 1, T, rope): keys, whose first R values are the values."""
     expand = module.expand_kv
 
     def expand_kv(latent: torch.Tensor, shared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -202,9 +202,7 @@ def _latent_cache(allocator: Any, layer: int, sizes: LatentSizes, heads: int) ->
     kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= _MOST_HEADS)
     keys = rows[..., : sizes.width].expand(-1, kv_heads, -1)
     values = keys[..., : sizes.rank]
-    return _LayerCache(
-        keys, values, allocator.index, allocator.block_physical_stride // 2, page, 0
-    )
+    return _LayerCache(keys, values, allocator.index, allocator.block_physical_stride // 2, page, 0)
 
 
 def use_paged_attention(model: Any) -> tuple[str, LatentSizes | None]:

@@ -39,7 +39,7 @@ class Outside(Protocol):
         sinks: torch.Tensor | None,
         sequences: Sequences | None = None,
     ) -> torch.Tensor:
-        """Attend to the sequences: (1, heads, T, D), (1, kv_heads, T, D), (1, kv_heads, T, V) -> (1, T, heads, V).
+        """Attend to the sequences: (1, heads, T, D) and (1, kv_heads, T, D or V) -> (1, T, heads, V).
 
         `_paged.attend` describes the arguments. `sequences` are those of the pass, unless given.
         """
