@@ -20,7 +20,7 @@ import torch
 
 __all__ = ["LatentHeads", "LatentSizes", "latent_heads", "prepare_latents", "sized_for_latents"]
 
-_MARK = "_eaas_latent"
+_W_K, _W_V = "_eaas_w_k", "_eaas_w_v"
 _CHECKED = 1e-2
 
 
@@ -37,11 +37,14 @@ class LatentSizes(NamedTuple):
 
 
 class LatentHeads(NamedTuple):
-    """What the heads of a layer make of its latent vectors.
+    """What the heads of a layer make of its latent vectors: the two parts of `kv_b_proj`.
+
+    They are copies. torch would copy the parts of a bfloat16 matrix at each product, which takes longer than
+    the product of a few tokens.
 
     Attributes:
-        w_k: (heads, nope, R).
-        w_v: (heads, V, R).
+        w_k: (heads, nope, R), contiguous.
+        w_v: (heads, V, R), contiguous.
     """
 
     w_k: torch.Tensor
@@ -59,7 +62,8 @@ class LatentHeads(NamedTuple):
 
 def latent_heads(module: Any) -> LatentHeads | None:
     """Return the heads of an attention module that `prepare_latents` has changed; None: it was not."""
-    return _heads_of(module) if getattr(module, _MARK, False) else None
+    w_k = getattr(module, _W_K, None)
+    return None if w_k is None else LatentHeads(w_k, getattr(module, _W_V))
 
 
 def prepare_latents(model: Any, paged: str) -> LatentSizes | None:
@@ -85,8 +89,11 @@ def prepare_latents(model: Any, paged: str) -> LatentSizes | None:
     if len(sizes) > 1:
         raise ValueError(f"its layers have latent vectors of {len(sizes)} sizes")
     for module in modules:
-        if not getattr(module, _MARK, False):
-            _check(module)
+        if latent_heads(module) is None:
+            heads = _heads_of(module)
+            _check(module, heads)
+            module.register_buffer(_W_K, heads.w_k, persistent=False)
+            module.register_buffer(_W_V, heads.w_v, persistent=False)
             _pass_on(module, paged)
     return sizes.pop()
 
@@ -97,14 +104,14 @@ def _sizes_of(module: Any) -> LatentSizes:
 
 def _heads_of(module: Any) -> LatentHeads:
     rank, nope = module.kv_lora_rank, module.qk_nope_head_dim
-    w_HDR = module.kv_b_proj.weight.view(-1, nope + module.v_head_dim, rank)
-    return LatentHeads(w_HDR[:, :nope], w_HDR[:, nope:])
+    w_HDR = module.kv_b_proj.weight.detach().view(-1, nope + module.v_head_dim, rank)
+    return LatentHeads(w_HDR[:, :nope].contiguous(), w_HDR[:, nope:].contiguous())
 
 
 @torch.no_grad()
-def _check(module: Any) -> None:
+def _check(module: Any, heads: LatentHeads) -> None:
     """Raise ValueError if `expand_kv` makes other keys and values than the module above says."""
-    heads, sizes, dice = _heads_of(module), _sizes_of(module), torch.Generator().manual_seed(0)
+    sizes, dice = _sizes_of(module), torch.Generator().manual_seed(0)
     token = torch.randn(sizes.width, generator=dice).to(heads.w_k)
     latent, shared = token[: sizes.rank], token[sizes.rank :]
     made = module.expand_kv(latent.view(1, 1, 1, -1), shared.view(1, 1, 1, -1))
@@ -130,7 +137,6 @@ def _pass_on(module: Any, paged: str) -> None:
         return keys, keys[..., : latent.shape[-1]]
 
     module.expand_kv = expand_kv
-    setattr(module, _MARK, True)
 
 
 @contextlib.contextmanager
