@@ -81,12 +81,12 @@ class PagedModel:
         self._routed_experts = routed_experts
         self._count = count
         self._pool = pool(threads)
-        heads = model.config.get_text_config().num_attention_heads
+        config = model.config.get_text_config()
         self._layers = {
             layer: (
                 _layer_cache(allocator, layer)
                 if latent is None
-                else _latent_cache(allocator, layer, latent, heads)
+                else _latent_cache(allocator, layer, latent, config.num_attention_heads)
             )
             for layer, allocator in cache.layer_to_allocator.items()
         }
