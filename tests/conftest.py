@@ -82,13 +82,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make a small checkpoint of an architecture, once per session."""
     made: dict[str, Path] = {}
 
-    def make(arch: str = "qwen3_moe") -> Path:
-        if arch not in made:
+    def make(arch: str = "qwen3_moe", dtype: str = "float32") -> Path:
+        name = f"{arch}-{dtype}"
+        if name not in made:
             from eaas_cli.demo_model import write_demo_model
 
-            made[arch] = tmp_path_factory.mktemp("checkpoints") / arch
-            write_demo_model(made[arch], arch=arch, layers=3, hidden=64, experts=8, top_k=2, seed=1)
-        return made[arch]
+            made[name] = tmp_path_factory.mktemp("checkpoints") / name
+            sizes = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2}
+            write_demo_model(made[name], arch=arch, **sizes, seed=1, dtype=dtype)
+        return made[name]
 
     return make
 

@@ -14,7 +14,13 @@ from typing import Any
 import httpx
 import openai
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV3Config, GptOssConfig, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GptOssConfig,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits
@@ -48,6 +54,13 @@ CONFIGS = {
         n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, q_lora_rank=16,
         kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
         first_k_dense_replace=1,
+    ),
+    # Its linear attention has no paged form: the sequential engine serves it.
+    "qwen3_next": Qwen3NextConfig(
+        **COMMON, head_dim=8, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        num_experts=8, num_experts_per_tok=2, linear_num_value_heads=4, linear_num_key_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
     ),
 }  # fmt: skip
 LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_body_bytes=100_000)

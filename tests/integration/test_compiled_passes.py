@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 COMPILE_S = 240.0
 TOKENS = 24
-BATCHED = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss")
+ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 
 
 @pytest.fixture
@@ -63,7 +63,10 @@ def answer(cluster: LocalCluster, prompt: list[int]) -> str:
 
 @pytest.mark.parametrize(
     "arch",
-    [pytest.param(arch, marks=[pytest.mark.nightly] * (arch != "gpt_oss")) for arch in BATCHED],
+    [
+        pytest.param(arch, marks=[pytest.mark.nightly] * (arch != "gpt_oss"))
+        for arch in ARCHITECTURES
+    ],
 )
 def test_tokens_equal_eager(
     arch: str,
@@ -154,6 +157,6 @@ def test_a_model_served_one_request_at_a_time_stays_uncompiled(
     checkpoint: Callable[..., Path],
     start: Callable[..., LocalCluster],
 ) -> None:
-    cluster = start(checkpoint("deepseek_v3"), 1)
+    cluster = start(checkpoint("deepseek_v3", "float16"), 1)
     assert answer(cluster, [30, 40, 50])
     assert not is_compiled(cluster)

@@ -225,7 +225,7 @@ def test_a_layer_call_that_fails_says_so(make: Callable[..., World]) -> None:
     assert spans.one("request").status.status_code is StatusCode.ERROR
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_next"])
 def test_the_engine_knows_whose_forward_pass_it_is(kind: str) -> None:
     """In a batch, and one request at a time."""
     spans = Spans()

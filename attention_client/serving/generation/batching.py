@@ -38,6 +38,7 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 from attention_client.engines.transformers.model import count_passes, remote_experts
 from attention_client.engines.transformers.paged.batch import PagedBatch
 from attention_client.engines.transformers.paged.cache_size import UntouchedZeros, blocks_that_fit
+from attention_client.engines.transformers.paged.latent import LatentSizes, sized_for_latents
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.api_error import ApiError
@@ -75,10 +76,13 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._admission, self._attribution = admission, attribution
         self._is_paged = is_paged
         self._attention_threads = limits.attention_threads
+        before: str | None = None
+        self._latent: LatentSizes | None = None
+        if is_paged:
+            before, self._latent = use_paged_attention(model)
         num_blocks = limits.num_blocks
         if num_blocks is None:
-            num_blocks = _num_blocks(model, limits) if is_paged else _MASKED_BLOCKS
-        before = use_paged_attention(model) if is_paged else None
+            num_blocks = _num_blocks(model, limits, self._latent) if is_paged else _MASKED_BLOCKS
         super().__init__(
             model=model,
             # Greedy: the sampler below leaves one token to choose. No end token: each request has its own.
@@ -122,7 +126,10 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._generation_thread.start()
 
     def _create_batch_processor(self) -> Any:
-        with UntouchedZeros():
+        with (
+            UntouchedZeros(),
+            sized_for_latents(self.model.config.get_text_config(), self._latent),
+        ):
             processor = super()._create_batch_processor()
         # transformers creates the processor once and resets it later.
         if not isinstance(processor.scheduler, StrategyScheduler):
@@ -153,6 +160,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             remote_experts(model),
             count_passes(model),
             self._attention_threads,
+            self._latent,
         )
 
     def _generation_step(self) -> None:
@@ -200,8 +208,10 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self.output_router.fail_all(error)
 
 
-def _num_blocks(model: Any, limits: ServeLimits) -> int:
-    return blocks_that_fit(model.config.get_text_config(), model.dtype, limits.page_size)
+def _num_blocks(model: Any, limits: ServeLimits, latent: LatentSizes | None) -> int:
+    config = model.config.get_text_config()
+    with sized_for_latents(config, latent):
+        return blocks_that_fit(config, model.dtype, limits.page_size)
 
 
 class _Doorbell(threading.Event):
@@ -232,8 +242,8 @@ class _ReachedError(Exception):
 def fits_paged_cache(manager: _Manager) -> bool:
     """Whether the model's attention uses the paged cache, tested at start; else `SequentialEngine` serves it.
 
-    Runs one token through the first attention module, which needs no expert. Latent attention, whose keys and
-    values differ in size, fails earlier.
+    Runs one token through the first attention module, which needs no expert. Latent attention fits only
+    `PagedModel`; in transformers' own, whose keys and values have one size, it fails earlier.
     """
     processor = manager.batch_processor
     cache, update = processor.cache, processor.cache.update

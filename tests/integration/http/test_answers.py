@@ -197,7 +197,9 @@ def test_one_token_answers_never_hang(box: Box) -> None:
     assert all(events(stream)[-1]["choices"][0]["finish_reason"] for stream in streams)
 
 
-@pytest.mark.parametrize(("kind", "batched"), [("gpt_oss", True), ("deepseek_v3", False)])
+@pytest.mark.parametrize(
+    ("kind", "batched"), [("gpt_oss", True), ("deepseek_v3", True), ("qwen3_next", False)]
+)
 def test_other_attentions(kind: str, batched: bool) -> None:
     box = Box(kind)
     try:

@@ -19,7 +19,7 @@ DRAWN = {"temperature": 1.0, "seed": 5}
 FEW = 6
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
+@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A server with the batching or the sequential engine."""
     box = Box(request.param)

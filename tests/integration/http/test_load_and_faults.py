@@ -97,7 +97,7 @@ def test_a_bug_in_the_model_fails_all_requests(own_box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stream"), [("qwen3_moe", True), ("qwen3_moe", False), ("deepseek_v3", True)]
+    ("kind", "stream"), [("qwen3_moe", True), ("qwen3_moe", False), ("qwen3_next", True)]
 )
 def test_a_client_that_leaves_frees_its_place(kind: str, stream: bool) -> None:
     box = Box(kind)

@@ -18,7 +18,7 @@ from http_box import CHAT, VOCABULARY, Box, events, tiny_model
 
 pytestmark = pytest.mark.integration
 
-KINDS = ("qwen3_moe", "gpt_oss", "deepseek_v3")  # the last one has no paged attention
+KINDS = ("qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_next")  # the last one has no paged attention
 # 70 tokens: prefilled in parts of 32.
 LONG = [(7 * i * i + 3 * i) % 200 for i in range(70)]
 

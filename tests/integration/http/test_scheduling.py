@@ -239,7 +239,7 @@ def test_a_strategy_that_fails_is_replaced(
 
 
 def test_a_model_without_batching_is_served_by_age(checkpoint: Callable[..., Path]) -> None:
-    with served(checkpoint("deepseek_v3"), strategy="cost_bounded") as box:
+    with served(checkpoint("deepseek_v3", "float16"), strategy="cost_bounded") as box:
         assert len(box.ask(PROMPTS[:2])) == 2
         found = box.metrics()
         assert found['eaas_scheduler_strategy{strategy="cost_bounded"}'] == 0

@@ -59,7 +59,7 @@ def test_a_port_in_use_is_an_error() -> None:
             bind("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_next"])
 def test_open_streams_do_not_hold_the_process(kind: str) -> None:
     others = set(threading.enumerate())
     box = Box(kind)

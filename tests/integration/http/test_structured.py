@@ -77,7 +77,7 @@ SCHEMAS: list[dict[str, Any]] = [
 SCHEMAS[-1]["$defs"]["leaf"] = _object(leaf={"allOf": [_DIGIT, {"minimum": 5}]})
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3"])
+@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
 def any_box(request: pytest.FixtureRequest) -> Iterator[Box]:
     """A server with continuous batching, and one that runs one request at a time."""
     box = Box(request.param)

@@ -22,7 +22,7 @@ __all__ = ["LIBRARY", "OPERATORS", "building", "cache_dir", "key_of", "library_o
 
 LIBRARY, OPERATORS = "pass.so", "pass.json"
 """The compiled code with the weights, and torch's list of the operators that it calls."""
-_SOURCES = ("../paged/operators.py", "../model.py", "build.py")
+_SOURCES = ("../paged/operators.py", "../paged/latent.py", "../model.py", "build.py")
 _MOST_KEPT = 8
 
 

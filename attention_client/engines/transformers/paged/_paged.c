@@ -31,24 +31,27 @@ read_arguments(PyObject *const *args, Tensors *t)
                          !is_contiguous(&t->sinks) || t->sinks.size[0] != t->q.size[1])) {
         return "sinks must be float32, one of each head";
     }
-    Py_ssize_t tokens = t->q.size[2], heads = t->q.size[1], kv_heads = t->k.size[1], size = t->q.size[3];
+    Py_ssize_t tokens = t->q.size[2], heads = t->q.size[1], kv_heads = t->k.size[1];
+    Py_ssize_t size = t->q.size[3], v_size = t->v.size[3];
     Values values = t->q.values;
     if ((values != FLOAT32_VALUES && values != BFLOAT16_VALUES) || t->k.values != values || t->v.values != values ||
         t->out.values != values || t->k_cache.values != values || t->v_cache.values != values) {
         return "q, k, v, out and the caches must all be float32 or all bfloat16";
     }
-    if (t->q.size[0] != 1 || t->k.size[0] != 1 || t->v.size[0] != 1 || size < 1 || size > MOST_HEAD_SIZE ||
-        kv_heads < 1 || heads % kv_heads != 0 || t->v.size[1] != kv_heads || t->k.size[2] != tokens ||
-        t->v.size[2] != tokens || t->k.size[3] != size || t->v.size[3] != size) {
-        return "q, k and v must be (1, heads, tokens, size) of one batch, with size up to 256";
+    if (t->q.size[0] != 1 || t->k.size[0] != 1 || t->v.size[0] != 1 || size < 1 || size > MOST_HEAD_SIZE || v_size < 1 ||
+        v_size > MOST_HEAD_SIZE || kv_heads < 1 || heads % kv_heads != 0 || t->v.size[1] != kv_heads ||
+        t->k.size[2] != tokens || t->v.size[2] != tokens || t->k.size[3] != size) {
+        return "q, k and v must be (1, heads, tokens, size) of one batch, with sizes up to 576";
     }
-    if ((size > 1 && (t->q.stride[3] != 1 || t->k.stride[3] != 1 || t->v.stride[3] != 1)) || !is_contiguous(&t->out) ||
-        t->out.size[0] != 1 || t->out.size[1] != tokens || t->out.size[2] != heads || t->out.size[3] != size) {
+    if ((size > 1 && (t->q.stride[3] != 1 || t->k.stride[3] != 1)) || (v_size > 1 && t->v.stride[3] != 1) ||
+        !is_contiguous(&t->out) || t->out.size[0] != 1 || t->out.size[1] != tokens || t->out.size[2] != heads ||
+        t->out.size[3] != v_size) {
         return "out must be (1, tokens, heads, size) and contiguous, and so must be the heads of q, k and v";
     }
-    if (!is_contiguous(&t->k_cache) || !is_contiguous(&t->v_cache) || t->k_cache.size[1] != kv_heads ||
-        t->v_cache.size[1] != kv_heads || t->k_cache.size[2] != size || t->v_cache.size[2] != size) {
-        return "the caches must be (rows, kv_heads, size) and contiguous";
+    if (t->k_cache.size[1] != kv_heads || t->v_cache.size[1] != kv_heads || t->k_cache.size[2] != size ||
+        t->v_cache.size[2] != v_size || (size > 1 && t->k_cache.stride[2] != 1) ||
+        (v_size > 1 && t->v_cache.stride[2] != 1)) {
+        return "the caches must be (rows, kv_heads, size), with contiguous heads";
     }
     if (t->tables.values != INT32_VALUES || t->begins.values != INT32_VALUES || t->past.values != INT32_VALUES ||
         !is_contiguous(&t->tables) || !is_contiguous(&t->begins) || !is_contiguous(&t->past) ||
@@ -140,8 +143,9 @@ cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
             part.from = (to - 1) / TASK_ROWS * TASK_ROWS;
             ptrdiff_t keys = part.past + part.to;
             keys = layer->window > 0 && keys > layer->window ? layer->window : keys;
-            *bytes += (size_t)(keys * layer->cache_token) * (layer->bfloat16 ? 4 : 8);
-            if (part.count == 1) {
+            ptrdiff_t values = keys * layer->kv_heads * (layer->head_size + layer->v_size);
+            *bytes += (size_t)values * (layer->bfloat16 ? 2 : 4);
+            if (is_one(layer, &part)) {
                 (*parts)[count++] = part;
                 continue;
             }
@@ -225,6 +229,7 @@ paged_attend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t coun
     layer.heads = t.q.size[1];
     layer.kv_heads = t.k.size[1];
     layer.head_size = t.q.size[3];
+    layer.v_size = t.v.size[3];
     layer.q = t.q.data;
     layer.k = t.k.data;
     layer.v = t.v.data;
@@ -238,7 +243,10 @@ paged_attend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t coun
     layer.k_cache = t.k_cache.data;
     layer.v_cache = t.v_cache.data;
     layer.cache_rows = t.k_cache.size[0] < t.v_cache.size[0] ? t.k_cache.size[0] : t.v_cache.size[0];
-    layer.cache_token = layer.kv_heads * layer.head_size;
+    layer.k_cache_token = t.k_cache.stride[0];
+    layer.k_cache_head = t.k_cache.stride[1];
+    layer.v_cache_token = t.v_cache.stride[0];
+    layer.v_cache_head = t.v_cache.stride[1];
     layer.tables = (const int32_t *)t.tables.data;
     layer.blocks = t.tables.size[1];
     layer.sinks = t.has_sinks ? (const float *)t.sinks.data : NULL;

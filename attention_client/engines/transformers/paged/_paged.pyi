@@ -43,12 +43,13 @@ def attend(
     The cost grows with each sequence's own length (online softmax, Milakov and Gimelshein, 2018).
 
     Args:
-        q: (1, heads, T, D), float32 or bfloat16; D is at most 256.
+        q: (1, heads, T, D), float32 or bfloat16.
         k: (1, kv_heads, T, D).
-        v: As k.
-        out: (1, T, heads, D), contiguous; written.
-        k_cache: (rows, kv_heads, D): row table[p // page] * block_rows + p % page has position p.
-        v_cache: As k_cache.
+        v: (1, kv_heads, T, V). D and V are at most 576.
+        out: (1, T, heads, V), contiguous; written.
+        k_cache: (rows, kv_heads, D): row table[p // page] * block_rows + p % page has position p. Heads may
+            share their memory (stride 0), here and in k; so may keys and values.
+        v_cache: (rows, kv_heads, V), likewise.
         tables: int32 (S, blocks): each sequence's blocks.
         begins: int32 (S + 1): first new token of each sequence, and the end.
         past: int32 (S): tokens of each sequence in the cache.

@@ -23,7 +23,7 @@ has_rows(const Layer *layer, const Sequence *sequence)
 INLINE void
 write_head(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
 {
-    size_t size = (size_t)layer->head_size * value_size(layer);
+    size_t k_size = (size_t)layer->head_size * value_size(layer), v_size = (size_t)layer->v_size * value_size(layer);
     ptrdiff_t end = sequence->past + sequence->count;
     ptrdiff_t begin = layer->window > 0 && sequence->count > layer->window ? end - layer->window : sequence->past;
     /* With all tokens in the past, a walk stays in the cache. */
@@ -33,8 +33,8 @@ write_head(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
         const char *key, *value, *new_key, *new_value;
         next_row(layer, sequence, kv_head, &from, &new_key, &new_value);
         next_row(layer, &all, kv_head, &to, &key, &value);
-        memcpy((char *)key, new_key, size);
-        memcpy((char *)value, new_value, size);
+        memcpy((char *)key, new_key, k_size);
+        memcpy((char *)value, new_value, v_size);
     }
 }
 
@@ -136,11 +136,10 @@ INLINE void
 score_few_keys(const Layer *layer, Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t key, ptrdiff_t keys,
                ptrdiff_t head, bool bfloat16)
 {
-    ptrdiff_t vectors = layer->head_size / LANES;
-    score_few(tile, begin, end, vectors, keys, head, bfloat16);
+    score_few(tile, begin, end, layer->head_size / LANES, keys, head, bfloat16);
     mask(layer, tile, begin, end, key, keys, keys < KEYS);
     for (ptrdiff_t r = begin; r < end; r++) {
-        weigh(tile, r, vectors);
+        weigh(tile, r, layer->v_size / LANES);
     }
 }
 
@@ -148,14 +147,14 @@ INLINE void
 add_few_values(const Layer *layer, Tile *tile, ptrdiff_t begin, ptrdiff_t end, ptrdiff_t keys, ptrdiff_t head,
                bool bfloat16)
 {
-    add_few(tile, begin, end, layer->head_size / LANES, keys, head, bfloat16);
+    add_few(tile, begin, end, layer->v_size / LANES, keys, head, bfloat16);
 }
 
 INLINE void
 end_one(const Layer *layer, Tile *tile, ptrdiff_t row, bool bfloat16)
 {
     if (bfloat16) {
-        reorder(tile->out[row], layer->head_size, true);
+        reorder(tile->out[row], layer->v_size, true);
     }
 }
 
@@ -214,12 +213,12 @@ add_values(Tile *tile, ptrdiff_t rows, ptrdiff_t vectors, ptrdiff_t keys)
 INLINE void
 add_keys(const Layer *layer, Tile *tile, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t keys, bool masked)
 {
-    ptrdiff_t size = layer->head_size, vectors = (size + LANES - 1) / LANES;
+    ptrdiff_t vectors = (layer->v_size + LANES - 1) / LANES;
     for (ptrdiff_t j = 0; j < keys; j++) {
-        read_row(tile->keys[j], tile->key_rows[tile->block][j], size, layer->bfloat16, 1.0f);
-        read_row(tile->values[j], tile->value_rows[tile->block][j], size, layer->bfloat16, 1.0f);
+        read_row(tile->keys[j], tile->key_rows[tile->block][j], layer->head_size, layer->bfloat16, 1.0f);
+        read_row(tile->values[j], tile->value_rows[tile->block][j], layer->v_size, layer->bfloat16, 1.0f);
     }
-    score_many(tile, rows, size);
+    score_many(tile, rows, layer->head_size);
     mask(layer, tile, 0, rows, begin, keys, masked);
     for (ptrdiff_t r = 0; r < rows; r++) {
         weigh(tile, r, vectors);
@@ -235,11 +234,18 @@ begin_row(const Layer *layer, Tile *tile, ptrdiff_t row, const char *q)
 
 #include "many.h"
 
+bool
+is_one(const Layer *layer, const Sequence *sequence)
+{
+    return sequence->count == 1 && layer->heads / layer->kv_heads <= FEW_ROWS && layer->head_size % (4 * LANES) == 0 &&
+           layer->v_size % (4 * LANES) == 0;
+}
+
 FOR_EACH_CPU static void
 attend_here(const Layer *layer, const Sequence *sequence)
 {
     Tile tile;
-    bool one = sequence->count == 1 && layer->heads / layer->kv_heads <= FEW_ROWS && layer->head_size % (4 * LANES) == 0;
+    bool one = is_one(layer, sequence);
     if (attend_pairs(layer, sequence, one)) {
         return;
     }
@@ -250,8 +256,9 @@ attend_here(const Layer *layer, const Sequence *sequence)
         attend_one(layer, sequence, &tile, false);
     }
     else {
-        /* Vectors are added 4 at a time. */
-        memset(tile.values, 0, sizeof tile.values);
+        for (ptrdiff_t j = 0; j < KEYS; j++) {
+            memset(tile.values[j], 0, (size_t)whole_groups(layer->v_size) * sizeof(float));
+        }
         for (ptrdiff_t head = sequence->head; head < sequence->end_head; head++) {
             attend_many(layer, sequence, head, &tile);
         }
@@ -267,7 +274,8 @@ attend(const Layer *layer, const Sequence *sequence)
 void
 write_new(const Layer *layer, const Sequence *sequence)
 {
-    for (ptrdiff_t head = 0; head < layer->kv_heads; head++) {
+    ptrdiff_t heads = layer->k_cache_head == 0 && layer->v_cache_head == 0 ? 1 : layer->kv_heads;
+    for (ptrdiff_t head = 0; head < heads; head++) {
         write_head(layer, sequence, head);
     }
 }

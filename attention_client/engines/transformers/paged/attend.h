@@ -6,17 +6,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MOST_HEAD_SIZE 256
+/* Of the latent vectors of DeepSeek-V3: 512 values and 64 rotated ones. */
+#define MOST_HEAD_SIZE 576
 
-/* One layer of a batch. Strides count values; a row is the head_size values of one token and head. */
+/* One layer of a batch. Strides count values; a row is what one token and head have: head_size values in queries and keys,
+ * v_size in values and in `out`. Heads with a stride of 0 share their row. */
 typedef struct {
     bool bfloat16; /* of all values; else float32 */
-    ptrdiff_t heads, kv_heads, head_size;
+    ptrdiff_t heads, kv_heads, head_size, v_size;
     const char *q, *k, *v; /* new tokens */
     ptrdiff_t q_token, q_head, k_token, k_head, v_token, v_head;
-    char *out; /* tokens x heads x head_size */
+    char *out; /* tokens x heads x v_size */
     char *k_cache, *v_cache;
-    ptrdiff_t cache_rows, cache_token; /* rows, and the stride from one to the next */
+    ptrdiff_t cache_rows, k_cache_token, k_cache_head, v_cache_token, v_cache_head;
     const int32_t *tables;             /* sequences x blocks: numbers of blocks in the cache */
     ptrdiff_t blocks, block_rows, page;
     ptrdiff_t window; /* tokens that a query sees, itself included, and the size of the ring in the cache; 0: all */
@@ -39,8 +41,12 @@ void attend(const Layer *layer, const Sequence *sequence);
 /* Write the sequence's new keys and values to the cache, once all its rows are computed. */
 void write_new(const Layer *layer, const Sequence *sequence);
 
-/* The same by products of pairs of bfloat16, with weights in bfloat16. `one`: the sequence has one new token, and few heads
- * for each key-value head. False: this processor, or this head size, has none. */
+/* Whether one call computes all heads of the sequence: one new token, few heads for each key-value head, and sizes of
+ * whole vectors. */
+bool is_one(const Layer *layer, const Sequence *sequence);
+
+/* The same as `attend` by products of pairs of bfloat16, with weights in bfloat16. `one`: see `is_one`.
+ * False: this processor, or these sizes, have none. */
 bool attend_pairs(const Layer *layer, const Sequence *sequence, bool one);
 
 #endif

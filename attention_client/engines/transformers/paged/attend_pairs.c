@@ -45,10 +45,9 @@ transpose(__m512i *r)
 INLINE TARGET void
 read_block(const Layer *layer, Tile *tile, ptrdiff_t keys, uint32_t (*key_pairs)[KEYS], uint32_t (*value_pairs)[MOST_HEAD_SIZE])
 {
-    ptrdiff_t size = layer->head_size;
     const char *const *key_rows = tile->key_rows[tile->block], *const *value_rows = tile->value_rows[tile->block];
     for (ptrdiff_t first = 0; first < KEYS; first += 16) {
-        for (ptrdiff_t at = 0; at < size / 2; at += 16) {
+        for (ptrdiff_t at = 0; at < layer->head_size / 2; at += 16) {
             __m512i r[16];
             for (ptrdiff_t i = 0; i < 16; i++) {
                 r[i] = first + i < keys ? _mm512_loadu_si512(key_rows[first + i] + at * 4) : _mm512_setzero_si512();
@@ -60,7 +59,7 @@ read_block(const Layer *layer, Tile *tile, ptrdiff_t keys, uint32_t (*key_pairs)
         }
     }
     for (ptrdiff_t j = 0; j < keys; j += 2) {
-        for (ptrdiff_t d = 0; d < size; d += 16) {
+        for (ptrdiff_t d = 0; d < layer->v_size; d += 16) {
             __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(value_rows[j] + d * 2)));
             __m512i odd = j + 1 < keys
                               ? _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(value_rows[j + 1] + d * 2)))
@@ -144,17 +143,16 @@ add_pairs(Tile *tile, ptrdiff_t rows, ptrdiff_t size, ptrdiff_t keys, uint32_t (
 INLINE TARGET void
 add_keys(const Layer *layer, Tile *tile, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t keys, bool masked)
 {
-    ptrdiff_t size = layer->head_size;
     uint32_t(*key_pairs)[KEYS] = (uint32_t(*)[KEYS])tile->transposed;
     uint32_t(*value_pairs)[MOST_HEAD_SIZE] = (uint32_t(*)[MOST_HEAD_SIZE])tile->values;
     read_block(layer, tile, keys, key_pairs, value_pairs);
-    score_pairs(tile, rows, size / 2, key_pairs, layer->scale);
+    score_pairs(tile, rows, layer->head_size / 2, key_pairs, layer->scale);
     mask(layer, tile, 0, rows, begin, keys, masked);
     for (ptrdiff_t r = 0; r < rows; r++) {
-        weigh(tile, r, size / LANES);
+        weigh(tile, r, layer->v_size / LANES);
         write_weights(tile, r);
     }
-    add_pairs(tile, rows, size, keys, value_pairs);
+    add_pairs(tile, rows, layer->v_size, keys, value_pairs);
 }
 
 #include "many.h"
@@ -260,7 +258,7 @@ score_few_keys(const Layer *layer, Tile *tile, ptrdiff_t begin, ptrdiff_t end, p
     }
     mask(layer, tile, begin, end, key, keys, keys < KEYS);
     for (ptrdiff_t r = begin; r < end; r++) {
-        weigh(tile, r, layer->head_size / LANES);
+        weigh(tile, r, layer->v_size / LANES);
         write_weights(tile, r);
     }
 }
@@ -271,7 +269,7 @@ add_few_values(const Layer *layer, Tile *tile, ptrdiff_t begin, ptrdiff_t end, p
 {
     (void)bfloat16;
     for (ptrdiff_t r = begin; r < end; r += 2) {
-        add_values_of_one(tile, r, layer->head_size, keys, head);
+        add_values_of_one(tile, r, layer->v_size, keys, head);
     }
 }
 
@@ -281,7 +279,7 @@ end_one(const Layer *layer, Tile *tile, ptrdiff_t row, bool bfloat16)
 {
     (void)bfloat16;
     float ordered[32];
-    for (ptrdiff_t d = 0; d < layer->head_size; d += 32) {
+    for (ptrdiff_t d = 0; d < layer->v_size; d += 32) {
         float *values = &tile->out[row][d];
         for (ptrdiff_t i = 0; i < 32; i += 4) {
             memcpy(ordered + i, values + i / 4 % 2 * 16 + i / 8 * 4, 4 * sizeof *values);
@@ -304,9 +302,11 @@ attend_heads(const Layer *layer, const Sequence *sequence)
 {
     Tile tile;
     /* Rows beyond the last one are computed, too. */
-    memset(tile.q_pairs, 0, sizeof tile.q_pairs);
+    for (ptrdiff_t r = 0; r < ROWS; r++) {
+        memset(tile.q_pairs[r], 0, (size_t)layer->head_size * 2);
+        memset(tile.out[r], 0, (size_t)layer->v_size * sizeof(float));
+    }
     memset(tile.weight_pairs, 0, sizeof tile.weight_pairs);
-    memset(tile.out, 0, sizeof tile.out);
     for (ptrdiff_t head = sequence->head; head < sequence->end_head; head++) {
         attend_many(layer, sequence, head, &tile);
     }
@@ -315,7 +315,7 @@ attend_heads(const Layer *layer, const Sequence *sequence)
 bool
 attend_pairs(const Layer *layer, const Sequence *sequence, bool one)
 {
-    if (!layer->bfloat16 || layer->head_size % 64 != 0 || !__builtin_cpu_supports("avx512bf16") ||
+    if (!layer->bfloat16 || layer->head_size % 64 != 0 || layer->v_size % 64 != 0 || !__builtin_cpu_supports("avx512bf16") ||
         !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl")) {
         return false;
     }

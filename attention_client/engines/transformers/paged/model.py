@@ -10,11 +10,14 @@ import torch
 
 from attention_client.engines.transformers.paged._paged import attend, pool, reads_tensors
 from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
+from attention_client.engines.transformers.paged.latent import LatentSizes, prepare_latents
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
 
 __all__ = ["PagedModel", "Pass", "RoutedExperts", "can_be_paged", "use_paged_attention"]
 
 _DTYPES = (torch.float32, torch.bfloat16)
+# Heads that share a row of the cache, and are computed together by one thread (`ROWS` in tile.h).
+_MOST_HEADS = 32
 
 
 Pass = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -54,6 +57,7 @@ class PagedModel:
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
         count: Called for each compiled pass.
         threads: Share the attention, where that is sooner.
+        latent: What the cache has of a token; None: the model has no latent attention.
 
     Attributes:
         compiled: A compiled pass; None: transformers' modules run. Set by another thread.
@@ -68,6 +72,7 @@ class PagedModel:
         routed_experts: RoutedExperts | None,
         count: Callable[[], None],
         threads: int,
+        latent: LatentSizes | None = None,
     ) -> None:
         self.compiled: Pass | None = None
         self.attended = False
@@ -76,8 +81,13 @@ class PagedModel:
         self._routed_experts = routed_experts
         self._count = count
         self._pool = pool(threads)
+        config = model.config.get_text_config()
         self._layers = {
-            layer: _layer_cache(allocator, layer)
+            layer: (
+                _layer_cache(allocator, layer)
+                if latent is None
+                else _latent_cache(allocator, layer, latent, config.num_attention_heads)
+            )
             for layer, allocator in cache.layer_to_allocator.items()
         }
 
@@ -130,11 +140,12 @@ class PagedModel:
         """Attend to the sequences and extend them; see `operators.Outside`."""
         keys, values, allocator, block_rows, page, window = self._layers[layer]
         begins, past, tables = sequences or self._batch.sequences
-        out = torch.empty((1, q.shape[2], q.shape[1], q.shape[3]), dtype=q.dtype)
+        out = torch.empty((1, q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype)
+        kv_heads = keys.shape[1]
         attend(
             _with_whole_heads(q),
-            _with_whole_heads(k),
-            _with_whole_heads(v),
+            _with_whole_heads(k).expand(-1, kv_heads, -1, -1),
+            _with_whole_heads(v).expand(-1, kv_heads, -1, -1),
             out,
             keys,
             values,
@@ -178,9 +189,33 @@ def _layer_cache(allocator: Any, layer: int) -> _LayerCache:
     )
 
 
-def use_paged_attention(model: Any) -> str:
-    """Switch the model's attention to `ATTENTION`; return the name of the one before."""
+def _latent_cache(allocator: Any, layer: int, sizes: LatentSizes, heads: int) -> _LayerCache:
+    """Return a layer's latent vectors with their keys, (rows, kv_heads, width), and without, as values.
+
+    A page has one token after the other where transformers would have keys, and then values.
+    """
+    if getattr(allocator, "sliding_window", 0):
+        raise ValueError("its latent attention has a sliding window")
+    tokens, page = allocator.cache_tensor.shape[0], allocator.tokens_per_page
+    rows = allocator.cache_tensor.view(tokens, 1, -1)[allocator.layer_indices.index(layer) * page :]
+    # All heads share a token's row. Threads share the heads, in groups that the kernel computes together.
+    kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= _MOST_HEADS)
+    keys = rows[..., : sizes.width].expand(-1, kv_heads, -1)
+    values = keys[..., : sizes.rank]
+    return _LayerCache(keys, values, allocator.index, allocator.block_physical_stride // 2, page, 0)
+
+
+def use_paged_attention(model: Any) -> tuple[str, LatentSizes | None]:
+    """Switch the model's attention to `ATTENTION`.
+
+    Returns:
+        The name of the one before, and what the cache has of a token, if it is latent attention.
+
+    Raises:
+        ValueError: The model's latent attention is none that the cache serves.
+    """
+    latent = prepare_latents(model, ATTENTION)
     before = str(model.config._attn_implementation)
     # `set_attn_implementation` would look for a package of flash attention.
     model.config._attn_implementation = ATTENTION
-    return before
+    return before, latent

@@ -17,6 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attention_client.engines.transformers.paged.batch import Sequences
+from attention_client.engines.transformers.paged.latent import latent_heads
 
 __all__ = ["ATTENTION", "Outside", "reaching"]
 
@@ -38,7 +39,7 @@ class Outside(Protocol):
         sinks: torch.Tensor | None,
         sequences: Sequences | None = None,
     ) -> torch.Tensor:
-        """Attend to the sequences: (1, heads, T, D), twice (1, kv_heads, T, D) -> (1, T, heads, D).
+        """Attend to the sequences: (1, heads, T, D) and (1, kv_heads, T, D or V) -> (1, T, heads, V).
 
         `_paged.attend` describes the arguments. `sequences` are those of the pass, unless given.
         """
@@ -162,8 +163,13 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     if position_bias is not None:
         raise ValueError("its attention adds a bias to the scores")
+    if attention_mask is not None:
+        raise ValueError("its attention makes masks of its own")
     layer = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = latent_heads(module)
+    if heads is not None:
+        query = heads.queries(query)
     sinks = None if s_aux is None else s_aux.float()
     softcap = softcap or 0.0
     if sequences is not None:
@@ -171,7 +177,7 @@ def _attention(
         out = _outside().attend(layer, query, key, value, scale, softcap, sinks, sequences)
     else:
         out = torch.ops.eaas.paged_attention(query, key, value, sinks, layer, scale, softcap)
-    return out, None
+    return out if heads is None else heads.values(out), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -159,9 +159,8 @@ next_row(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Cursor
     ptrdiff_t bytes = (ptrdiff_t)value_size(layer);
     if (cursor->position < sequence->past) {
         ptrdiff_t row = layer->tables[sequence->index * layer->blocks + cursor->block] * layer->block_rows + cursor->offset;
-        ptrdiff_t at = (row * layer->cache_token + kv_head * layer->head_size) * bytes;
-        *key = layer->k_cache + at;
-        *value = layer->v_cache + at;
+        *key = layer->k_cache + (row * layer->k_cache_token + kv_head * layer->k_cache_head) * bytes;
+        *value = layer->v_cache + (row * layer->v_cache_token + kv_head * layer->v_cache_head) * bytes;
     }
     else {
         ptrdiff_t token = sequence->first + cursor->position - sequence->past;
@@ -237,11 +236,18 @@ weigh(Tile *tile, ptrdiff_t row, ptrdiff_t vectors)
     tile->total[row] += sum_of(&low);
 }
 
+/* Sums of values are computed 4 vectors at a time. */
+INLINE ptrdiff_t
+whole_groups(ptrdiff_t size)
+{
+    return (size + 4 * LANES - 1) / (4 * LANES) * (4 * LANES);
+}
+
 INLINE void
 start_row(const Layer *layer, Tile *tile, ptrdiff_t row, ptrdiff_t head, const char *q, ptrdiff_t position)
 {
     read_row(tile->q[row], q, layer->head_size, layer->bfloat16, layer->scale);
-    memset(tile->out[row], 0, sizeof tile->out[row]);
+    memset(tile->out[row], 0, (size_t)whole_groups(layer->v_size) * sizeof(float));
     tile->position[row] = position;
     tile->largest[row] = layer->sinks == NULL ? -INFINITY : layer->sinks[head];
     tile->total[row] = layer->sinks == NULL ? 0.0f : 1.0f;
@@ -269,16 +275,19 @@ INLINE void
 find_rows(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, ptrdiff_t heads, Cursor *cursor,
           ptrdiff_t end, Tile *tile)
 {
-    ptrdiff_t head = layer->head_size * (ptrdiff_t)value_size(layer), bytes = heads * head;
+    ptrdiff_t size = (ptrdiff_t)value_size(layer), k_head = layer->k_cache_head * size, v_head = layer->v_cache_head * size;
+    ptrdiff_t k_bytes = (heads - 1) * k_head + layer->head_size * size, v_bytes = (heads - 1) * v_head + layer->v_size * size;
     int next = !tile->block;
     for (ptrdiff_t j = 0; j < KEYS && cursor->position < end; j++) {
         bool is_new = cursor->position >= sequence->past;
-        tile->key_step[next][j] = is_new ? layer->k_head * (ptrdiff_t)value_size(layer) : head;
-        tile->value_step[next][j] = is_new ? layer->v_head * (ptrdiff_t)value_size(layer) : head;
+        tile->key_step[next][j] = is_new ? layer->k_head * size : k_head;
+        tile->value_step[next][j] = is_new ? layer->v_head * size : v_head;
         next_row(layer, sequence, kv_head, cursor, &tile->key_rows[next][j], &tile->value_rows[next][j]);
-        for (ptrdiff_t at = 0; at < bytes; at += 64) {
-            /* To L2: it waits for more lines at a time than L1, whose waits would stop this loop. */
+        /* To L2: it waits for more lines at a time than L1, whose waits would stop this loop. */
+        for (ptrdiff_t at = 0; at < k_bytes; at += 64) {
             __builtin_prefetch(tile->key_rows[next][j] + at, 0, 2);
+        }
+        for (ptrdiff_t at = 0; at < v_bytes && tile->value_rows[next][j] != tile->key_rows[next][j]; at += 64) {
             __builtin_prefetch(tile->value_rows[next][j] + at, 0, 2);
         }
     }
@@ -287,11 +296,11 @@ find_rows(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, ptrdi
 INLINE void
 write_out(const Layer *layer, Tile *tile, ptrdiff_t row, ptrdiff_t token, ptrdiff_t head)
 {
-    for (ptrdiff_t d = 0; d < layer->head_size; d++) {
+    for (ptrdiff_t d = 0; d < layer->v_size; d++) {
         tile->out[row][d] /= tile->total[row];
     }
-    ptrdiff_t at = (token * layer->heads + head) * layer->head_size * (ptrdiff_t)value_size(layer);
-    write_row(layer->out + at, tile->out[row], layer->head_size, layer->bfloat16);
+    ptrdiff_t at = (token * layer->heads + head) * layer->v_size * (ptrdiff_t)value_size(layer);
+    write_row(layer->out + at, tile->out[row], layer->v_size, layer->bfloat16);
 }
 
 INLINE const char *

@@ -21,9 +21,10 @@ class Batch:
 
     q: torch.Tensor  # (1, heads, T, D)
     keys: list[torch.Tensor]  # of each sequence: (kv_heads, tokens, D)
-    values: list[torch.Tensor]
+    values: list[torch.Tensor]  # (kv_heads, tokens, V)
     new: list[int]
     window: int
+    is_latent: bool = False  # kv_heads share their keys, whose first values are the values
 
     @classmethod
     def random(
@@ -34,8 +35,10 @@ class Batch:
         size: int,
         window: int,
         dtype: torch.dtype,
+        v_size: int | None = None,
+        is_latent: bool = False,
     ) -> Batch:
-        """Make sequences of (past, new) tokens."""
+        """Make sequences of (past, new) tokens; values are as wide as keys, unless v_size is given."""
         generator = torch.Generator().manual_seed(len(lengths) * 1000 + size)
 
         def normal(*shape: int) -> torch.Tensor:
@@ -43,18 +46,22 @@ class Batch:
 
         kv_heads = heads // group
         new = [count for _, count in lengths]
-        keys = [normal(kv_heads, past + count, size) for past, count in lengths]
-        values = [normal(kv_heads, past + count, size) for past, count in lengths]
-        return cls(normal(1, heads, sum(new), size), keys, values, new, window)
+        keys = [normal(1 if is_latent else kv_heads, past + n, size) for past, n in lengths]
+        if is_latent:
+            keys = [one.expand(kv_heads, -1, -1) for one in keys]
+            values = [one[..., :v_size] for one in keys]
+        else:
+            values = [normal(kv_heads, past + n, v_size or size) for past, n in lengths]
+        return cls(normal(1, heads, sum(new), size), keys, values, new, window, is_latent)
 
     def expected(self, softcap: float = 0.0, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """(1, T, heads, D) in float32."""
+        """(1, T, heads, V) in float64."""
         parts, first = [], 0
         for keys, values, new in zip(self.keys, self.values, self.new, strict=True):
-            q = self.q[0, :, first : first + new].float()
+            q = self.q[0, :, first : first + new].double()
             first += new
             group = q.shape[0] // keys.shape[0]
-            k, v = (x.float().repeat_interleave(group, 0) for x in (keys, values))
+            k, v = (x.double().repeat_interleave(group, 0) for x in (keys, values))
             scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
@@ -65,7 +72,7 @@ class Batch:
                 hidden |= seen <= at - self.window
             scores = scores.masked_fill(hidden, -torch.inf)
             if sinks is not None:
-                column = sinks[:, None, None].expand(-1, new, 1)
+                column = sinks.double()[:, None, None].expand(-1, new, 1)
                 scores = torch.cat([scores, column], dim=-1)
             weights = scores.softmax(-1)[..., :tokens]
             parts.append((weights @ v).transpose(0, 1))
@@ -73,8 +80,10 @@ class Batch:
 
     def run(self, **options: Any) -> tuple[torch.Tensor, Cache]:
         cache = Cache(self)
-        _, heads, tokens, size = self.q.shape
-        out = torch.full((1, tokens, heads, size), torch.nan, dtype=self.q.dtype)
+        _, heads, tokens, _ = self.q.shape
+        out = torch.full(
+            (1, tokens, heads, self.values[0].shape[-1]), torch.nan, dtype=self.q.dtype
+        )
         k, v = cache.new_of(self.keys), cache.new_of(self.values)
         cache.attend(self.q, k, v, out, **options)
         return out, cache
@@ -86,6 +95,7 @@ class Cache:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         kv_heads, _, size = batch.keys[0].shape
+        v_size = batch.values[0].shape[-1]
         longest = max(keys.shape[1] for keys in batch.keys)
         in_cache = min(longest, batch.window) if batch.window else longest
         self.blocks = -(-in_cache // PAGE)
@@ -96,14 +106,17 @@ class Cache:
         self.block_rows = 4 * PAGE
         rows = count * self.blocks * self.block_rows
         # What no sequence has written must not matter.
-        flat = torch.full((rows, kv_heads, size), torch.nan, dtype=batch.q.dtype)
-        self.k, self.v = flat[2 * PAGE :], flat[3 * PAGE :]
+        widths = (rows, 1 if batch.is_latent else kv_heads, max(size, v_size))
+        flat = torch.full(widths, torch.nan, dtype=batch.q.dtype).expand(-1, kv_heads, -1)
+        self.k = flat[2 * PAGE :, :, :size]
+        self.v = flat[(2 if batch.is_latent else 3) * PAGE :, :, :v_size]
         for s, (keys, values, new) in enumerate(
             zip(batch.keys, batch.values, batch.new, strict=True)
         ):
             for position in range(keys.shape[1] - new):
-                self.k[self.row(s, position)] = keys[:, position]
-                self.v[self.row(s, position)] = values[:, position]
+                for head in range(kv_heads):
+                    self.k[self.row(s, position), head] = keys[head, position]
+                    self.v[self.row(s, position), head] = values[head, position]
 
     def row(self, sequence: int, position: int) -> int:
         slot = position % self.batch.window if self.batch.window else position
@@ -115,6 +128,9 @@ class Cache:
             tokens[:, tokens.shape[1] - n :]
             for tokens, n in zip(all_tokens, self.batch.new, strict=True)
         ]
+        if self.batch.is_latent:
+            one = torch.cat(new, dim=1)[:1].contiguous()
+            return one.expand(len(new[0]), -1, -1)[None]
         return torch.cat(new, dim=1).transpose(0, 1).contiguous().transpose(0, 1)[None]
 
     def attend(self, q: Any, k: Any, v: Any, out: Any, **options: Any) -> None:
@@ -137,7 +153,7 @@ class Cache:
 
 def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
     tolerance = 1e-5 if out.dtype is torch.float32 else 2e-2
-    return torch.allclose(out.float(), expected, rtol=tolerance, atol=tolerance)
+    return torch.allclose(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @settings(max_examples=150, deadline=None)
@@ -149,14 +165,20 @@ def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
     )
     group = data.draw(st.sampled_from([1, 2, 4, 7, 40]), "group")
     heads = group * data.draw(st.integers(1, 3), "kv_heads")
-    size = data.draw(st.sampled_from([1, 8, 16, 24, 64, 80, 128, 256]), "size")
+    sizes = st.sampled_from([1, 8, 16, 24, 64, 80, 128, 192, 256])
+    size, v_size = data.draw(sizes, "size"), data.draw(st.none() | sizes, "v_size")
     window = data.draw(st.sampled_from([0, 0, 1, 5, 32, 60, 200]), "window")
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), "dtype")
     softcap = data.draw(st.sampled_from([0.0, 0.0, 1.5]), "softcap")
     sinks = torch.randn(heads) if data.draw(st.booleans(), "sinks") else None
-    batch = Batch.random(lengths, heads, group, size, window, dtype)
+    batch = Batch.random(lengths, heads, group, size, window, dtype, v_size)
     out, cache = batch.run(softcap=softcap, sinks=sinks)
     assert close(out, batch.expected(softcap, sinks))
+    assert_written(batch, cache)
+
+
+def assert_written(batch: Batch, cache: Cache) -> None:
+    window = batch.window
     for s, (keys, values) in enumerate(zip(batch.keys, batch.values, strict=True)):
         tokens = keys.shape[1]
         for position in range(max(0, tokens - window) if window else 0, tokens):
@@ -164,11 +186,30 @@ def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
             assert torch.equal(cache.v[cache.row(s, position)], values[:, position])
 
 
-@pytest.mark.parametrize("window", [0, 32])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_heads_share_their_keys_and_values(data: st.DataObject) -> None:
+    """Latent attention: a token has one row, whose first values are the values."""
+    lengths = data.draw(
+        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 100)), min_size=1, max_size=4),
+        "(past, new)",
+    )
+    group = data.draw(st.sampled_from([1, 3, 4, 16, 32]), "group")
+    heads = group * data.draw(st.integers(1, 4), "kv_heads")
+    size = data.draw(st.sampled_from([2, 24, 80, 320, 576]), "size")
+    v_size = data.draw(st.sampled_from([1, 16, 72, 256, 512]).filter(lambda v: v <= size), "v_size")
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), "dtype")
+    batch = Batch.random(lengths, heads, group, size, 0, dtype, v_size, is_latent=True)
+    out, cache = batch.run()
+    assert close(out, batch.expected())
+    assert_written(batch, cache)
+
+
+@pytest.mark.parametrize(("window", "v_size"), [(0, None), (32, None), (0, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_threads_change_no_bit(window: int, dtype: torch.dtype) -> None:
+def test_threads_change_no_bit(window: int, v_size: int | None, dtype: torch.dtype) -> None:
     lengths = [(500, 100), (300, 1), (10, 200), (0, 1), (400, 64)]
-    batch = Batch.random(lengths, 8, 2, 64, window, dtype)
+    batch = Batch.random(lengths, 8, 2, 64, window, dtype, v_size)
     alone, _ = batch.run()
     for threads in (1, 2, 3):
         shared_by = pool(threads)
