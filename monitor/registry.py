@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from eaas.membership.cluster_view import RETURN_GRACE_S
 from eaas.net.message_ranges import TRUSTED_EPOCH
@@ -123,9 +124,28 @@ class Registry:
         return self._revision
 
     def members(self, now: float) -> tuple[Member, ...]:
-        """All members and tombstones, with current loads and `silence_s`; for snapshots and the store."""
+        """All members and tombstones, with current loads and `silence_s`."""
         entries = (*self._live.values(), *self._tombstones.values())
         return tuple(entry.full(now - entry.arrivals.heard_at) for entry in entries)
+
+    def capture(self) -> tuple[tuple[Member, ...], tuple[MemberEntry, ...]]:
+        """All members and tombstones at the current revision, without their counters, and their entries.
+
+        Takes a millisecond for ten thousand members. The members do not change, the entries do.
+        """
+        entries = (*self._live.values(), *self._tombstones.values())
+        return tuple([entry.member for entry in entries]), entries
+
+    def changed_since(self, revision: int) -> list[Member]:
+        """Return the members and tombstones with an event after `revision`, without their counters.
+
+        For the store writer, when `since` no longer has these events.
+        """
+        return [entry.member for entry in self.capture()[1] if entry.revision > revision]
+
+    def has_others(self, member_id: str) -> bool:
+        """Whether a member other than this one is live; the monitor stops once no other is."""
+        return len(self._live) > (member_id in self._live)
 
     def since(self, revision: int) -> Sequence[MemberEvent] | None:
         """Return the membership events after `revision`, in order, for a watcher or the store writer.
@@ -135,7 +155,8 @@ class Registry:
         missed = self._revision - revision
         if not 0 <= missed <= len(self._history):
             return None
-        return tuple(self._history)[len(self._history) - missed :]
+        # Usually few: each watcher asks after each event.
+        return tuple(islice(reversed(self._history), missed))[::-1]
 
     def register(
         self,
@@ -406,6 +427,7 @@ class Registry:
 
     def _event(self, entry: MemberEntry, reason: str, *, forgotten: bool = False) -> MemberEvent:
         self._revision += 1
+        entry.revision = self._revision
         event = MemberEvent(self._revision, entry.full(0.0), reason, forgotten)
         self._history.append(event)
         return event
