@@ -79,12 +79,12 @@ class SnapshotReaders:
     def _open(self) -> None:
         line = Line(self._address)
         self._begun[line] = time.monotonic()
+
         # Only the size is used, because parsing would cost more processor time than the monitor's work.
-        call = Call(
-            lambda message: self._got.setdefault(line, len(message)) and None,
-            lambda: self._ended_lines.add(line),
-        )
-        line.call("Watch", _REQUEST, call)
+        def answered(message: bytes) -> None:
+            self._got.setdefault(line, len(message))
+
+        line.call("Watch", _REQUEST, Call(answered, lambda: self._ended_lines.add(line)))
         line.flush()
         self._selector.register(line, selectors.EVENT_READ, line)
 
