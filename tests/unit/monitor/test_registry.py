@@ -80,7 +80,7 @@ def test_thousands_end_in_several_ticks(registry: Registry) -> None:
                 seen.setdefault(event.member.id, []).append(event.member.state)
     assert busy >= 2 * (count // 200 - 1)
     ended = [f"m{number}" for number in range(alive, count)]
-    assert seen == dict.fromkeys(ended, [MemberState.SUSPECT, MemberState.DEAD])
+    assert seen == {name: [MemberState.SUSPECT, MemberState.DEAD] for name in ended}
 
 
 def test_a_heartbeat_clears_a_suspicion(registry: Registry) -> None:
