@@ -19,7 +19,7 @@ SERVERS ?= 3
 REDUNDANCY ?= 2
 # transformers or vllm
 ENGINE ?= transformers
-TRANSPORT ?= shm
+TRANSPORT ?= auto
 HOST ?= 127.0.0.1
 PORT ?= 8000
 # Directory for the processes' logs; empty: they are not kept.

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.server_connections import ServerConnections
+from attention_client.connections.transports import TRANSPORTS
 from attention_client.dispatch import dispatch_policy
 from attention_client.layer_call.call import ClusterView, Dispatcher
 from attention_client.layer_call.calls import LayerCalls, RemoteCall
@@ -290,7 +292,11 @@ class Cluster:
                 self.metrics.epoch.set(placement.epoch)
                 # The balancer waits until every client reports the new epoch.
                 self.session.report_now()
-            self.metrics.connections.set(len(self._servers.all()))
+            connections = self._servers.all()
+            self.metrics.connections.set(len(connections))
+            by_transport = Counter(connection.transport for connection in connections)
+            for transport in TRANSPORTS:
+                self.metrics.transports.labels(transport).set(by_transport[transport])
             self._changed.notify_all()
 
     def _settle(self) -> bool:

@@ -6,7 +6,7 @@ import enum
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -184,15 +184,15 @@ class Member:
         """
         return (self.id, self.incarnation, self.host, self.pid, self.address)
 
-    def to_proto(self) -> pb.Member:
-        """Convert the member to its protobuf message."""
+    def to_proto(self, **changes: Any) -> pb.Member:
+        """Convert the member to its protobuf message, with `changes` (its fields) in place of some values."""
         converted = {
             "role": self.role.number,
             "state": self.state.number,
             "model": _message_of(self.model) if self.model else None,
             "reach": None if self.reach is None else ServerReach.to_proto(self.reach),
         }
-        return pb.Member(**(vars(self) | converted))
+        return pb.Member(**(vars(self) | converted | changes))
 
     @classmethod
     def from_proto(cls, message: pb.Member) -> Member:

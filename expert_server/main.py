@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import socket
 import sys
 import threading
@@ -137,8 +138,9 @@ class ExpertServer:
                     config.slot_tokens, self.shape.hidden_size, self.shape.top_k, WireDtype.FLOAT32
                 ).total,
                 result_length(config.slot_tokens, self.shape.hidden_size),
-                # Distinguishes this arena from that of a later process with the same pid and descriptor.
-                time.monotonic_ns(),
+                # Distinguishes this arena from that of another process with the same pid and descriptor:
+                # a later one, or one in another container.
+                secrets.randbits(63),
             )
             undo.callback(self._arena.close)
             self._table = SlotTable(self._arena)

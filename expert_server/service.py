@@ -13,6 +13,7 @@ from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape, Role
 from eaas.wire import Arena
+from eaas.wire.arena import machine_id
 from expert_server.experts.placements import PlacementHandler
 from expert_server.load_report.hotness import HotnessHandler
 from expert_server.transports.grpc_endpoint import ExchangeHandler
@@ -119,6 +120,7 @@ class ExpertService:
             arena_fd=self._arena.fd if shared else 0,
             arena_bytes=self._arena.size if shared else 0,
             epoch=self.placements.epoch,
+            machine=machine_id() if shared else "",
         )
 
     def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:

@@ -8,22 +8,22 @@ event for each of ten thousand would cost too much.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any
 
 import grpc
 
-from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.types import Member, MemberState
 from monitor.incarnation import MemberEvent
 from monitor.refusal import Refused
+from monitor.snapshots import message_of
 
-__all__ = ["Fanout", "message_of"]
-
+__all__ = ["Fanout"]
 
 # Limit of cached messages. A watcher further behind gets them serialized anew.
 _KEPT = 256
+# Watchers that wake in one turn of the loop. Each then writes a message, which takes some 40 us.
+_WOKEN = 128
 # Limit of concurrent snapshot sends, because gRPC copies each and a large snapshot has megabytes.
 _SNAPSHOTS = 16
 # Timeout of one send.
@@ -47,10 +47,13 @@ class Fanout:
         self._sleepers: OrderedDict[asyncio.Future[bool], float] = OrderedDict()
         # Sleepers that wake only on an event.
         self._event_only: set[asyncio.Future[bool]] = set()
+        self._to_wake: deque[asyncio.Future[bool]] = deque()
+        self._waking = False
         self._timer: asyncio.TimerHandle | None = None
         self._notified = False
         self._made: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS)
+        self._starting = asyncio.Lock()
 
     def notify(self) -> None:
         """Wake all watchers soon, because there is a new event. Safe from any thread."""
@@ -80,12 +83,22 @@ class Fanout:
     def _wake(self) -> None:
         # Cleared first, because the watchers woken now may miss later events.
         self._notified = False
-        sleepers = (*self._sleepers, *self._event_only)
+        self._to_wake.extend(self._sleepers)
+        self._to_wake.extend(self._event_only)
         self._sleepers.clear()
         self._event_only.clear()
-        for sleeper in sleepers:
+        if not self._waking:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake some of `_to_wake` in each turn of the loop, so that heartbeats do not wait for all."""
+        for _ in range(min(_WOKEN, len(self._to_wake))):
+            sleeper = self._to_wake.popleft()
             if not sleeper.done():
                 sleeper.set_result(True)
+        self._waking = bool(self._to_wake)
+        if self._waking:
+            self._loop.call_soon(self._wake_some)
 
     def _wake_overdue(self) -> None:
         now = self._loop.time()
@@ -129,15 +142,10 @@ class Fanout:
             try:
                 # `wait_for` would lose a cancellation that arrives while the message is sent.
                 async with asyncio.timeout(_SNAPSHOT_S):
+                    # gRPC copies the message at once, so that only one send starts in a turn of the loop.
+                    async with self._starting:
+                        await asyncio.sleep(0)
                     await context.write(message)
             except TimeoutError as error:
                 why = f"the snapshot was not read within {_SNAPSHOT_S:g} s"
                 raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, why) from error
-
-
-def message_of(member: Member, knows_left: bool) -> common_pb2.Member:
-    """Convert a member to its protobuf message; LEFT becomes DEAD for watchers of earlier releases."""
-    message = member.to_proto()
-    if member.state is MemberState.LEFT and not knows_left:
-        message.state = common_pb2.MEMBER_STATE_DEAD
-    return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from eaas.types import Member, MemberState
 from monitor.failure_detection.detector import Arrivals
@@ -43,6 +44,7 @@ class MemberEntry:
         busy_s: Its busy time, as last reported.
         loading_bytes: Bytes that its current load takes, as last reported.
         loaded_bytes: How many of them are loaded.
+        revision: Revision of its last event.
         forget_at: When its tombstone is forgotten, in monotonic seconds; inf while it is live.
     """
 
@@ -54,6 +56,7 @@ class MemberEntry:
     busy_s: float = 0.0
     loading_bytes: int = 0
     loaded_bytes: int = 0
+    revision: int = 0
     forget_at: float = math.inf
 
     @property
@@ -62,14 +65,17 @@ class MemberEntry:
         suspected = self.arrivals.late or self.progress.stuck or self.accusation
         return MemberState.SUSPECT if suspected else self.reported
 
+    def counters(self, silence_s: float) -> dict[str, Any]:
+        """The fields of `Member` that change without an event, for snapshots and events."""
+        return {
+            "progress": self.progress.count,
+            "in_flight": self.progress.in_flight,
+            "silence_s": silence_s,
+            "busy_s": self.busy_s,
+            "loading_bytes": self.loading_bytes,
+            "loaded_bytes": self.loaded_bytes,
+        }
+
     def full(self, silence_s: float) -> Member:
-        """The member with its current counters and its silence, as in snapshots and events."""
-        return replace(
-            self.member,
-            progress=self.progress.count,
-            in_flight=self.progress.in_flight,
-            silence_s=silence_s,
-            busy_s=self.busy_s,
-            loading_bytes=self.loading_bytes,
-            loaded_bytes=self.loaded_bytes,
-        )
+        """The member with its current counters and its silence, as in events."""
+        return replace(self.member, **self.counters(silence_s))

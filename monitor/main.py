@@ -17,6 +17,7 @@ from eaas.net.grpc_aio_server import serve_aio
 from eaas.net.tls import Identity
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Role
+from monitor.heap import spare_long_lived
 from monitor.leader_proxy import SERVICE, LeaderProxy
 from monitor.service import MonitorService
 from monitor.store import Store
@@ -197,6 +198,7 @@ def run(
     # Each member is one connection, and the usual limit of open files is a thousand.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    spare_long_lived()
     failures: list[str] = []
     with Shutdown() as shutdown:
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from eaas.net.grpc_client import STREAM_SIGN_S
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
 from monitor.failure_detection.failure_reports import RequestTotals
-from monitor.fanout import Fanout, message_of
+from monitor.fanout import Fanout
 from monitor.incarnation import MemberEvent
 from monitor.records import MOST_BYTES, Records, StaleRecordError
 from monitor.refusal import (
@@ -32,6 +31,7 @@ from monitor.refusal import (
     require_valid,
 )
 from monitor.registry import IdTakenError, Registry
+from monitor.snapshots import Snapshots
 from monitor.store import Store
 from monitor.store.kept import new_life
 from monitor.store_writer import StoreWriter
@@ -43,9 +43,6 @@ _log = get_logger(__name__)
 _MIN_TICK_S = 0.005
 # Share of the lease for which a member may be silent. The rest is for noticing, storing and announcing it.
 _SILENCE_SHARE = 0.97
-# A snapshot is shared for this long, since many watchers may come at once.
-_SNAPSHOT_AGE_S = 0.05
-_NO_SNAPSHOT = (-math.inf, -1, b"")
 _STOPPING = pb.WatchResponse(stopping=True).SerializeToString()
 # Must be below the deadline of a registration.
 _STORE_S = 1.5
@@ -102,9 +99,9 @@ class MonitorService:
         self._watchers = 0
         self._own: Member | None = None
         self._own_id: str | None = None
-        # Heartbeat reply and snapshots, shared by all members and watchers until the next change.
+        # Heartbeat reply, shared by all members until the next change.
         self._heartbeat_reply: tuple[int, bytes] = (-1, b"")
-        self._snapshots: dict[bool, tuple[float, int, bytes]] = {}
+        self._snapshots = Snapshots(self._registry, lock, self._life)
 
     # -- the owner's side ----------------------------------------------------------------------
 
@@ -159,10 +156,7 @@ class MonitorService:
             self._changed.wait_for(lambda: not (self._watchers or self._others_live()), linger_s)
 
     def _others_live(self) -> bool:
-        return any(
-            member.id != self._own_id and not member.state.is_gone
-            for member in self._registry.members(time.monotonic())
-        )
+        return self._registry.has_others(self._own_id or "")
 
     def _publish(self, events: Sequence[MemberEvent]) -> None:
         for event in events:
@@ -387,8 +381,9 @@ class MonitorService:
             with self._changed:
                 stored, stopping = self._stored, self._stopping
                 events = () if unstored else self._registry.since(seen)
-                if events is None:
-                    unstored = self._take_snapshot(knows_left)
+            if events is None:
+                unstored = await self._snapshots.take(knows_left)
+                continue
             messages = []
             if events:
                 messages = [
@@ -418,19 +413,6 @@ class MonitorService:
             sent = True
             if stopping:
                 return
-
-    def _take_snapshot(self, knows_left: bool) -> tuple[int, bytes]:
-        """Return the revision, and a snapshot of all members with their current loads. The lock is held."""
-        now, revision = time.monotonic(), self._registry.revision
-        made_at, known, message = self._snapshots.get(knows_left, _NO_SNAPSHOT)
-        if known != revision or now - made_at > _SNAPSHOT_AGE_S:
-            members = [message_of(member, knows_left) for member in self._registry.members(now)]
-            response = pb.WatchResponse(
-                snapshot=pb.Snapshot(revision=revision, members=members, life=self._life)
-            )
-            message = response.SerializeToString()
-            self._snapshots[knows_left] = now, revision, message
-        return revision, message
 
 
 def _totals_of(s: pb.ServerOutcomes) -> RequestTotals:

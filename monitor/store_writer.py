@@ -29,7 +29,7 @@ class Collector:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.revision = registry.revision
-        members = registry.members(0.0)
+        members, _ = registry.capture()
         self._stored = {m.id for m in members}
         # Ids of the tombstones among these members.
         self._gone = {m.id for m in members if m.state.is_gone}
@@ -43,7 +43,7 @@ class Collector:
             # The registry no longer keeps all events.
             events = [
                 MemberEvent(registry.revision, member, "as it was found")
-                for member in registry.members(0.0)
+                for member in registry.changed_since(self.revision)
             ]
             candidates = self._stored
         removed = {member_id for member_id in candidates if not registry.knows(member_id)}
@@ -55,7 +55,9 @@ class Collector:
                 del last[event.member.id]
         gone = {e.member.id for e in last.values() if e.member.state.is_gone}
         self._gone = (self._gone - removed - last.keys()) | gone
-        self._stored = (self._stored - removed) | last.keys()
+        # In place, because the set has all members.
+        self._stored -= removed
+        self._stored |= last.keys()
         self.revision = registry.revision
         return Change(
             revision=registry.revision,

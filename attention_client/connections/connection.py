@@ -124,6 +124,11 @@ class Connection:
         self._closing = False
         self._unlinked = False
 
+    @property
+    def transport(self) -> str:
+        """Name of the transport that carries the slots: shm, grpc or nixl, also if `auto` chose it."""
+        return self._link.transport
+
     # -- state ----------------------------------------------------------------------------------------
 
     @property

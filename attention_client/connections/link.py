@@ -17,6 +17,8 @@ class Link(Protocol):
     The arena's generation words are those of the grant.
     """
 
+    # Name of the transport: shm, grpc or nixl.
+    transport: str
     arena: Arena
     first_slot: int
     slots: int

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attention_client.connections.connection import Connection
-from attention_client.connections.transports import Opener
+from attention_client.connections.transports import Opener, requested
 from attention_client.connections.transports.granted import disconnect
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas import versions
 from eaas.config import AttentionClientConfig
-from eaas.errors import EaasError
 from eaas.net.grpc_client import channel as open_channel
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -61,7 +60,7 @@ def open_connection(
     request = pb.ConnectRequest(
         client_id=client_id,
         client_incarnation=incarnation,
-        transport=config.transport,
+        transport=requested(config.transport),
         slots=config.slots,
         hidden_size=shape.hidden_size,
         model_digest=shape.digest,
@@ -86,7 +85,7 @@ def open_connection(
         granted = versions.negotiate(versions.SLOTS, ask)
         try:
             link = open_link(granted, channel, gone)
-        except EaasError:
+        except BaseException:
             disconnect(service, granted.connection_id)
             raise
     except BaseException:

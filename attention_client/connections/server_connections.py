@@ -59,7 +59,6 @@ class ServerConnections:
         on_change: Callable[[], None],
         tls: Identity | None,
     ) -> None:
-        self._transport = config.transport
         self._outcomes = metrics.outcomes
         self._changed = changed
         self._on_change = on_change
@@ -230,7 +229,7 @@ class ServerConnections:
         if not (added and self._still_wanted(member)):
             connection.lose("another life of the server began")
         else:
-            _log.info("%s: connected (%s)", member.id, self._transport)
+            _log.info("%s: connected (%s)", member.id, connection.transport)
 
     def _add(self, member: Member, connection: Connection) -> None:
         with self._changed:

@@ -88,6 +88,9 @@ class ClientMetrics:
         )
         self.epoch = gauge("eaas_placement_epoch", "Epoch of the placement in use")
         self.connections = gauge("eaas_connected_servers", "Expert servers connected")
+        self.transports = gauge(
+            "eaas_server_connections", "Connections to expert servers, by transport", ["transport"]
+        )
 
     def refresh_with(self, step: Callable[[], None]) -> None:
         """Call `step` before each scrape, to add counts that are kept elsewhere."""

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.messages import LayerInput
-from attention_client.connections.transports import opener
+from attention_client.connections.transports import opener, requested
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
@@ -126,7 +126,7 @@ class Caller:
                     client_id=name,
                     client_incarnation=1,
                     protocol_version=VERSION,
-                    transport=transport,
+                    transport=requested(transport),
                     slots=slots,
                     hidden_size=hidden,
                     model_digest=shape.digest,

@@ -18,6 +18,10 @@ def main(
     watchers: Annotated[
         str, typer.Option(metavar="N,...", help="Numbers of watchers; all members come last.")
     ] = "10,100,1000",
+    snapshot_watchers: Annotated[
+        int,
+        typer.Option(min=1, help="Watchers that fetch snapshots together, again and again."),
+    ] = 100,
     per_connection: Annotated[
         int, typer.Option(min=1, help="Members that share a connection.")
     ] = 1,
@@ -37,6 +41,7 @@ def main(
         per_connection=per_connection,
         loaders=loaders,
         seconds=seconds,
+        snapshot_watchers=snapshot_watchers,
     )
     show(bench_monitor(plan, say=say), as_json, print_report)
 

@@ -134,17 +134,26 @@ class Messages:
     """Splits the DATA payloads of a stream into gRPC messages."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        # A snapshot of many members comes in hundreds of pieces.
+        self._pieces: list[bytes] = []
+        self._size = 0
+        # Bytes until the first message is complete.
+        self._needed = MESSAGE_HEAD_BYTES
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Add a DATA payload; yield the messages that are complete. The caller must iterate to the end."""
-        if self._rest:
-            data = self._rest + data
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return
+        data = b"".join(self._pieces)
         start, end = 0, len(data)
-        while end - start >= 5:
-            following = start + 5 + _MESSAGE_HEAD.unpack_from(data, start)[1]
-            if following > end:
+        self._needed = MESSAGE_HEAD_BYTES
+        while end - start >= MESSAGE_HEAD_BYTES:
+            size = MESSAGE_HEAD_BYTES + _MESSAGE_HEAD.unpack_from(data, start)[1]
+            if start + size > end:
+                self._needed = size
                 break
-            yield data[start + 5 : following]
-            start = following
-        self._rest = data[start:]
+            yield data[start + MESSAGE_HEAD_BYTES : start + size]
+            start += size
+        self._pieces, self._size = [data[start:]], end - start

@@ -21,6 +21,7 @@ class Plan:
     Attributes:
         members: Numbers of members, one step each.
         watchers: Numbers of watchers in a step; the last is always all members.
+        snapshot_watchers: Watchers that fetch snapshots at the same time, again and again.
         per_connection: Members that share a connection.
         loaders: Processes that simulate members.
         seconds: Seconds of each measurement.
@@ -34,6 +35,7 @@ class Plan:
     per_connection: int
     loaders: int
     seconds: float
+    snapshot_watchers: int = 100
     interval_s: float = 1.0
     settle_s: float = 3.0
     deaths: int = 3
@@ -45,7 +47,13 @@ class Plan:
 
 
 def make_plan(
-    *, members: str, watchers: str, per_connection: int, loaders: int, seconds: float
+    *,
+    members: str,
+    watchers: str,
+    per_connection: int,
+    loaders: int,
+    seconds: float,
+    snapshot_watchers: int = 100,
 ) -> Plan:
     """Check the options of `python -m benchmarks.monitor` and make a plan.
 
@@ -65,4 +73,5 @@ def make_plan(
         per_connection=per_connection,
         loaders=loaders,
         seconds=seconds,
+        snapshot_watchers=snapshot_watchers,
     )

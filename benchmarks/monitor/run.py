@@ -68,6 +68,8 @@ def _row(plan: Plan, members: int, say: Callable[[str], None]) -> dict[str, Any]
         row["heartbeats"] = here.measure()
         snapshot, took_s = here.snapshot()
         row["snapshot"] = {"bytes": snapshot.ByteSize(), "ms": figure(1e3 * took_s)}
+        say(f"{members} members, {plan.snapshot_watchers} watchers fetch snapshots")
+        row["snapshots"] = here.fetch_snapshots(plan.snapshot_watchers)
         for watchers in plan.watcher_steps(members):
             say(f"{members} members, {watchers} watch")
             row["watching"].append(watching_step(plan, here, watchers))

@@ -18,7 +18,7 @@ from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import processor_s
 from eaas_cli.bench.worker import Worker, working
-from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
+from eaas_cli.local.process import stop_all, wait_ready
 
 __all__ = ["Stage", "percentiles_ms", "stage"]
 
@@ -33,9 +33,17 @@ class Stage:
         size_of_last: Number of members in the last process.
     """
 
-    def __init__(self, monitor: ChildProcess, workers: Sequence[Worker], plan: Plan, members: int):
+    def __init__(
+        self,
+        monitor: Worker,
+        workers: Sequence[Worker],
+        snapshot_reader: Worker,
+        plan: Plan,
+        members: int,
+    ) -> None:
         assert monitor.address is not None
         self._monitor = monitor
+        self._snapshot_reader = snapshot_reader
         self._workers = workers
         self._plan = plan
         self.members = members
@@ -55,8 +63,7 @@ class Stage:
 
     def ask_last(self, *command: object) -> Any:
         """Send a command to the last process of members; return its answer."""
-        self._workers[-1].send(command, self._plan.patience_s)
-        return self._workers[-1].receive()
+        return self._tell(self._workers[-1], *command)
 
     def snapshot(self) -> tuple[pb.Snapshot, float]:
         """Fetch the snapshot that a new watcher gets; return it and the seconds that it took."""
@@ -74,6 +81,30 @@ class Stage:
         snapshot, _ = self.snapshot()
         self.ask_each([("watch", n, snapshot.revision, snapshot.life) for n in self.shares(count)])
 
+    def fetch_snapshots(self, watchers: int) -> dict[str, Any]:
+        """Measure the monitor while watchers connect at once for snapshots, and again and again.
+
+        Returns the figures of `measure`, and those of the snapshots.
+        """
+        self._tell(self._snapshot_reader, "figures")
+        self._tell(self._snapshot_reader, "fetch", watchers)
+        try:
+            found = self.measure(settle_s=0.0)
+            fetched = self._tell(self._snapshot_reader, "figures")
+        finally:
+            self._tell(self._snapshot_reader, "fetch", 0)
+        return found | {
+            "watchers": watchers,
+            "snapshots": fetched["snapshots"],
+            "megabytes": figure(fetched["bytes"] / 1e6),
+            "refused": fetched["ended"],
+            "fetch_ms": percentiles_ms(fetched["fetch_us"]),
+        }
+
+    def _tell(self, worker: Worker, *command: object) -> Any:
+        worker.send(command, self._plan.patience_s)
+        return worker.receive()
+
     def shares(self, count: int) -> list[int]:
         """Split `count` members over the processes, up to the size of each."""
         shares: list[int] = []
@@ -81,13 +112,15 @@ class Stage:
             shares.append(min(size, -(-(count - sum(shares)) // left)))
         return shares
 
-    def measure(self) -> dict[str, Any]:
-        """Measure the monitor under the load of its members."""
-        time.sleep(self._plan.settle_s)
+    def measure(self, settle_s: float | None = None) -> dict[str, Any]:
+        """Measure the monitor under the load of its members, after `settle_s` (by default the plan's)."""
+        time.sleep(self._plan.settle_s if settle_s is None else settle_s)
         self.ask("figures")
+        self._tell(self._monitor, "holds")
         began, ran_s = time.monotonic(), processor_s(self._monitor.pid)
         time.sleep(self._plan.seconds)
         found = self.ask("figures")
+        holds = self._tell(self._monitor, "holds")
         ran_s = processor_s(self._monitor.pid) - ran_s
         took_s = time.monotonic() - began
         delays_us = [us for one in found for us in one["delays_us"]]
@@ -105,6 +138,7 @@ class Stage:
             "watched_per_s": figure(total["watched"] / took_s),
             "signs_per_s": figure(total["signs"] / took_s),
             "out_of_turn": total["gaps"],
+            **holds,
         }
 
     def _rss_mb(self) -> float:
@@ -123,7 +157,7 @@ def stage(plan: Plan, members: int) -> Iterator[Stage]:
 
     Raises EaasError.
     """
-    monitor = ChildProcess("monitor", ["monitor", "--host", "127.0.0.1", "--port", "0"], None)
+    monitor = Worker("monitor", "benchmarks.monitor.monitor_process")
     try:
         wait_ready([monitor], _START_S)
         loaders = min(plan.loaders, members)
@@ -140,8 +174,16 @@ def stage(plan: Plan, members: int) -> Iterator[Stage]:
             )
             for n in range(loaders)
         ]
+        starts.append(
+            partial(
+                Worker,
+                "snapshots",
+                "benchmarks.monitor.snapshot_process",
+                address=monitor.address,
+            )
+        )
         with working(starts) as workers:
-            yield Stage(monitor, workers, plan, members)
+            yield Stage(monitor, workers[:-1], workers[-1], plan, members)
     except ClusterError as error:
         raise ClusterError(f"{error}; the monitor's: {monitor.last_words()}") from error
     finally:

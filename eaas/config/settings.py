@@ -318,8 +318,9 @@ class AttentionClientConfig(_Section):
         False,
         description="Dashboard buttons that kill, stop and start servers, scale and rebalance.",
     )
-    transport: Literal["shm", "grpc", "nixl"] = Field(
-        "shm", description="Transport between client and servers."
+    transport: Literal["auto", "shm", "grpc", "nixl"] = Field(
+        "auto",
+        description="Transport to each server; auto: shm where the client can map its memory, else grpc.",
     )
     threads: int = Field(
         0, ge=0, description="Torch threads; 0 takes half of the cores, and all for attention."

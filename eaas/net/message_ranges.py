@@ -89,7 +89,10 @@ _FIELDS: dict[str, Range] = {
         (Text(LONGEST_ID, ID, ID_RULE, items=2**14), "without_servers"),
         (Text(300, _ADDRESS, "HOST:PORT, or empty"), "address"),
         (_FILE, "shard"),
-        (_NAME, "connection_id dtype host model_digest model_type nixl node plan_id policy"),
+        (
+            _NAME,
+            "connection_id dtype host machine model_digest model_type nixl node plan_id policy",
+        ),
         (_NAME, "reason request_id transport trigger"),
         (_line(255, items=2**12), "layer_names"),
         (_line(64, items=16), "transports"),

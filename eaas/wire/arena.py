@@ -33,13 +33,14 @@ from eaas.wire.header import (
     align,
 )
 
-__all__ = ["SPIN_US", "Arena", "arena_bytes"]
+__all__ = ["SPIN_US", "Arena", "arena_bytes", "machine_id"]
 
 SPIN_US = 20
 """Microseconds to poll flags before sleeping on a doorbell."""
 
 SHM_DIRECTORY = Path("/dev/shm")
 FILE_MODE = 0o600
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _HEADER = struct.Struct("<IHxxI4xQQQ24x")
 _LINE_BYTES = 64
@@ -90,8 +91,8 @@ class Arena:
         result_capacity: Bytes for a result in a slot.
         request_stride: Bytes of a slot's request: header, payload, padding.
         result_stride: Bytes of a slot's result: header, result, padding.
-        incarnation: The server's incarnation. After `attach`, compare it with the server's answer: process
-            ids are reused.
+        incarnation: Random number of the arena. After `attach`, compare it with the server's answer: process
+            ids are reused, and other containers have the same ones.
         flags: Flags of the slots (flag i belongs to slot i) and doorbells.
     """
 
@@ -151,13 +152,21 @@ class Arena:
             SharedMemoryError: The file is not an arena of that size, or belongs to another user.
         """
         path = f"/proc/{pid}/fd/{fd}"
+        # Before opening it, because it may be a device of a process that only has the same pid.
+        _check_file(path, _status(path), size)
         own_fd = _open_file(path)
         try:
-            _check_file(path, own_fd, size)
+            _check_file(path, os.fstat(own_fd), size)
             mapping = mmap.mmap(own_fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise _not_attached(path, error) from error
         finally:
             os.close(own_fd)
-        _check_header(path, mapping)
+        try:
+            _check_header(path, mapping)
+        except SharedMemoryError:
+            mapping.close()
+            raise
         return cls(mapping, -1)
 
     def close(self) -> None:
@@ -281,18 +290,39 @@ def _create_file(size: int) -> int:
     return fd
 
 
+def machine_id() -> str:
+    """Identify the running kernel, which all containers of a machine share; empty if it cannot be read.
+
+    The pid of another machine's process names something else here.
+    """
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _status(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except OSError as error:
+        raise _not_attached(path, error) from error
+
+
 def _open_file(path: str) -> int:
     try:
         # O_NONBLOCK, because a reused process id may have a pipe there.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise ConnectionLostError(f"{path}: no such process or descriptor on this host") from error
     except OSError as error:
-        raise SharedMemoryError(f"{path}: cannot be attached: {error.strerror}") from error
+        raise _not_attached(path, error) from error
 
 
-def _check_file(path: str, fd: int, size: int) -> None:
-    status = os.fstat(fd)
+def _not_attached(path: str, error: OSError) -> ConnectionLostError | SharedMemoryError:
+    if isinstance(error, FileNotFoundError | ProcessLookupError):
+        return ConnectionLostError(f"{path}: no such process or descriptor on this host")
+    return SharedMemoryError(f"{path}: cannot be attached: {error.strerror}")
+
+
+def _check_file(path: str, status: os.stat_result, size: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise SharedMemoryError(f"{path}: not a regular file")
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != FILE_MODE:

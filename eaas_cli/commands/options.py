@@ -36,7 +36,7 @@ DemoModel = Annotated[
     Path | None,
     typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
 ]
-Transport = Annotated[str, typer.Option(help="Transport to the servers: shm, grpc or nixl.")]
+Transport = Annotated[str, typer.Option(help="Transport to the servers: auto, shm, grpc or nixl.")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="cluster.yaml: settings of every role.", show_default=False),

@@ -52,7 +52,7 @@ Id = Annotated[
 ]
 ClientTransport = Annotated[
     str | None,
-    typer.Option("--transport", help="Transport to the servers: shm, grpc or nixl."),
+    typer.Option("--transport", help="Transport to each server: auto, shm, grpc or nixl."),
 ]
 OperatorPage = Annotated[
     bool | None,

@@ -63,7 +63,10 @@ def up(
     ] = "transformers",
     transport: Annotated[
         str | None,
-        typer.Option(help="Transport to the servers: shm, grpc or nixl.", show_default="shm"),
+        typer.Option(
+            help="Transport to each server: auto (shm where possible), shm, grpc or nixl.",
+            show_default="auto",
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address of the endpoint.", show_default="127.0.0.1")

@@ -85,10 +85,12 @@ def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     stranger: Callable[[str], ChildProcess],
     start_cluster: Callable[..., Any],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Row 40: shm, a server of another user or container joins, then a good server is killed: every answer is
     right.
     """
+    monkeypatch.setenv("EAAS_ATTENTION_CLIENT__TRANSPORT", "shm")
     cluster = start_cluster(for_all, servers=3, redundancy=2)
     stranger(cluster.monitor_address)
 
@@ -100,7 +102,7 @@ def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     reasons = eventually(lambda: row().get("unreachable"))
     (why,) = reasons.values()
     assert "shm" in why
-    assert "--transport grpc" in why
+    assert "--transport auto" in why
     log = tmp_path / "logs-0" / "balancer.log"
     said = eventually(lambda: [line for line in log.read_text().splitlines() if STRANGER in line])
     (client,) = reasons

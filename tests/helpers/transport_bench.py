@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.messages import LayerInput, Ticket
-from attention_client.connections.transports import opener
+from attention_client.connections.transports import opener, requested
 from attention_client.dispatch.parts import Part
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ConnectionLostError
@@ -129,7 +129,7 @@ class Client:
             client_id=client_id,
             client_incarnation=1,
             protocol_version=VERSION,
-            transport=self.transport,
+            transport=requested(self.transport),
             slots=slots,
             hidden_size=HIDDEN,
             model_digest=SHAPE.digest,

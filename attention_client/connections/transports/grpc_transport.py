@@ -30,6 +30,8 @@ _CLOSE_S = 2.0
 class GrpcLink(MirrorLink):
     """The client's end of the stream of slots. A gRPC thread sends, and a thread of this link receives."""
 
+    transport = "grpc"
+
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:

@@ -42,6 +42,8 @@ _SILENCE_S = 0.004
 class _OneSidedLink(MirrorLink):
     """The client's end of a nixl connection. Its thread reads the stream; a shared thread polls all links."""
 
+    transport = "nixl"
+
     def __init__(
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:

@@ -26,7 +26,7 @@ class ConnectRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., transport: _Optional[str] = ..., slots: _Optional[int] = ..., hidden_size: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch")
+    __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch", "machine")
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class ConnectResponse(_message.Message):
     ARENA_FD_FIELD_NUMBER: _ClassVar[int]
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     connection_id: str
     generation: int
     server_incarnation: int
@@ -53,7 +54,8 @@ class ConnectResponse(_message.Message):
     arena_fd: int
     arena_bytes: int
     epoch: int
-    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_bell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    machine: str
+    def __init__(self, connection_id: _Optional[str] = ..., generation: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., first_slot: _Optional[int] = ..., slots: _Optional[int] = ..., reply_bell: _Optional[int] = ..., slot_count: _Optional[int] = ..., payload_capacity: _Optional[int] = ..., result_capacity: _Optional[int] = ..., arena_pid: _Optional[int] = ..., arena_fd: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., epoch: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class DisconnectRequest(_message.Message):
     __slots__ = ("connection_id",)

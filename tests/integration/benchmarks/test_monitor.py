@@ -27,6 +27,7 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "end_on_sigterm", lambda: None)
     monkeypatch.setattr(bench_monitor, "make_plan", small_plan)
     words = ["--members", "3,8", "--watchers", "3", "--per-connection", "3", "--seconds", "1"]
+    words += ["--snapshot-watchers", "5"]
     ran = CliRunner().invoke(command.app, ["--json", *words], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     document = json.loads(ran.stdout)
@@ -37,7 +38,12 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in document["rows"]:
         members = row["members"]
         assert row["snapshot"]["bytes"] > 1000 * members
-        for cell in (row["heartbeats"], *row["watching"]):
+        storm = row["snapshots"]
+        assert storm["watchers"] == 5
+        assert storm["snapshots"] > 5
+        assert storm["megabytes"] > 0
+        assert storm["refused"] == 0
+        for cell in (row["heartbeats"], storm, *row["watching"]):
             # Seconds are short: a turn more or less is much.
             beats = cell["heartbeats_per_s"] * INTERVAL_S
             assert 0.4 * members < beats < 2 * members
@@ -45,6 +51,8 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
             assert 0 < cell["answer_ms"]["p50"] <= cell["answer_ms"]["max"]
             assert cell["cpu_cores"] > 0
             assert cell["rss_mb"] > 10
+            assert cell["hold_ms"] > 0
+            assert cell["lag_ms"] > 0
         for cell in row["watching"]:
             assert cell["goodbye_ms"]["not_told"] == cell["death_ms"]["not_told"] == 0
             assert 0 < cell["goodbye_ms"]["first"] <= cell["goodbye_ms"]["last"]

@@ -168,7 +168,7 @@ def test_watchers_are_split_within_the_processes_members(
 ) -> None:
     loaders = min(loaders, members)
     child: Any = SimpleNamespace(address="host:1")
-    here = Stage(child, [child] * loaders, plan(), members)
+    here = Stage(child, [child] * loaders, child, plan(), members)
     sizes = here.shares(members)
     assert sum(sizes) == members
     assert sizes[-1] == here.size_of_last

@@ -32,7 +32,7 @@ def test_command_line_over_environment_over_file(
     client = load_config(
         cluster_yaml, attention_client={"port": 3, "transport": None}
     ).attention_client
-    assert (client.port, client.threads, client.slots, client.transport) == (3, 2, 7, "shm")
+    assert (client.port, client.threads, client.slots, client.transport) == (3, 2, 7, "auto")
 
 
 def test_a_setting_within_a_setting(cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_every_field_has_a_description() -> None:
         ("monitor: {port: 65536}", "monitor.port = 65536"),
         ("monitor: {lease_s: 0}", "monitor.lease_s = 0"),
         ("monitor:", "monitor = None"),
-        ("attention_client: {transport: rdma}", "'shm', 'grpc' or 'nixl'"),
+        ("attention_client: {transport: rdma}", "'auto', 'shm', 'grpc' or 'nixl'"),
         ("attention_client: {scheduler: {stratgy: x}}", "attention_client.scheduler.stratgy = 'x'"),
         ("attention_client: {scheduler: {window_size: 4}}", "window_size 4 is below batch_size 32"),
         ("expert_server: {kernel: cuda}", "expert_server.kernel = 'cuda'"),
@@ -143,7 +143,9 @@ def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value:
 
 
 def test_a_wrong_option_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^--transport: .*'rdma'.* 'shm', 'grpc' or 'nixl'$"):
+    with pytest.raises(
+        ConfigError, match=r"^--transport: .*'rdma'.* 'auto', 'shm', 'grpc' or 'nixl'$"
+    ):
         load_config(attention_client={"transport": "rdma"})
     with pytest.raises(ConfigError, match=r"^--quantization: .*'int9'.* 'int8' or 'int4'$"):
         load_config(expert_server={"quantization": "int9"})

@@ -59,6 +59,30 @@ def test_a_silent_member_is_suspect_before_dead_even_in_one_tick(registry: Regis
     assert states == [MemberState.SUSPECT, MemberState.DEAD]
 
 
+def test_thousands_end_in_several_ticks(registry: Registry) -> None:
+    """Each tick is bounded, and the next one is due at once; all end, and those that are heard do not."""
+    count, alive = 1500, 2
+    for number in range(count):
+        registry.register(member(f"m{number}", number + 1), 0, 0.0)
+    seen: dict[str, list[MemberState]] = {}
+    now, busy = 0.0, 0
+    # The monitor holds the ended leases for another lease, because most members fell silent together.
+    while now < 3 * LEASE_S:
+        now += 0.01 if registry.due_at() <= now else TICK_S
+        for number in range(alive):
+            registry.heartbeat(f"m{number}", 1, now, state=SERVING)
+        events = registry.tick(now)
+        states = [e.member.state for e in events if not e.forgotten]
+        assert max(states.count(MemberState.SUSPECT), states.count(MemberState.DEAD)) <= 200
+        busy += registry.due_at() <= now
+        for event in events:
+            if not event.forgotten:
+                seen.setdefault(event.member.id, []).append(event.member.state)
+    assert busy >= 2 * (count // 200 - 1)
+    ended = [f"m{number}" for number in range(alive, count)]
+    assert seen == {name: [MemberState.SUSPECT, MemberState.DEAD] for name in ended}
+
+
 def test_a_heartbeat_clears_a_suspicion(registry: Registry) -> None:
     registry.register(member(), 0, 0.0)
     registry.heartbeat("a", 1, 0.0, state=MemberState.DRAINING)

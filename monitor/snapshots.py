@@ -1,0 +1,146 @@
+"""Snapshots of all members for new watchers: built in parts, one at a time, shared by all who wait.
+
+The loop that builds a snapshot also receives the heartbeats. A snapshot of ten thousand members takes longer
+than the loop may be held, so the loop gets its turn between two parts.
+
+    capture            revision, and each member as it is now: immutable objects, no copies
+    part, part, ...    some members each, as bytes; heartbeats and events go on in between
+    join               one message: protobuf merges the parts of a repeated field, and those of a submessage
+
+A watcher gets the events after the snapshot's revision next, so changes during the build are not lost. Only
+a member's counters are as new as its part, because they have no revision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+import time
+from dataclasses import dataclass
+
+from eaas.rpc.v1 import common_pb2
+from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.types import Member, MemberState, ModelShape
+from eaas.wire.protobuf import bytes_tag, varint
+from monitor.incarnation import MemberEntry
+from monitor.registry import Registry
+
+__all__ = ["Snapshots", "message_of"]
+
+# Members that are serialized in one turn of the loop, which takes some milliseconds.
+_PART = 200
+# A snapshot is shared for this long after its capture, or for this many times as long as its build took.
+_SHARED_S = 0.05
+_SHARED_BUILDS = 4.0
+
+_MODEL_TAG = bytes_tag(common_pb2.Member.MODEL_FIELD_NUMBER)
+_MEMBER_TAG = bytes_tag(pb.Snapshot.MEMBERS_FIELD_NUMBER)
+_SNAPSHOT_TAG = bytes_tag(pb.WatchResponse.SNAPSHOT_FIELD_NUMBER)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A serialized snapshot, with the times for which it is shared (monotonic seconds)."""
+
+    revision: int = -1
+    captured_at: float = -math.inf
+    shared_until: float = -math.inf
+    message: bytes = b""
+
+
+class Snapshots:
+    """Builds and shares the snapshots of a registry. Its coroutines run in one loop.
+
+    Args:
+        registry: Used with `lock` held. Only the loop changes its members' counters.
+        lock: Held for a moment at each capture, never during an `await`.
+        life: Incarnation of the monitor (`Snapshot.life`).
+    """
+
+    def __init__(self, registry: Registry, lock: threading.RLock, life: int) -> None:
+        self._registry = registry
+        self._lock = lock
+        self._life = life
+        # The last snapshot for watchers that know LEFT, and for those that do not.
+        self._last = {True: _Snapshot(), False: _Snapshot()}
+        # It goes on when the watcher that began it is cancelled, because others wait for it too.
+        self._building: asyncio.Task[None] | None = None
+
+    async def take(self, knows_left: bool) -> tuple[int, bytes]:
+        """Return a snapshot's revision and message; no event before this call is missing in it.
+
+        Args:
+            knows_left: See `WatchRequest`.
+        """
+        asked_at, asked_revision = time.monotonic(), self._registry.revision
+        while True:
+            last = self._last[knows_left]
+            # Captured after the call, or else unchanged since then.
+            if last.captured_at >= asked_at or (
+                last.revision == asked_revision and last.shared_until >= asked_at
+            ):
+                return last.revision, last.message
+            if self._building is None:
+                self._building = asyncio.create_task(self._build(knows_left))
+            await asyncio.shield(self._building)
+
+    async def _build(self, knows_left: bool) -> None:
+        try:
+            self._last[knows_left] = await self._built(knows_left)
+        finally:
+            self._building = None
+
+    async def _built(self, knows_left: bool) -> _Snapshot:
+        began = time.monotonic()
+        with self._lock:
+            revision = self._registry.revision
+            captured, entries = self._registry.capture()
+        parts = [_part(pb.Snapshot(revision=revision, life=self._life).SerializeToString())]
+        for start in range(0, len(captured), _PART):
+            if start:
+                await asyncio.sleep(0)
+            now = time.monotonic()
+            members = (
+                _member_bytes(member, entry, now, knows_left)
+                for member, entry in zip(
+                    captured[start : start + _PART], entries[start : start + _PART], strict=True
+                )
+            )
+            parts.append(_part(b"".join(members)))
+        shared_s = max(_SHARED_S, _SHARED_BUILDS * (time.monotonic() - began))
+        return _Snapshot(revision, began, began + shared_s, b"".join(parts))
+
+
+def _part(snapshot: bytes) -> bytes:
+    """Wrap some fields of a Snapshot as a WatchResponse, which merges with those before it."""
+    return _SNAPSHOT_TAG + varint(len(snapshot)) + snapshot
+
+
+def _member_bytes(member: Member, entry: MemberEntry, now: float, knows_left: bool) -> bytes:
+    """Serialize a captured member as a field of a Snapshot, with the current counters of its entry."""
+    message = message_of(
+        member, knows_left, model=None, **entry.counters(now - entry.arrivals.heard_at)
+    ).SerializeToString()
+    model = b"" if member.model is None else _model_bytes(member.model)
+    return b"".join((_MEMBER_TAG, varint(len(message) + len(model)), message, model))
+
+
+# All members of a cluster serve one model, which is nine tenths of a member's bytes.
+@functools.lru_cache(maxsize=8)
+def _model_bytes(shape: ModelShape) -> bytes:
+    """Serialize a model as the last field of a member."""
+    model = shape.to_proto().SerializeToString()
+    return _MODEL_TAG + varint(len(model)) + model
+
+
+def message_of(member: Member, knows_left: bool, **changes: object) -> common_pb2.Member:
+    """Convert a member to its message, with other values for some fields.
+
+    LEFT becomes DEAD for watchers of earlier releases.
+    """
+    message = member.to_proto(**changes)
+    if member.state is MemberState.LEFT and not knows_left:
+        message.state = common_pb2.MEMBER_STATE_DEAD
+    return message
