@@ -17,7 +17,7 @@ from eaas.net.grpc_aio_server import serve_aio
 from eaas.net.tls import Identity
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Role
-from monitor.heap import spare_long_lived
+from monitor.heap import collect_young, spare_long_lived
 from monitor.leader_proxy import SERVICE, LeaderProxy
 from monitor.service import MonitorService
 from monitor.store import Store
@@ -48,6 +48,7 @@ class Monitor:
         on_failure: Called when the monitor cannot continue: its store failed, or it has a bug.
         tls: This process's certificate; None: plain text.
         secret: Token that calls must carry; None: none.
+        on_tick: Called in the loop at each tick of the failure detector, several times a second.
 
     Raises:
         PortInUseError: Another process uses the port.
@@ -63,6 +64,7 @@ class Monitor:
         on_failure: Callable[[str], None] = _log.error,
         tls: Identity | None = None,
         secret: str | None = None,
+        on_tick: Callable[[], object] = lambda: None,
     ) -> None:
         if config.heartbeat_s >= config.lease_s / 2:
             raise ConfigError(
@@ -71,6 +73,7 @@ class Monitor:
             )
         self._config = config
         self._on_failure = on_failure
+        self._on_tick = on_tick
         embedded = config.store == "embedded"
         self._store = EmbeddedStore(Path(config.data_dir)) if embedded and config.data_dir else None
         self._leader_proxy = LeaderProxy()
@@ -156,6 +159,7 @@ class Monitor:
         try:
             while True:
                 service = self._leader_proxy.service
+                self._on_tick()
                 await asyncio.sleep(service.tick() if service else self._config.lease_s / 8)
         except Exception as error:  # noqa: BLE001 (logged, and the end: leases would never end)
             _log.exception("the monitor's tick failed: no lease would end")
@@ -206,7 +210,7 @@ def run(
             failures.append(what)
             shutdown.request("the monitor cannot continue")
 
-        monitor = Monitor(config, on_failure, tls, secret)
+        monitor = Monitor(config, on_failure, tls, secret, collect_young)
         try:
             ready(monitor.address)
             _log.info("monitor ends: %s", shutdown.wait())
