@@ -22,7 +22,9 @@ def rack_of(node: str) -> str:
     return node.rpartition("/")[0] or node
 
 
-def different_nodes(holds_LSE: npt.NDArray[np.bool_], nodes: Sequence[str]) -> npt.NDArray[np.int64]:
+def different_nodes(
+    holds_LSE: npt.NDArray[np.bool_], nodes: Sequence[str]
+) -> npt.NDArray[np.int64]:
     """Count the different nodes with replicas of each expert: int64 (L, E).
 
     Args:

@@ -77,8 +77,6 @@ def plan(
     if budget:
         # The policy checks them itself.
         knobs["nodes_S"] = nodes_S
-    problem = make_problem(
-        load_LE, servers, slots, current, speeds_S, None if budget else nodes_S
-    )
+    problem = make_problem(load_LE, servers, slots, current, speeds_S, None if budget else nodes_S)
     holds_LSE, shares_LSE = find(policy)(problem, **checked_knobs(policy, knobs))
     return make_plan(policy, problem, holds_LSE, shares_LSE, **_AFTER.get(policy, {}))

@@ -2,14 +2,14 @@
 
     alone   an expert with two or more replicas, all of them on one node
 
-Step 1. For layouts without a current one, servers that are alike exchange all they hold. No load changes.
-Step 2. Two servers exchange two experts. The pass takes the exchange that leaves the layer's peak load as it is,
-        then the one with the fewest loads of experts, then that of the most equal replicas.
+Step 1. Without a current layout, servers that are alike exchange all they hold. No load changes.
+Step 2. Two servers exchange two experts. The pass takes the exchange that keeps the layer's peak load, then
+        the one with the fewest loads of experts, then that of the most equal replicas.
 Step 3. Servers pass experts around cycles (M. Klein 1967), until no layout with the same counts has fewer
-        experts alone. Then exchanges lower the peak again as far as possible.
+        experts alone. Exchanges then lower the peak again as far as possible.
 
-Every server keeps its number of replicas in each layer, and every expert its number of replicas: memory stays as
-it was. A replica takes its share with it. Racks come second, after nodes.
+Every server keeps its number of replicas in each layer, and every expert its own: memory stays as it was. A
+replica takes its share with it. Racks come second, after nodes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy.typing as npt
 from balancer.policies import compiled
 from eaas.nodes import rack_of
 
-__all__ = ["Nodes", "apart", "count_alone", "put_apart"]
+__all__ = ["ALL", "Nodes", "apart", "count_alone", "put_apart"]
 
 _Bool = npt.NDArray[np.bool_]
 _Float = npt.NDArray[np.float64]
 _Int = npt.NDArray[np.int64]
-# More replicas than an expert has.
-_ALL = 1 << 40
+ALL = 1 << 40
+"""For `spread_over`: more replicas than an expert has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +73,18 @@ def apart(
     speeds_S: _Float | None = None,
     current_LSE: _Bool | None = None,
     fixed_LSE: _Bool | None = None,
-    spread_over: int = _ALL,
+    spread_over: int = ALL,
     rows: bool = False,
 ) -> tuple[_Bool, _Float]:
     """Return the layout that `put_apart` makes of a layout, which stays as it is; arguments: see there."""
     then_LSE = np.array(holds_LSE, np.bool_, order="C")
+    then_shares: _Float | None = None
     if shares_LSE is not None:
-        shares_LSE = np.array(shares_LSE, np.float64, order="C")
+        then_shares = np.array(shares_LSE, np.float64, order="C")
     put_apart(
-        *(then_LSE, shares_LSE, nodes),
+        then_LSE,
+        then_shares,
+        nodes,
         load_LE=load_LE,
         slots_LS=slots_LS,
         speeds_S=speeds_S,
@@ -90,9 +93,9 @@ def apart(
         spread_over=spread_over,
         rows=rows,
     )
-    if shares_LSE is None:
-        shares_LSE = then_LSE / np.maximum(then_LSE.sum(axis=1, keepdims=True), 1)
-    return then_LSE, shares_LSE
+    if then_shares is None:
+        then_shares = then_LSE / np.maximum(then_LSE.sum(axis=1, keepdims=True), 1)
+    return then_LSE, then_shares
 
 
 def put_apart(
@@ -105,7 +108,7 @@ def put_apart(
     speeds_S: _Float | None = None,
     current_LSE: _Bool | None = None,
     fixed_LSE: _Bool | None = None,
-    spread_over: int = _ALL,
+    spread_over: int = ALL,
     rows: bool = False,
 ) -> _Int:
     """Put the replicas of each expert on different nodes, in place, as far as the counts allow.
@@ -139,12 +142,9 @@ def put_apart(
     return np.flatnonzero(result_L == 2)
 
 
-def count_alone(holds_LSE: _Bool, nodes: Nodes | None) -> int:
-    """Count the experts of layers that have all their replicas, one or more, on one node; all if unknown."""
-    held_LE = holds_LSE.any(axis=1)
-    if nodes is None:
-        return int(held_LE.sum())
-    on_LE = np.zeros(held_LE.shape, np.int64)
+def count_alone(holds_LSE: _Bool, nodes: Nodes, *, replicas: int = 1) -> int:
+    """Count the experts, over all layers, that have all their replicas, at least so many, on one node."""
+    on_LE = np.zeros(holds_LSE[:, 0].shape, np.int64)
     for node in range(nodes.count):
         on_LE += holds_LSE[:, nodes.node_S == node].any(axis=1)
-    return int((on_LE == 1).sum())
+    return int(((on_LE == 1) & (holds_LSE.sum(axis=1) >= replicas)).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from balancer.policies import compiled
-from balancer.policies.apart import put_apart
+from balancer.policies.apart import ALL, put_apart
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.split import split
@@ -45,12 +45,10 @@ def make_plan(
             speeds_S=problem.speeds_S,
             current_LSE=problem.current_LSE,
             rows=rows and loads_count and problem.current_LSE is None,
-            **({"spread_over": 2} if loads_count else {}),
+            spread_over=2 if loads_count else ALL,
         )
         for layer in risen_L if best_split else ():
-            shares_LSE[layer] = split(
-                problem.load_LE[layer], shares_LSE[layer], problem.speeds_S
-            )
+            shares_LSE[layer] = split(problem.load_LE[layer], shares_LSE[layer], problem.speeds_S)
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_program import fewest_alone
 
 from balancer.policies import names, plan
 from balancer.policies.apart import Nodes, apart, count_alone
 from balancer.policies.spread import spread
+from linear_program import fewest_alone
 
 
 def alone(holds_SE: np.ndarray, node_S: np.ndarray) -> int:
@@ -40,9 +40,11 @@ def cluster(draw: st.DrawFn) -> np.ndarray:
         )
     )
     node_S = np.repeat(np.arange(nodes), sizes)
-    return np.random.default_rng(draw(st.integers(0, 9))).permutation(node_S) if draw(
-        st.booleans()
-    ) else node_S
+    return (
+        np.random.default_rng(draw(st.integers(0, 9))).permutation(node_S)
+        if draw(st.booleans())
+        else node_S
+    )
 
 
 @given(
@@ -126,7 +128,7 @@ def test_a_current_layout_that_is_apart_stays() -> None:
 
 
 def test_moves_of_replicas_that_are_there_come_first() -> None:
-    # Expert 0 is on node a only. Server 3 had it, and server 0 had expert 4: they exchange them without a load.
+    # Expert 0 is on node a only. Server 3 had it, and server 0 had expert 4: they exchange without a load.
     holds_LSE = np.zeros((1, 4, 5), bool)
     for server, experts in enumerate(([0, 1], [0, 2], [1, 3], [2, 4])):
         holds_LSE[0, server, experts] = True
