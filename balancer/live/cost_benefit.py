@@ -191,15 +191,21 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     # The policy's own shares are replaced because they are equal or for a forecast. Clients can follow any
     # shares, and the next evaluation would ask for those that are best for the window.
     shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
-    holds_LSE = with_backups(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE)
+    nodes = None if now.nodes_S is None else Nodes.of(now.nodes_S.tolist())
+    if nodes is not None and nodes.count < 2:
+        nodes = None
+    holds_LSE = with_backups(
+        *(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE),
+        nodes_S=None if nodes is None else nodes.node_S,
+    )
     shares_LSE = with_least_shares(primary_LSE, holds_LSE, shares_LSE)
-    if now.nodes_S is None:
+    if nodes is None:
         return holds_LSE, shares_LSE
     fixed_LSE = pinned(settings, now.servers, holds_LSE)
     if settings.node_budget is not None:
         fixed_LSE = primary_LSE
     risen_L = put_apart(
-        *(holds_LSE, shares_LSE, Nodes.of(now.nodes_S.tolist())),
+        *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE,
         speeds_S=now.speeds_S,
         current_LSE=now.holds_LSE if now.holds_LSE.any() else None,
