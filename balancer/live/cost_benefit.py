@@ -204,7 +204,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     fixed_LSE = pinned(settings, now.servers, holds_LSE)
     if settings.node_budget is not None:
         fixed_LSE = primary_LSE
-    risen_L = put_apart(
+    risen = put_apart(
         *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE,
         speeds_S=now.speeds_S,
@@ -212,10 +212,11 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
         fixed_LSE=fixed_LSE,
         spread_over=settings.redundancy,
     )
-    if len(risen_L):
-        primary_LSE = primaries(holds_LSE, shares_LSE)
-        best_LSE = best_shares(load_LE[risen_L], primary_LSE[risen_L], now.speeds_S)
-        shares_LSE[risen_L] = with_least_shares(primary_LSE[risen_L], holds_LSE[risen_L], best_LSE)
+    if risen:
+        risen_L = list(risen)
+        primary_LSE = primaries(holds_LSE[risen_L], shares_LSE[risen_L])
+        best_LSE = best_shares(load_LE[risen_L], primary_LSE, now.speeds_S)
+        shares_LSE[risen_L] = with_least_shares(primary_LSE, holds_LSE[risen_L], best_LSE)
     return holds_LSE, shares_LSE
 
 

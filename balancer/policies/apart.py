@@ -21,15 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
+from balancer.policies.split import split
 from eaas.nodes import rack_of
 
-__all__ = ["ALL", "Nodes", "apart", "count_alone", "put_apart"]
+__all__ = ["ALL", "Nodes", "apart", "count_alone", "put_apart", "split_apart"]
 
 _Bool = npt.NDArray[np.bool_]
 _Float = npt.NDArray[np.float64]
 _Int = npt.NDArray[np.int64]
 ALL = 1 << 40
 """For `spread_over`: more replicas than an expert has."""
+
+# Peaks this near are equal, and most splits that `split_apart` tries in a layer.
+_NEAR = 1 + 1e-6
+_TRIES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +115,7 @@ def put_apart(
     fixed_LSE: _Bool | None = None,
     spread_over: int = ALL,
     rows: bool = False,
-) -> _Int:
+) -> dict[int, float]:
     """Put the replicas of each expert on different nodes, in place, as far as the counts allow.
 
     Args:
@@ -126,10 +131,10 @@ def put_apart(
         rows: Whether servers of a layer with equal slots, counts and speeds may exchange all they hold.
 
     Returns:
-        int64 (L): layers of which the peak load has risen.
+        Layers of which the peak of the servers' loads over their speeds has risen, with the peak before.
     """
     layers, servers, experts = holds_LSE.shape
-    result_L = np.zeros(layers, np.int64)
+    result_L, peak_L = np.zeros(layers, np.int64), np.zeros(layers)
     if nodes is not None and nodes.count > 1:
         compiled.apart(
             np.ones((layers, experts)) if load_LE is None else np.ascontiguousarray(load_LE),
@@ -137,9 +142,75 @@ def put_apart(
             np.ones(servers) if speeds_S is None else speeds_S,
             *(nodes.node_S, nodes.rack_N, spread_over, rows),
             *(None if a is None else np.ascontiguousarray(a) for a in (current_LSE, fixed_LSE)),
-            *(holds_LSE, shares_LSE, result_L),
+            *(holds_LSE, shares_LSE, result_L, peak_L),
         )
-    return np.flatnonzero(result_L == 2)
+    return {layer: float(peak_L[layer]) for layer in np.flatnonzero(result_L == 2).tolist()}
+
+
+def split_apart(
+    load_E: _Float,
+    holds_SE: _Bool,
+    shares_SE: _Float,
+    nodes: Nodes,
+    speeds_S: _Float,
+    peak: float,
+    fixed_SE: _Bool | None = None,
+) -> None:
+    """Split a layer's load best, in place; exchange replicas while that lowers a peak above the one before.
+
+    For layers in which `put_apart` raised the peak, which clients' best split only partly undoes. Exchanges
+    leave no further expert alone. Time O(tries) splits.
+
+    Args:
+        load_E, holds_SE, shares_SE, nodes, speeds_S: The layer. Experts without load keep their shares.
+        peak: The peak before; also the least to look for.
+        fixed_SE: Replicas that stay. None: there are none.
+    """
+    if fixed_SE is None:
+        fixed_SE = np.zeros_like(holds_SE)
+    tries = _TRIES
+    shares_SE[:] = split(load_E, shares_SE, speeds_S)
+    level_S = (shares_SE * load_E).sum(axis=1) / speeds_S
+    while level_S.max() > peak * _NEAR and tries > 0:
+        best: tuple[float, _Float, _Bool] | None = None
+        # Those with the most and the least load first.
+        order = np.argsort(-np.abs(level_S[:, None] - level_S), axis=None, kind="stable")
+        for s, t in zip(*np.unravel_index(order, (len(level_S),) * 2), strict=True):
+            if s >= t or tries <= 0:
+                continue
+            here, there = (
+                np.flatnonzero(holds_SE[i] & ~holds_SE[j] & ~fixed_SE[i])
+                for i, j in ((s, t), (t, s))
+            )
+            for e, f in ((e, f) for e in here for f in there):
+                pair = [e, f]
+                before = _alone(holds_SE[:, pair], nodes)
+                then_SE, then_shares = holds_SE.copy(), shares_SE.copy()
+                then_SE[[s, t], e], then_SE[[s, t], f] = (False, True), (True, False)
+                if (_alone(then_SE[:, pair], nodes) & ~before).any():
+                    continue
+                then_shares[[s, t], e] = 0.0, shares_SE[s, e]
+                then_shares[[s, t], f] = shares_SE[t, f], 0.0
+                then_shares = split(load_E, then_shares, speeds_S)
+                level = float(((then_shares * load_E).sum(axis=1) / speeds_S).max())
+                if level < (level_S.max() / _NEAR if best is None else best[0]):
+                    best = level, then_shares, then_SE
+                tries -= 1
+                if tries <= 0 or level <= peak * _NEAR:
+                    break
+            if best is not None and best[0] <= peak * _NEAR:
+                break
+        if best is None:
+            return
+        shares_SE[:], holds_SE[:] = best[1:]
+        level_S = (shares_SE * load_E).sum(axis=1) / speeds_S
+
+
+def _alone(holds_SE: _Bool, nodes: Nodes) -> _Bool:
+    """bool (E): whether an expert has several replicas, all on one node."""
+    on_NE = np.zeros((nodes.count, holds_SE.shape[1]), np.int64)
+    np.add.at(on_NE, nodes.node_S, holds_SE)
+    return np.asarray((holds_SE.sum(axis=0) > 1) & ((on_NE > 0).sum(axis=0) == 1))
 
 
 def count_alone(holds_LSE: _Bool, nodes: Nodes, *, replicas: int = 1) -> int:

@@ -117,7 +117,7 @@ allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L"
 apart = _function(
     "apart_layers",
     "float64:LE int64:LS float64:S int32:S int32:N int bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
-    "int64:L",
+    "int64:L float64:L",
     "LSEN",
 )
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")

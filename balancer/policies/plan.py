@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from balancer.policies import compiled
-from balancer.policies.apart import ALL, put_apart
+from balancer.policies.apart import ALL, put_apart, split_apart
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
-from balancer.policies.split import split
 from balancer.policies.types import Holds, Plan, Problem, Shares
 
 __all__ = ["make_plan"]
@@ -38,7 +37,7 @@ def make_plan(
     Time O(L * S * E).
     """
     if problem.nodes is not None:
-        risen_L = put_apart(
+        risen = put_apart(
             *(holds_LSE, shares_LSE, problem.nodes),
             load_LE=problem.load_LE if loads_count else None,
             slots_LS=problem.slots_LS,
@@ -47,8 +46,11 @@ def make_plan(
             rows=rows and loads_count and problem.current_LSE is None,
             spread_over=2 if loads_count else ALL,
         )
-        for layer in risen_L if best_split else ():
-            shares_LSE[layer] = split(problem.load_LE[layer], shares_LSE[layer], problem.speeds_S)
+        for layer, peak in risen.items() if best_split else ():
+            split_apart(
+                *(problem.load_LE[layer], holds_LSE[layer], shares_LSE[layer]),
+                *(problem.nodes, problem.speeds_S, peak),
+            )
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:

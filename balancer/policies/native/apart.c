@@ -650,11 +650,12 @@ group(const int32_t *group_of, ptrdiff_t size, int32_t groups, int32_t *first, i
  * node_S numbers the servers' nodes, rack_N the nodes' racks (all 0: unknown), without gaps. Experts with up to `apart`
  * replicas get a node for each, others two at least. Fixed replicas (NULL: none) stay. Of equal swaps those with fewer
  * loads from `current` (NULL: unknown) are taken. `rows`: servers of a layer with the same slots, count and speed may
- * exchange all they hold. result_L: 0, the layer stays; 1, it may have changed; 2, and its peak load has risen. */
+ * exchange all they hold. result_L: 0, the layer stays; 1, it may have changed; 2, and its peak load has
+ * risen from peak_L. */
 EXPORT int
 apart_layers(const double *load_LE, const int64_t *slots_LS, const double *speed_S, const int32_t *node_S,
              const int32_t *rack_N, int64_t apart, bool rows, const uint8_t *current, const uint8_t *fixed,
-             uint8_t *holds, double *shares, int64_t *result_L, ptrdiff_t layers, ptrdiff_t servers,
+             uint8_t *holds, double *shares, int64_t *result_L, double *peak_L, ptrdiff_t layers, ptrdiff_t servers,
              ptrdiff_t experts, ptrdiff_t nodes)
 {
     int32_t racks = 0;
@@ -711,6 +712,7 @@ apart_layers(const double *load_LE, const int64_t *slots_LS, const double *speed
         }
         result_L[l] = 1;
         add_loads(&a);
+        peak_L[l] = a.peak;
         if (rows && fixed == NULL) {
             exchange_rows(&a, slots_LS + l * servers);
         }
