@@ -128,7 +128,7 @@ setup(
                     f"balancer/policies/native/{name}.c"
                     for name in (
                         *("heap", "keys", "replicate", "pack", "place", "refine"),
-                        *("layout", "spread", "scalpel", "match", "craft"),
+                        *("layout", "spread", "scalpel", "match", "craft", "apart"),
                     )
                 ),
                 *(

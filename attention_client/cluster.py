@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from eaas.log import get_logger
 from eaas.membership.failure_reports import OutcomeReporter
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.tls import Identity
+from eaas.nodes import different_nodes, node_of
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["Cluster"]
@@ -231,6 +232,30 @@ class Cluster:
         """
         view = self._view
         return None if view is None else view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)
+
+    def nodes_LE(self) -> npt.NDArray[np.int64] | None:
+        """Return the different nodes of each expert's connected replicas, for coverage: int64 (L, E).
+
+        None without a placement.
+        """
+        view = self._view
+        if view is None:
+            return None
+        usable_S, nodes = view.usable_S(), self._nodes(view.placement.servers)
+        of_usable = [node for node, usable in zip(nodes, usable_S, strict=True) if usable]
+        return different_nodes(view.placement.holds_LSE[:, usable_S], of_usable)
+
+    def num_nodes(self) -> int:
+        """Return the number of different nodes of the connected servers; 0 without a placement."""
+        view = self._view
+        if view is None:
+            return 0
+        nodes = zip(self._nodes(view.placement.servers), view.usable_S(), strict=True)
+        return len({node for node, usable in nodes if usable})
+
+    def _nodes(self, servers: Iterable[str]) -> list[str]:
+        members = self.session.view.members
+        return [node_of(members[s]) if s in members else s for s in servers]
 
     @property
     def placement(self) -> Placement | None:

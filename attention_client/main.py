@@ -25,7 +25,7 @@ from attention_client.serving.heap import share_heaps
 from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
-from attention_client.status import cluster_status, min_replicas
+from attention_client.status import cluster_status, min_nodes, min_replicas
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
 from attention_client.telemetry.tracing import RequestTraces
@@ -106,7 +106,12 @@ def run(
             traces=traces,
         )
         stack.callback(cluster.close)
-        metrics.watch_coverage(lambda: len(cluster.uncovered()), lambda: min_replicas(cluster))
+        metrics.watch_coverage(
+            lambda: len(cluster.uncovered()),
+            lambda: min_replicas(cluster),
+            lambda: min_nodes(cluster),
+            cluster.num_nodes,
+        )
         registry.register(
             ServerMetrics(
                 cluster.session.ask_members,

@@ -10,7 +10,7 @@ from attention_client.status import status_document
 from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.log import get_logger
 from eaas.membership.monitors import Monitors
-from eaas.membership.reachability import fewest_replicas
+from eaas.membership.reachability import fewest_nodes, fewest_replicas
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Placement, Role
@@ -56,10 +56,11 @@ class ClusterObserver:
             endpoint: URL of the HTTP endpoint.
         """
         known, placement = self.members(_ASK_S) or self._members, self._placement
-        replicas_LE = None
+        replicas_LE = nodes_LE = None
         if placement is not None:
             replicas_LE = fewest_replicas(placement.holds_LSE, placement.servers, known)
-        return status_document(known, placement, replicas_LE, endpoint)
+            nodes_LE = fewest_nodes(placement.holds_LSE, placement.servers, known)
+        return status_document(known, placement, replicas_LE, nodes_LE, endpoint)
 
     def serves(self, address: str, timeout_s: float) -> bool:
         """Whether an attention client with this HTTP address is SERVING, by the monitor's word."""

@@ -265,7 +265,7 @@ def _check(placement: Placement, layer: int, expert: int) -> None:
 
 
 def _least_loaded(now: Situation, layer: int, expert: int) -> str:
-    """Return the least loaded server without this expert, for a new replica.
+    """Return the least loaded server without this expert, for a new replica; on another node if possible.
 
     Raises NotNowError if every server has the expert.
     """
@@ -274,7 +274,11 @@ def _least_loaded(now: Situation, layer: int, expert: int) -> str:
         raise NotNowError(f"every server has expert {expert} of layer {layer}")
     load_S = (now.shares_LSE[layer] * now.load_LE[layer]).sum(axis=1) / now.speeds_S
     held_S = now.holds_LSE[layer].sum(axis=1)
-    order = np.lexsort((held_S, load_S))
+    # Other nodes first.
+    taken_S = np.zeros(len(now.servers), np.bool_)
+    if now.nodes_S is not None:
+        taken_S = np.isin(now.nodes_S, now.nodes_S[~free_S])
+    order = np.lexsort((held_S, load_S, taken_S))
     return str(now.servers[next(s for s in order if free_S[s])])
 
 

@@ -96,15 +96,25 @@ class ClientMetrics:
         """Call `step` before each scrape, to add counts that are kept elsewhere."""
         self._refresh.steps.append(step)
 
-    def watch_coverage(self, uncovered: Callable[[], int], min_replicas: Callable[[], int]) -> None:
+    def watch_coverage(
+        self,
+        uncovered: Callable[[], int],
+        min_replicas: Callable[[], int],
+        min_nodes: Callable[[], int],
+        nodes: Callable[[], int],
+    ) -> None:
         """Export how well connected servers cover the experts, computed at each scrape.
 
         Args:
             uncovered: Returns the number of (layer, expert) pairs without a connected replica.
             min_replicas: Returns the number of connected replicas of the expert with the fewest.
+            min_nodes: Returns the different nodes of those of the expert with the fewest nodes.
+            nodes: Returns the number of different nodes of the connected servers.
         """
         for name, text, read in (
             ("eaas_uncovered_experts", "Experts of a layer without a connected replica", uncovered),
             ("eaas_min_replicas", "Connected replicas of the expert with the fewest", min_replicas),
+            ("eaas_min_nodes", "Nodes of the expert with the fewest", min_nodes),
+            ("eaas_nodes", "Different nodes of the connected servers", nodes),
         ):
             Gauge(name, text, registry=self.registry).set_function(read)

@@ -12,7 +12,7 @@ Shape suffixes: L layers, S servers, E logical experts, W steps.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 import balancer.policies as policies
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
+from balancer.policies.apart import Nodes, count_alone, put_apart
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.moves import Move, ordered_moves
@@ -38,6 +39,7 @@ __all__ = [
     "Situation",
     "check_node_budget",
     "lay_out",
+    "pinned",
     "planning_bound",
     "weigh",
 ]
@@ -97,7 +99,7 @@ class Situation:
         capacity_S: int64; replicas over all layers. None: no limits.
         expert_bytes: Bytes of a replica.
         window_WLE: Tokens by step, for policies that need more than the sum; None: no window.
-        nodes_S: int64; node of each server. None: unknown.
+        nodes_S: Names or numbers of the servers' nodes (`Nodes.of`). None: unknown.
         away_LE: int64; replicas on dead servers that may come back. None: no such servers.
     """
 
@@ -109,7 +111,7 @@ class Situation:
     capacity_S: Int | None = None
     expert_bytes: int = 0
     window_WLE: npt.NDArray[np.int64] | None = None
-    nodes_S: Int | None = None
+    nodes_S: npt.NDArray[Any] | None = None
     away_LE: Int | None = None
 
 
@@ -151,8 +153,21 @@ class Proposal:
         return sum(move.kind == "load" for move in self.moves)
 
 
+def pinned(settings: Settings, servers: Sequence[str], holds_LSE: Holds) -> Holds | None:
+    """Return the pinned replicas among those of a layout, bool (L, S, E); None: there are none."""
+    if not settings.pins:
+        return None
+    pinned_LSE = np.zeros_like(holds_LSE)
+    for layer, expert, server in settings.pins:
+        if server in servers:
+            pinned_LSE[layer, servers.index(server), expert] = True
+    return np.asarray(pinned_LSE & holds_LSE)
+
+
 def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     """Compute the policy's layout, with backups and pins, for plans and for the planner's repairs.
+
+    Replicas of an expert go to different nodes; within a node budget only backups do.
 
     Raises:
         ValueError: There is not enough capacity, or a knob is wrong; the message says which.
@@ -176,8 +191,33 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     # The policy's own shares are replaced because they are equal or for a forecast. Clients can follow any
     # shares, and the next evaluation would ask for those that are best for the window.
     shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
-    holds_LSE = with_backups(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE)
-    return holds_LSE, with_least_shares(primary_LSE, holds_LSE, shares_LSE)
+    nodes = None if now.nodes_S is None else Nodes.of(now.nodes_S.tolist())
+    if nodes is not None and nodes.count < 2:
+        nodes = None
+    holds_LSE = with_backups(
+        *(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE),
+        nodes_S=None if nodes is None else nodes.node_S,
+    )
+    shares_LSE = with_least_shares(primary_LSE, holds_LSE, shares_LSE)
+    if nodes is None:
+        return holds_LSE, shares_LSE
+    fixed_LSE = pinned(settings, now.servers, holds_LSE)
+    if settings.node_budget is not None:
+        fixed_LSE = primary_LSE
+    risen = put_apart(
+        *(holds_LSE, shares_LSE, nodes),
+        load_LE=load_LE,
+        speeds_S=now.speeds_S,
+        current_LSE=now.holds_LSE if now.holds_LSE.any() else None,
+        fixed_LSE=fixed_LSE,
+        spread_over=settings.redundancy,
+    )
+    if risen:
+        risen_L = list(risen)
+        primary_LSE = primaries(holds_LSE[risen_L], shares_LSE[risen_L])
+        best_LSE = best_shares(load_LE[risen_L], primary_LSE, now.speeds_S)
+        shares_LSE[risen_L] = with_least_shares(primary_LSE, holds_LSE[risen_L], best_LSE)
+    return holds_LSE, shares_LSE
 
 
 def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
@@ -236,6 +276,9 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     elif (cross_node := _cross_node(settings, now, kept_LSE)) and moves:
         kind = "moves"
         why = f"a layer has {counted(cross_node, 'replica')} on other nodes: above the node budget"
+    elif (together := _together(settings, now, holds_LSE)) and moves:
+        kind = "moves"
+        why = f"{counted(together, 'expert')} fewer with all replicas on one node"
     elif moves and gain >= least and payback_s <= HORIZON_S:
         kind, lower, pay = "moves", *(("lowers", "pays") if loads == 1 else ("lower", "pay"))
         why = f"{counted(loads, 'load')} {lower} the mean PAR by {gain:.3f}"
@@ -322,8 +365,13 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
     }
     if settings.node_budget is not None:
         check_node_budget(settings.policy)
-        known |= {"nodes_S": now.nodes_S, "cross_node_replicas": settings.node_budget}
+        nodes_S = None
+        if now.nodes_S is not None:
+            nodes_S = Nodes.of(now.nodes_S.tolist()).node_S
+        known |= {"nodes_S": nodes_S, "cross_node_replicas": settings.node_budget}
     given = {name: value for name, value in known.items() if name in parameters}
+    if settings.node_budget is None:
+        given["nodes_S"] = now.nodes_S
     return given | dict(settings.knobs)
 
 
@@ -343,6 +391,15 @@ def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
     held_NLE = [primary_LSE[:, now.nodes_S == node].any(axis=1) for node in np.unique(now.nodes_S)]
     further_L = (np.sum(held_NLE, axis=0) - 1).clip(0).sum(axis=1)
     return int(further_L.max()) if further_L.max() > settings.node_budget else 0
+
+
+def _together(settings: Settings, now: Situation, then_LSE: Holds) -> int:
+    """Return by how many fewer experts with several replicas would have them all on one node; at least 0."""
+    if settings.redundancy < 2 or now.nodes_S is None:
+        return 0
+    nodes = Nodes.of(now.nodes_S.tolist())
+    before, then = (count_alone(h, nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
+    return max(0, before - then)
 
 
 def _noise(now: Situation) -> float:

@@ -37,7 +37,7 @@ def without_replica(
 ) -> Candidate:
     """Return the placement without a replica; others take its share.
 
-    Raises ValueError if fewer than the redundancy remain.
+    Raises ValueError if fewer than the redundancy remain, or if the others share one node and need not.
     """
     s = now.servers.index(server)
     left = int(now.holds_LSE[layer, :, expert].sum()) - 1
@@ -46,6 +46,14 @@ def without_replica(
             f"expert {expert} of layer {layer} would be on {counted(left, 'server')}, "
             f"balancer.redundancy is {settings.redundancy}"
         )
+    holders_S = now.holds_LSE[layer, :, expert].copy()
+    holders_S[s] = False
+    if left > 1 and now.nodes_S is not None:
+        nodes = set(now.nodes_S[holders_S].tolist())
+        if len(nodes) == 1 and now.nodes_S[s] not in nodes:
+            raise ValueError(
+                f"expert {expert} of layer {layer} would be on one node only, {nodes.pop()}"
+            )
     holds_LSE = now.holds_LSE.copy()
     holds_LSE[layer, s, expert] = False
     shares_LSE = np.where(holds_LSE, now.shares_LSE, 0.0)

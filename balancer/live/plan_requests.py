@@ -11,6 +11,7 @@ import numpy as np
 from balancer.live.cost_benefit import Settings, Situation, par_of
 from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
+from balancer.policies.apart import Nodes, count_alone
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
 from eaas.counted import counted
@@ -92,7 +93,8 @@ def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
     nodes_S = None
     if now.nodes_S is not None:
         # The request does not name nodes: each new server gets its own.
-        nodes_S = np.append(now.nodes_S[kept], now.nodes_S.max() + 1 + np.arange(more))
+        new = [f"new-{n + 1}" for n in range(more)]
+        nodes_S = np.array([*now.nodes_S[kept].tolist(), *new], np.str_)
     return replace(
         now,
         servers=(*(now.servers[i] for i in kept), *(f"new-{n + 1}" for n in range(more))),
@@ -134,6 +136,10 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
     bound = float(proposal.bound_L.mean())
     layers = zip(proposal.par_now_L, proposal.par_then_L, proposal.bound_L, strict=True)
     shares_LSE = proposal.shares_LSE.astype(np.float32)
+    nodes_S = planned.situation.nodes_S
+    on_one_node = None
+    if nodes_S is not None:
+        on_one_node = count_alone(proposal.holds_LSE, Nodes.of(nodes_S.tolist()))
     placement = Placement(0, proposal.servers, proposal.holds_LSE, shares_LSE)
     return pb.PlanResponse(
         plan_id=planned.id,
@@ -163,4 +169,6 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
         payback_s=proposal.payback_s,
         placement=placement.to_proto(),
         applicable=planned.applicable,
+        experts_on_one_node=on_one_node,
+        survives_node_loss=on_one_node == 0,
     )

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, lay_out, par_of
+from balancer.live.cost_benefit import (
+    STATIC_POLICY,
+    Settings,
+    Situation,
+    lay_out,
+    par_of,
+    pinned,
+)
 from balancer.live.hotness import HotnessFold, Reading, Window
 from balancer.live.speeds import Speedometer
 from balancer.live.triggers import Triggers
@@ -23,6 +30,7 @@ from balancer.policies.measure import peak_to_mean
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
 from eaas.log import get_logger
+from eaas.nodes import node_of
 from eaas.types import Member, Placement
 
 __all__ = ["LiveLayout", "LoadState", "Observed"]
@@ -101,7 +109,7 @@ class LoadState:
         with self._lock:
             self.expert_bytes = expert_bytes or self.expert_bytes
             self._room = {s: m.memory_bytes for s, m in members.items() if m.memory_bytes}
-            self._nodes = {s: m.node or m.host for s, m in members.items()}
+            self._nodes = {s: node_of(m) for s, m in members.items()}
             stated_bytes = max((m.expert_bytes for m in members.values()), default=0)
             self.expert_bytes = self.expert_bytes or stated_bytes
             counted = self._window.add(self._fold.step(readings))
@@ -163,7 +171,6 @@ class LoadState:
                 full = self.layers * self.experts
                 limits = {s: size // self.expert_bytes for s, size in self._room.items()}
                 capacity_S = np.array([min(full, limits.get(s, full)) for s in servers], np.int64)
-            nodes = [self._nodes.get(s, s) for s in servers]
             return Situation(
                 servers=tuple(servers),
                 holds_LSE=holds_LSE,
@@ -173,7 +180,7 @@ class LoadState:
                 capacity_S=capacity_S,
                 expert_bytes=self.expert_bytes,
                 window_WLE=window_WLE,
-                nodes_S=np.unique(nodes, return_inverse=True)[1].astype(np.int64),
+                nodes_S=np.array([self._nodes.get(s, s) for s in servers], np.str_),
             )
 
     def observed(self, servers: Sequence[str], last: int | None = None) -> Observed | None:
@@ -229,7 +236,8 @@ class LiveLayout(Layout):
 
     def first(self, layers: int, experts: int, servers: tuple[str, ...]) -> tuple[Holds, Shares]:
         """Lay out the first placement: even, as no load is known, with the pins (see `Layout.first`)."""
-        return self._pinned(servers, super().first(layers, experts, servers))
+        wished = super().first(layers, experts, servers)
+        return self._pinned(servers, wished, np.zeros_like(wished[0]))
 
     def around(
         self, servers: tuple[str, ...], holds_LSE: Holds, shares_LSE: Shares
@@ -246,15 +254,20 @@ class LiveLayout(Layout):
                     _log.error(
                         "%s cannot plan this (%s): using an even placement", settings.policy, error
                     )
-        return self._pinned(servers, super().around(servers, holds_LSE, shares_LSE))
+        return self._pinned(servers, super().around(servers, holds_LSE, shares_LSE), holds_LSE)
+
+    def _fixed(self, servers: Sequence[str], holds_LSE: Holds) -> Holds | None:
+        return pinned(self.settings, servers, holds_LSE)
 
     def _pinned(
-        self, servers: tuple[str, ...], layout: tuple[Holds, Shares]
+        self, servers: tuple[str, ...], layout: tuple[Holds, Shares], held_LSE: Holds
     ) -> tuple[Holds, Shares]:
+        if not self.settings.pins:
+            return layout
         holds_LSE, shares_LSE = layout
         for layer, expert, server in self.settings.pins:
             if server in servers and not holds_LSE[layer, servers.index(server), expert]:
                 holds_LSE[layer, servers.index(server), expert] = True
                 holders_S = holds_LSE[layer, :, expert]
                 shares_LSE[layer, :, expert] = holders_S / holders_S.sum()
-        return holds_LSE, shares_LSE
+        return self.apart(servers, holds_LSE, shares_LSE, held_LSE)

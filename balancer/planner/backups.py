@@ -52,8 +52,12 @@ def with_backups(
     redundancy: int,
     cap_LS: Int,
     away_LE: Int | None = None,
+    nodes_S: npt.NDArray[np.integer] | None = None,
 ) -> Holds:
-    """Add backups until each expert is on `redundancy` servers, within capacity; held replicas first.
+    """Add backups until each expert is on `redundancy` servers, within capacity.
+
+    Servers on nodes without the expert come first, as far as they hold no more than one replica above the
+    mean, then held replicas, which cost no load.
 
     Args:
         primary_LSE: bool (L, S, E); stays.
@@ -61,6 +65,7 @@ def with_backups(
         redundancy: Servers of each expert; all of them if there are fewer.
         cap_LS: int64; replicas that a server may hold.
         away_LE: int64; replicas on other servers, which also count. None: there are none.
+        nodes_S: Numbers of the servers' nodes. None: unknown.
     """
     layers, servers, experts = primary_LSE.shape
     known_LE = np.zeros((layers, experts), np.int64) if away_LE is None else away_LE
@@ -69,20 +74,40 @@ def with_backups(
     for holds_SE, held_SE, cap_S, wanted_E in zip(
         holds_LSE, held_LSE, cap_LS, wanted_LE, strict=True
     ):
-        count_S = holds_SE.sum(axis=1)
-        # Held replicas come first, because they cost no load.
+        if nodes_S is not None:
+            total = int(np.maximum(holds_SE.sum(axis=0), wanted_E).sum())
+            level_S = np.minimum(cap_S, -(-total // servers))
+            for limit_S in (level_S, np.minimum(cap_S, level_S + 1)):
+                for only_held in (True, False):
+                    _add(holds_SE, held_SE, limit_S, wanted_E, only_held=only_held, nodes_S=nodes_S)
         for only_held in (True, False):
-            for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted_E):
-                for _ in range(int(wanted_E[expert] - holds_SE[:, expert].sum())):
-                    free_S = ~holds_SE[:, expert] & (count_S < cap_S)
-                    if only_held:
-                        free_S &= held_SE[:, expert]
-                    if not free_S.any():
-                        break
-                    server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s] - cap_S[s], s))
-                    holds_SE[server, expert] = True
-                    count_S[server] += 1
+            _add(holds_SE, held_SE, cap_S, wanted_E, only_held=only_held)
     return holds_LSE
+
+
+def _add(
+    holds_SE: npt.NDArray[np.bool_],
+    held_SE: npt.NDArray[np.bool_],
+    cap_S: Int,
+    wanted_E: Int,
+    *,
+    only_held: bool,
+    nodes_S: npt.NDArray[np.integer] | None = None,
+) -> None:
+    """Add a layer's missing replicas, in place, on the emptiest servers; with nodes only on new nodes."""
+    count_S = holds_SE.sum(axis=1)
+    for expert in np.flatnonzero(holds_SE.sum(axis=0) < wanted_E):
+        for _ in range(int(wanted_E[expert] - holds_SE[:, expert].sum())):
+            free_S = ~holds_SE[:, expert] & (count_S < cap_S)
+            if only_held:
+                free_S &= held_SE[:, expert]
+            if nodes_S is not None:
+                free_S &= ~np.isin(nodes_S, nodes_S[holds_SE[:, expert]])
+            if not free_S.any():
+                break
+            server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s] - cap_S[s], s))
+            holds_SE[server, expert] = True
+            count_S[server] += 1
 
 
 def deal(total: int, cap_S: Int) -> Int:

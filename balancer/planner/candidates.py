@@ -72,9 +72,7 @@ def first(layout: Layout, layers: int, experts: int, pool: ServerPool) -> Candid
     servers = tuple(pool.able)
     wished = layout.first(layers, experts, servers)
     nothing_LSE = np.zeros((layers, len(servers), experts), np.bool_)
-    return Candidate(
-        servers, *_fitted(*wished, nothing_LSE, pool.capacity_S(servers), pool.expert_bytes)
-    )
+    return Candidate(servers, *_fitted(layout, servers, *wished, nothing_LSE, pool))
 
 
 def recovered(
@@ -107,9 +105,7 @@ def recovered(
         if wanted is not None:
             known_LSE = _columns(wanted, servers)[1]
         wished = layout.around(servers, held_LSE, known_LSE)
-        then = Candidate(
-            servers, *_fitted(*wished, held_LSE, pool.capacity_S(servers), pool.expert_bytes)
-        )
+        then = Candidate(servers, *_fitted(layout, servers, *wished, held_LSE, pool))
     now_LSE = np.where(held_LSE, then.shares_LSE, 0.0)
     return [*_stages_before(servers, held_LSE, now_LSE, then, pool), then]
 
@@ -172,7 +168,13 @@ def _with_less(holds_LSE: Holds, living_S: Holds, able_S: Holds) -> Holds:
 
 
 def repaired(
-    current: Placement, pool: ServerPool, layout: Layout, now: float, *, is_wanted: bool
+    current: Placement,
+    pool: ServerPool,
+    layout: Layout,
+    now: float,
+    *,
+    is_wanted: bool,
+    shares_nodes: bool = False,
 ) -> list[Candidate]:
     """Make candidates that give joined servers a share, and the shares of leaving or dead servers to others.
 
@@ -184,9 +186,10 @@ def repaired(
         layout: Lays out the new placement.
         now: Monotonic seconds.
         is_wanted: The placement is intended, even if uneven.
+        shares_nodes: Replicas share nodes that need not.
 
     Returns:
-        Empty if no server joined or left and the placement is even or intended. Several candidates if
+        Empty if no server joined or left and the placement is right or intended. Several candidates if
         servers have no memory for the old and the new placement together.
 
     Raises:
@@ -199,13 +202,12 @@ def repaired(
     servers = tuple(sorted({*kept, *pool.able}))
     replicas = min(layout.redundancy, len(current.servers))
     is_even = bool((current.holds_LSE.sum(axis=1) == replicas).all())
-    is_right = bool(awaited) or is_wanted or not layout.levels or is_even
+    is_right = bool(awaited) or is_wanted or not layout.levels or (is_even and not shares_nodes)
     if is_right and len(servers) == len(kept) and gone == awaited:
         return []
     held_LSE, shares_LSE = _columns(current, servers)
     wished = layout.around(servers, held_LSE, shares_LSE)
-    capacity_S = pool.capacity_S(servers)
-    then = Candidate(servers, *_fitted(*wished, held_LSE, capacity_S, pool.expert_bytes))
+    then = Candidate(servers, *_fitted(layout, servers, *wished, held_LSE, pool))
     # Leaving servers stay in the placement until the last stage.
     both = (*servers, *(s for s in gone if s in pool.holders))
     return [*_stages_before(both, *_columns(current, both), then, pool), then]
@@ -252,17 +254,22 @@ def _stages_before(
 
 
 def _fitted(
+    layout: Layout,
+    servers: tuple[str, ...],
     holds_LSE: Holds,
     shares_LSE: Shares,
     held_LSE: Holds,
-    capacity_S: npt.NDArray[np.int64] | None,
-    expert_bytes: int,
+    pool: ServerPool,
 ) -> tuple[Holds, Shares]:
-    """Fit a layout into the servers' memory with the fewest changes. Raises NoCapacityError."""
+    """Fit a layout into the servers' memory with the fewest changes, replicas on different nodes.
+
+    Raises NoCapacityError if that is impossible.
+    """
+    capacity_S = pool.capacity_S(servers)
     if capacity_S is None or (holds_LSE.sum(axis=(0, 2)) <= capacity_S).all():
         return holds_LSE, shares_LSE
-    fitting_LSE = fit(holds_LSE, held_LSE, capacity_S, expert_bytes)
-    return fitting_LSE, shares_of(fitting_LSE, shares_LSE)
+    fitting_LSE = fit(holds_LSE, held_LSE, capacity_S, pool.expert_bytes)
+    return layout.apart(servers, fitting_LSE, shares_of(fitting_LSE, shares_LSE), held_LSE)
 
 
 def _among(servers: tuple[str, ...], some: Mapping[str, Member]) -> npt.NDArray[np.bool_]:

@@ -131,6 +131,9 @@ class Planner:
         self._constraints = Constraints(self._pool, self._steps)
         self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
         self._audiences = Audiences(self._pool, lambda: self._layout.redundancy)
+        self._nodes: Mapping[str, str] = {}
+        # Epoch, and whether replicas of that placement share nodes that need not; None: not known.
+        self._shares_nodes: tuple[int, bool] | None = None
         # Deadline for clients to connect to servers that are new in the candidate.
         self._held_until: float | None = None
 
@@ -139,6 +142,10 @@ class Planner:
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
         """Process a new cluster view from the monitor; return the actions due, for `Rollout` to carry out."""
         self._pool.observe(members, now)
+        if self._nodes != (nodes := self._pool.nodes):
+            self._nodes = nodes
+            self._layout.know(nodes)
+            self._shares_nodes = None
         if self._first_seen_at is None:
             self._first_seen_at = now
         return self.tick(now)
@@ -397,7 +404,11 @@ class Planner:
             is_wanted = (
                 self._constraints.keeps_as_is or limited or self._audiences.has_more(current)
             )
-            candidates = repaired(current, self._pool, self._layout, now, is_wanted=is_wanted)
+            candidates = repaired(
+                *(current, self._pool, self._layout, now),
+                is_wanted=is_wanted,
+                shares_nodes=not is_wanted and self._share_nodes(current),
+            )
             candidate, further = (candidates[0], candidates[1:]) if candidates else (None, [])
         if candidate is None and self._gave_up:
             candidate = self._audiences.plain
@@ -413,6 +424,14 @@ class Planner:
             self._candidate(candidate)
             self._next_is_urgent = urgent
         return []
+
+    def _share_nodes(self, current: Placement) -> bool:
+        """Whether replicas of the placement share nodes that need not, as after a change of a node's name."""
+        if self._shares_nodes is None or self._shares_nodes[0] != current.epoch:
+            servers, holds_LSE, shares_LSE = current.servers, current.holds_LSE, current.shares_LSE
+            found = self._layout.levels and self._layout.gets_apart(servers, holds_LSE, shares_LSE)
+            self._shares_nodes = current.epoch, found
+        return self._shares_nodes[1]
 
     def _candidate(self, plain: Candidate) -> None:
         candidate, self._held_until = self._audiences.candidate_made(plain), None

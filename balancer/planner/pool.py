@@ -12,6 +12,7 @@ import numpy.typing as npt
 from balancer.planner.actions import Action, Complain, Life, Refuse
 from balancer.planner.reach import ReachTracker, Verdict
 from eaas.net.message_ranges import TRUSTED_EPOCH
+from eaas.nodes import node_of
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["EPOCHS_OF_A_LIFE", "ServerPool"]
@@ -143,6 +144,11 @@ class ServerPool:
         """int64 (S): replicas that servers may hold, over all layers; None: no server states a limit."""
         limits = [min(self._capacity(s), self.most.get(s, _NO_LIMIT)) for s in servers]
         return None if all(n == _NO_LIMIT for n in limits) else np.array(limits, np.int64)
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Nodes of the servers, dead ones too, by id."""
+        return {s: node_of(m) for s, m in self._servers.items()}
 
     @property
     def expert_bytes(self) -> int:

@@ -35,6 +35,15 @@ __all__ = [
 ]
 
 
+# What the last pass may do with a policy's layout (`make_plan`).
+_AFTER: dict[str, dict[str, Any]] = {
+    "spread": {"loads_count": False},
+    # Groups stay on their nodes.
+    "eplb-hierarchical": {"rows": False},
+    "fractional": {"best_split": True},
+}
+
+
 def plan(
     policy: str,
     load_LE: npt.ArrayLike,
@@ -43,6 +52,7 @@ def plan(
     *,
     current: Plan | npt.ArrayLike | None = None,
     speeds_S: npt.ArrayLike | None = None,
+    nodes_S: npt.ArrayLike | None = None,
     **knobs: Any,
 ) -> Plan:
     """Plan which server holds which experts, and which share of their load it takes.
@@ -55,11 +65,18 @@ def plan(
             not divide evenly); or (S,) or (L, S): experts of a layer that each server may hold, at most E.
         current: The current layout: a plan, or bool (L, S, E).
         speeds_S: (S,) finite and above 0; all equal by default.
+        nodes_S: (S,) the node of each server: numbers from 0, or names `NODE` or `RACK/NODE`. Replicas of an
+            expert then go to different nodes and racks, as far as the policy's counts allow. With a limit
+            of `fractional`'s `cross_node_replicas` they stay where the policy puts them.
         knobs: The policy's own parameters, by name; see its function.
 
     Raises:
         ValueError: An argument is wrong, or a policy or knob is unknown; the message names it.
     """
-    problem = make_problem(load_LE, servers, slots, current, speeds_S)
+    budget = knobs.get("cross_node_replicas") is not None
+    if budget:
+        # The policy checks them itself.
+        knobs["nodes_S"] = nodes_S
+    problem = make_problem(load_LE, servers, slots, current, speeds_S, None if budget else nodes_S)
     holds_LSE, shares_LSE = find(policy)(problem, **checked_knobs(policy, knobs))
-    return make_plan(policy, problem, holds_LSE, shares_LSE)
+    return make_plan(policy, problem, holds_LSE, shares_LSE, **_AFTER.get(policy, {}))

@@ -16,6 +16,7 @@ import numpy as np
 
 __all__ = [
     "allocate",
+    "apart",
     "compact_load",
     "count_new",
     "equal_shares",
@@ -93,7 +94,8 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
     return call
 
 
-# L layers, E experts, S servers, P replicas, X further replicas, N plans, B batches or scenarios, K choices.
+# L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B batches or
+# scenarios, K choices.
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
 place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
@@ -112,6 +114,12 @@ held_load = _function("held_load", "float64:LE bool:LSE int64:LS float64:LS bool
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
 replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
 allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
+apart = _function(
+    "apart_layers",
+    "float64:LE int64:LS float64:S int32:S int32:N int bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
+    "int64:L float64:L",
+    "LSEN",
+)
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
     "plan_fractional",

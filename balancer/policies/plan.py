@@ -1,10 +1,11 @@
-"""The last step of planning: makes a Plan of a policy's layout by measuring PAR, lower bound and transit."""
+"""The last steps of planning: replicas go to different nodes; PAR, lower bound and transit are measured."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from balancer.policies import compiled
+from balancer.policies.apart import ALL, put_apart, split_apart
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.types import Holds, Plan, Problem, Shares
@@ -12,8 +13,44 @@ from balancer.policies.types import Holds, Plan, Problem, Shares
 __all__ = ["make_plan"]
 
 
-def make_plan(policy: str, problem: Problem, holds_LSE: Holds, shares_LSE: Shares) -> Plan:
-    """Measure a policy's layout and return it, unchanged, as a plan. Time O(L * S * E)."""
+def make_plan(
+    policy: str,
+    problem: Problem,
+    holds_LSE: Holds,
+    shares_LSE: Shares,
+    *,
+    loads_count: bool = True,
+    best_split: bool = False,
+    rows: bool = True,
+) -> Plan:
+    """Measure a policy's layout and return it as a plan; put replicas on different nodes first, if known.
+
+    Args:
+        policy: Name of the policy.
+        problem: The policy's input.
+        holds_LSE, shares_LSE: The policy's layout; changed in place if nodes are known.
+        loads_count: Whether moved replicas keep the servers' loads, so that an expert with three replicas or
+            more gets two nodes only; else each of its replicas gets a node.
+        best_split: Whether the shares are those of the best split, also after replicas have moved.
+        rows: Whether servers that are alike may exchange all they hold.
+
+    Time O(L * S * E).
+    """
+    if problem.nodes is not None:
+        risen = put_apart(
+            *(holds_LSE, shares_LSE, problem.nodes),
+            load_LE=problem.load_LE if loads_count else None,
+            slots_LS=problem.slots_LS,
+            speeds_S=problem.speeds_S,
+            current_LSE=problem.current_LSE,
+            rows=rows and loads_count and problem.current_LSE is None,
+            spread_over=2 if loads_count else ALL,
+        )
+        for layer, peak in risen.items() if best_split else ():
+            split_apart(
+                *(problem.load_LE[layer], holds_LSE[layer], shares_LSE[layer]),
+                *(problem.nodes, problem.speeds_S, peak),
+            )
     current_LSE = problem.current_LSE
     transit = 0
     if current_LSE is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.apart import Nodes
 from balancer.policies.token_ids import are_token_ids
 from balancer.policies.types import Float, Holds, Int, Plan, Problem
 
@@ -23,6 +24,7 @@ def make_problem(
     slots: int | npt.ArrayLike,
     current: Plan | npt.ArrayLike | None = None,
     speeds_S: npt.ArrayLike | None = None,
+    nodes_S: npt.ArrayLike | None = None,
 ) -> Problem:
     """Check the arguments of `plan` (described there) and make a Problem.
 
@@ -47,6 +49,7 @@ def make_problem(
         speeds_S=_speeds(speeds_S, servers),
         current_LSE=_current(current, (layers, servers, experts)),
         current_shares_LSE=current.shares_LSE if isinstance(current, Plan) else None,
+        nodes=_nodes(nodes_S, servers),
     )
 
 
@@ -152,6 +155,16 @@ def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:
     if not (speeds.min() > 0 and speeds.max() < np.inf):
         raise ValueError("speeds_S must be finite and above 0")
     return speeds
+
+
+def _nodes(nodes_S: npt.ArrayLike | None, servers: int) -> Nodes | None:
+    if nodes_S is None:
+        return None
+    nodes = _array("nodes_S", nodes_S)
+    whole = np.issubdtype(nodes.dtype, np.integer) and nodes.size and nodes.min() >= 0
+    if nodes.shape != (servers,) or not (whole or nodes.dtype.kind == "U"):
+        raise ValueError(f"nodes_S must be {servers} names, or whole numbers of at least 0")
+    return Nodes.of(nodes.tolist())
 
 
 def _current(current: Plan | npt.ArrayLike | None, shape: tuple[int, int, int]) -> Holds | None:

@@ -44,9 +44,11 @@ class ScalpelBalancer:
         heavy_frac: float = 0.5,
         matching: Matching = "greedy",
         speeds_S: npt.ArrayLike | None = None,
+        nodes_S: npt.ArrayLike | None = None,
     ) -> None:
         check_knobs(k, shift_tv, budget, drift_tol, heavy_frac, matching)
         self._servers, self._slots, self._speeds_S = servers, slots, speeds_S
+        self._nodes_S = nodes_S
         self._cycle = partial(
             scalpel,
             k=k,
@@ -81,6 +83,7 @@ class ScalpelBalancer:
             self._slots,
             current=self._current if self._plan is None else self._plan,
             speeds_S=self._speeds_S,
+            nodes_S=self._nodes_S,
         )
         layout = self._cycle(problem, window_WLE=window_WLE, anew=self._plan is None)
         self._plan = make_plan("scalpel", problem, *layout)

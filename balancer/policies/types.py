@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.apart import Nodes
 from balancer.policies.moves import Move, ordered_moves
 
 __all__ = ["Float", "Holds", "Int", "Layout", "Move", "Plan", "Problem", "Shares"]
@@ -37,6 +38,7 @@ class Problem:
         speeds_S: float64 (S), above 0: load that a server processes in a unit of time.
         current_LSE: The current holds; None: unknown.
         current_shares_LSE: The current shares; None: unknown.
+        nodes: The servers' nodes, which replicas of an expert then do not share; None: unknown.
     """
 
     load_LE: Float
@@ -45,6 +47,7 @@ class Problem:
     speeds_S: Float
     current_LSE: Holds | None = None
     current_shares_LSE: Shares | None = None
+    nodes: Nodes | None = None
 
     @property
     def layers(self) -> int:

@@ -24,6 +24,13 @@ def main(
         list[str] | None, typer.Option(help="Policy to measure. Repeatable.", show_default="all")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Plans per policy and size.")] = 9,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="Plan also with the servers dealt to this many nodes, and compare the times.",
+        ),
+    ] = 8,
     as_json: Json = False,
 ) -> None:
     """Measure placement policies: planning time on one core, and quality of the plan."""
@@ -32,7 +39,11 @@ def main(
 
     end_on_sigterm()
     sizes = [parse_size(text) for text in size] if size else SIZES
-    show(bench_policies(sizes, policy or (), rounds=rounds, say=say), as_json, print_report)
+    show(
+        bench_policies(sizes, policy or (), rounds=rounds, nodes=nodes, say=say),
+        as_json,
+        print_report,
+    )
 
 
 app = command(main)

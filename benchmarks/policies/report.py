@@ -24,10 +24,21 @@ def print_report(document: dict[str, Any]) -> None:
             f"{row['limit_ms']:.0f}" if row["limit_ms"] else "",
             f"{row['par_mean']:.4f}",
             f"{row['gap_mean']:.4f}",
+            f"{row['nodes_ratio']:.2f}",
+            f"{row['alone']:.1%}",
+            f"{row['nodes_alone']:.1%}",
+            f"{row['nodes_par_rise']:.1e}",
         )
         for row in document["rows"]
     ]
     times = ("plan ms", "cpu", "again ms", "cpu")
-    print_table(("policy", "servers", "slots", *times, "limit", "PAR", "gap"), rows)
+    nodes = ("with nodes", "alone", "then", "PAR rise")
+    print_table(("policy", "servers", "slots", *times, "limit", "PAR", "gap", *nodes), rows)
     print("medians of wall time and processor time; limit: allowed time on one core")
+    print(
+        "with nodes: planning time over that without; alone, then: experts with several replicas on one"
+    )
+    print(
+        "node only, without and with nodes known; PAR rise: the most that nodes add to a layer's PAR"
+    )
     print("again: with a current plan and changed loads; gap: PAR / lower bound")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import Plan, names, plan
+from balancer.policies.apart import Nodes, count_alone
 from benchmarks.policies.sizes import Size
 from eaas_cli.bench.machine import processor
 from eaas_cli.option_values import known
@@ -30,6 +31,7 @@ def bench_policies(
     policies: Sequence[str],
     *,
     rounds: int,
+    nodes: int = 8,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure the planning time of policies, and the quality of their plans.
@@ -38,11 +40,14 @@ def bench_policies(
         sizes: Planning tasks.
         policies: Names; empty: all.
         rounds: Plans per policy and size, after one warm-up plan.
+        nodes: Nodes that the servers are dealt to, in the plans that know them.
 
     Returns:
         The JSON document: `rows` with `plan_ms` (a `plan` call) and `again_ms` (with a current plan and
         changed loads), each with `min` and `median` of the wall time and `cpu`, the median processor time;
-        and the quality of the first plan (`par_mean`, `par_max`, `gap_mean`).
+        and the quality of the first plan (`par_mean`, `par_max`, `gap_mean`). With nodes: `nodes_ms`, its
+        ratio to `plan_ms` by the least processor times, the shares of experts with several replicas on one
+        node only (`alone`, `nodes_alone`), and the most that a layer's PAR rises.
 
     Raises:
         ConfigError: A policy is unknown.
@@ -57,9 +62,13 @@ def bench_policies(
         first = {policy: _plan(policy, load_LE, size) for policy in chosen}
         spent: dict[str, list[_Spent]] = {policy: [] for policy in chosen}
         again: dict[str, list[_Spent]] = {policy: [] for policy in chosen}
+        nodes_S = np.arange(size.servers) * nodes // size.servers
+        apart = {policy: _plan(policy, load_LE, size, nodes_S=nodes_S) for policy in chosen}
+        with_nodes: dict[str, list[_Spent]] = {policy: [] for policy in chosen}
         for _ in range(rounds):
             for policy in chosen:
                 spent[policy].append(_measured(policy, load_LE, size, None))
+                with_nodes[policy].append(_measured(policy, load_LE, size, None, nodes_S))
                 again[policy].append(_measured(policy, later_LE, size, first[policy]))
         for policy in chosen:
             found = first[policy]
@@ -76,6 +85,12 @@ def bench_policies(
                     "par_mean": float(found.par_L.mean()),
                     "par_max": float(found.par_L.max()),
                     "gap_mean": float(found.gap_L.mean()),
+                    "nodes_ms": _summary(with_nodes[policy]),
+                    "nodes_ratio": min(c for _, c in with_nodes[policy])
+                    / min(c for _, c in spent[policy]),
+                    "alone": _alone(found, nodes_S),
+                    "nodes_alone": _alone(apart[policy], nodes_S),
+                    "nodes_par_rise": float((apart[policy].par_L / found.par_L).max() - 1),
                 }
             )
     return {
@@ -87,16 +102,29 @@ def bench_policies(
 
 
 def _plan(
-    policy: str, load_LE: npt.NDArray[np.float64], size: Size, current: Plan | None = None
+    policy: str,
+    load_LE: npt.NDArray[np.float64],
+    size: Size,
+    current: Plan | None = None,
+    nodes_S: npt.NDArray[np.int64] | None = None,
 ) -> Plan:
-    return plan(policy, load_LE, size.servers, size.slots, current=current)
+    return plan(policy, load_LE, size.servers, size.slots, current=current, nodes_S=nodes_S)
+
+
+def _alone(found: Plan, nodes_S: npt.NDArray[np.int64]) -> float:
+    several = int((found.holds_LSE.sum(axis=1) > 1).sum())
+    return count_alone(found.holds_LSE, Nodes.of(nodes_S.tolist()), replicas=2) / max(several, 1)
 
 
 def _measured(
-    policy: str, load_LE: npt.NDArray[np.float64], size: Size, current: Plan | None
+    policy: str,
+    load_LE: npt.NDArray[np.float64],
+    size: Size,
+    current: Plan | None,
+    nodes_S: npt.NDArray[np.int64] | None = None,
 ) -> _Spent:
     start, start_cpu = time.perf_counter(), time.thread_time()
-    _plan(policy, load_LE, size, current)
+    _plan(policy, load_LE, size, current, nodes_S)
     return (time.perf_counter() - start) * 1e3, (time.thread_time() - start_cpu) * 1e3
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from eaas.cluster_snapshot.counters import Counters, Rates
 from eaas.cluster_snapshot.loading import Loading
-from eaas.membership.reachability import ANSWERING, fewest_replicas
+from eaas.membership.reachability import ANSWERING, fewest_nodes, fewest_replicas
 from eaas.types import Member, Placement, Role
 
 __all__ = [
@@ -236,6 +236,15 @@ class ClusterSnapshot:
     def min_replicas(self) -> int:
         """Fewest live replicas of any expert; 0 without a placement, or if some expert has none."""
         return int(self.live_replicas_LE.min()) if self.live_replicas_LE.size else 0
+
+    @cached_property
+    def min_nodes(self) -> int:
+        """Fewest different nodes with live replicas of an expert; 1: the loss of a node uncovers experts."""
+        if self.placement is None:
+            return 0
+        members = [m.member for m in self.members]
+        nodes_LE = fewest_nodes(self.placement.holds_LSE, self.placement.servers, members)
+        return int(nodes_LE.min()) if nodes_LE.size else 0
 
     def live(self, role: Role) -> tuple[Member, ...]:
         """Members of a role that are neither DEAD nor LEFT; SUSPECT ones too."""

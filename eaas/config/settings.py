@@ -234,7 +234,8 @@ class ExpertServerConfig(_Section):
     )
     node: str = Field(
         "",
-        description="Name of the machine or rack with cheap internal traffic. Empty: the host name.",
+        description="Name of this server's machine, as NODE or RACK/NODE. Empty: the host name. Replicas of "
+        "an expert go to different nodes, then to different racks.",
     )
     speed: float = Field(
         1.0, gt=0, le=1000, description="Relative speed of this server, used until it is measured."

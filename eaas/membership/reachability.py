@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from eaas.nodes import different_nodes, node_of
 from eaas.types import Member, MemberState, Role
 
-__all__ = ["ANSWERING", "fewest_replicas", "unreachable"]
+__all__ = ["ANSWERING", "fewest_nodes", "fewest_replicas", "unreachable"]
 
 _USING = (MemberState.SERVING, MemberState.SUSPECT)
 
@@ -48,11 +49,34 @@ def fewest_replicas(
         servers: Ids, in the order of axis S.
         members: All members.
     """
+    return _fewest(lambda of_S: np.asarray(holds_LSE[:, of_S].sum(axis=1)), servers, members)
+
+
+def fewest_nodes(
+    holds_LSE: npt.NDArray[np.bool_],
+    servers: Sequence[str],
+    members: Iterable[Member],
+) -> npt.NDArray[np.int64]:
+    """Count the nodes with reachable replicas of each expert (see `fewest_replicas`): int64 (L, E)."""
+    known = tuple(members)
+    names = {m.id: node_of(m) for m in known}
+    nodes = np.array([names.get(s, s) for s in servers], np.str_)
+    return _fewest(
+        lambda of_S: different_nodes(holds_LSE[:, of_S], nodes[of_S].tolist()), servers, known
+    )
+
+
+def _fewest(
+    count: Callable[[npt.NDArray[np.bool_]], npt.NDArray[np.int64]],
+    servers: Sequence[str],
+    members: Iterable[Member],
+) -> npt.NDArray[np.int64]:
+    """int64 (L, E): the least of the counts over the servers, bool (S), that each client reaches."""
     known = tuple(members)
     incarnations = {m.id: m.incarnation for m in known if m.role is Role.EXPERT_SERVER}
     answering = {m.id for m in known if m.state in ANSWERING}
     may_S = np.array([s in answering for s in servers], np.bool_)
-    fewest_LE = holds_LSE[:, may_S].sum(axis=1)
+    fewest_LE = count(may_S)
     for client in known:
         if client.reach is None or client.state not in _USING:
             continue
@@ -63,5 +87,5 @@ def fewest_replicas(
         }
         reach_S = may_S & np.array([s in reached for s in servers], np.bool_)
         if reach_S.any():
-            fewest_LE = np.minimum(fewest_LE, holds_LSE[:, reach_S].sum(axis=1))
+            fewest_LE = np.minimum(fewest_LE, count(reach_S))
     return np.asarray(fewest_LE, np.int64)

@@ -112,7 +112,7 @@ _FIELDS: dict[str, Range] = {
         (Number(0, 2**32 - 1), "generation"),
         (_SIGNED, "from_revision life progress revision still_at_revision"),
         (_COUNT, "arena_fd arena_pid pid protocol_version"),
-        (_COUNT, "experts fewest in_flight limit most stages steps transit"),
+        (_COUNT, "experts experts_on_one_node fewest in_flight limit most stages steps transit"),
         (Number(0, 2**31 - 1, 256), "ended_pids"),
         (_REAL, "busy_s dead_grace_s plan_s prepare_s retire_s silence_s stalled_s step_s"),
         (_REAL, "bound gain gap par_now par_then speed"),

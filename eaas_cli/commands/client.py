@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.server_records import OPERATOR_PATH, find
@@ -81,6 +82,8 @@ def status_table(document: dict[str, Any]) -> Any:
     coverage = document["coverage"]
     uncovered = [f"{layer}/{expert}" for layer, expert in coverage["uncovered"]]
     covered = f"at least {coverage['min_replicas']} live"
+    if "min_nodes" in coverage:
+        covered += f", on {counted(coverage['min_nodes'], 'node')}"
     if not document["epoch"]:
         covered = "not placed yet"
     elif uncovered:

@@ -227,6 +227,15 @@ def _show(answer: balancer_pb2.PlanResponse, as_json: bool) -> None:
     )
     typer.echo(_moves(answer))
     typer.echo(f"best: {_verdict(answer.verdict)}: {answer.reason}")
+    typer.echo(f"survives the loss of any one node: {_survival(answer)}")
+
+
+def _survival(answer: balancer_pb2.PlanResponse) -> str:
+    if not answer.HasField("experts_on_one_node"):
+        return "unknown: the servers' nodes are not known yet"
+    if not answer.experts_on_one_node:
+        return "yes"
+    return f"no ({counted(answer.experts_on_one_node, 'expert')} with all replicas on one node)"
 
 
 def _moves(answer: balancer_pb2.PlanResponse) -> str:

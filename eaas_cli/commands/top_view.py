@@ -13,6 +13,7 @@ from rich.text import Text
 
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.model import Event, Load, MemberSnapshot
+from eaas.counted import counted
 from eaas.types import MemberState, Role
 from eaas_cli.commands.client import STATE_COLOURS, unreachable_text
 
@@ -82,7 +83,8 @@ def _head(endpoint: str, snapshot: ClusterSnapshot) -> Text:
         layer, expert = snapshot.uncovered[0]
         text.append(f"{len(snapshot.uncovered)} uncovered (first {layer}/{expert})", "bold red")
     else:
-        text.append(f"at least {snapshot.min_replicas} live")
+        nodes = counted(snapshot.min_nodes, "node")
+        text.append(f"at least {snapshot.min_replicas} live, on {nodes}")
     return text
 
 
@@ -247,6 +249,7 @@ def document(endpoint: str, snapshot: ClusterSnapshot) -> dict[str, Any]:
         else {
             "uncovered": [list(pair) for pair in snapshot.uncovered],
             "min_replicas": snapshot.min_replicas,
+            "min_nodes": snapshot.min_nodes,
         },
         "requests": {
             "running": counters.running if counters else None,

@@ -15,6 +15,7 @@ from eaas_cli.console import print_table, progress_bar, table_console
 
 if TYPE_CHECKING:
     from simulator import Comparison
+    from simulator.placement.losses import Losses
 
 __all__ = ["register"]
 
@@ -207,13 +208,24 @@ def compare(
             help="Seconds that each plan counts as; 'measured' takes the time on this machine.",
         ),
     ] = "0.4",
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Deal the servers to this many nodes, and show what the loss of the worst one costs.",
+            show_default="nodes are unknown",
+        ),
+    ] = None,
+    racks: Annotated[
+        int, typer.Option(min=1, help="With --nodes: deal the nodes to this many racks.")
+    ] = 1,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay placement policies over a trace: balance, moved replicas, planning time, score."""
+    """Replay placement policies over a trace: balance, moved replicas, planning time, score, lost nodes."""
     from eaas_cli.bench.experts.plot import check_plot
     from eaas_cli.option_values import numbers, once
     from simulator.placement.compare import compare as run
@@ -239,6 +251,8 @@ def compare(
             intervals=intervals,
             slots=slots,
             planning_s=planning_s,
+            nodes=nodes,
+            racks=racks,
             progress=lambda what, part: bar.update(task, description=what, completed=part),
         )
     if plot is not None:
@@ -288,6 +302,7 @@ def _print_comparison(comparison: Comparison) -> None:
             f"{1e3 * run.plan_s:.1f} ms" if run.plans else "-",
             f"{run.time_s:.1f} s",
             f"{comparison.score(run):.2f}",
+            *([] if run.losses is None else _lost(run.losses)),
         )
         for run in comparison.replays
     ]
@@ -295,6 +310,7 @@ def _print_comparison(comparison: Comparison) -> None:
         (
             *("policy", "servers", "slots", "interval", "PAR mean", "PAR p99", "transit"),
             *("moved", "plans", "plan", "time", "score"),
+            *(("node lost", "rack lost") if comparison.replays[0].losses else ()),
         ),
         rows,
     )
@@ -302,8 +318,14 @@ def _print_comparison(comparison: Comparison) -> None:
         "PAR: busiest server over the mean; transit: loaded replicas; plan: time on this machine; "
         "score 100: EPLB every 1,024 iterations"
     )
+    if comparison.replays[0].losses:
+        print("node lost, rack lost: tokens whose experts the worst node or rack has alone")
     if not all(baseline.plans for baseline in comparison.baselines.values()):
         print("The trace ends before EPLB's first plan: score 100 is the layout at the start.")
+
+
+def _lost(losses: Losses) -> tuple[str, str]:
+    return f"{losses.node:.1%}", f"{losses.rack:.1%}"
 
 
 def _print_summary(document: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eaas.errors import ConfigError
+from simulator.placement.losses import node_names
 from simulator.placement.planners import STATIC, parse_name
 from simulator.placement.replay import Replay, check_slots, replay
 from simulator.placement.score import BASELINE_INTERVAL, BASELINE_POLICY, score
@@ -45,6 +46,11 @@ class Comparison:
                     "transit": run.transit,
                     "plan_ms": 1e3 * run.plan_s,
                     "score": self.score(run),
+                    **(
+                        {}
+                        if run.losses is None
+                        else {"node_loss": run.losses.node, "rack_loss": run.losses.rack}
+                    ),
                 }
                 for run in self.replays
             ]
@@ -59,6 +65,8 @@ def compare(
     intervals: Sequence[int],
     slots: int | None = None,
     planning_s: float | None = PLANNING_S,
+    nodes: int | None = None,
+    racks: int = 1,
     progress: Callable[[str, float], None] = lambda _what, _part: None,
 ) -> Comparison:
     """Replay each policy on a routing trace, with each number of servers and each planning interval.
@@ -68,7 +76,8 @@ def compare(
         intervals: Iterations between plans.
         slots: Replicas per layer; by default E + S.
         planning_s: Assumed planning time; None: the measured one. See `replay`.
-
+        nodes: Number of nodes that the servers are dealt to, any one of which may fail; None: unknown.
+        racks: Number of racks that the nodes are dealt to.
         progress: Called with the name of the current replay and the part of all replays done.
 
     Raises:
@@ -79,6 +88,11 @@ def compare(
     if slots is not None:
         for count in servers:
             check_slots(slots, count, trace.experts)
+    for count in servers:
+        if nodes is not None and not racks <= nodes <= count:
+            raise ConfigError(
+                f"{nodes} nodes in {racks} racks: give at most {count} nodes, and no more racks"
+            )
     for interval in intervals:
         if interval >= trace.iterations:
             raise ConfigError(
@@ -108,6 +122,7 @@ def compare(
             slots=slots,
             planning_s=planning_s,
             progress=tell,
+            nodes=None if nodes is None else node_names(count, nodes, racks),
         )
     return Comparison(
         tuple(done[job] for job in jobs), {job[0]: done[job] for job in baseline_jobs}

@@ -7,7 +7,7 @@ With `+split` after a policy's name, clients split each batch over the replicas 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,8 +63,11 @@ _WITH_MEMORY: dict[str, type[ScalpelBalancer] | type[FractionalBalancer]] = {
 class _PolicyPlanner:
     """A policy selected by name; a plain one with a knob `window_WLE` also gets the counts."""
 
-    def __init__(self, policy: str, servers: int, slots: int) -> None:
+    def __init__(
+        self, policy: str, servers: int, slots: int, nodes: Sequence[str] | None = None
+    ) -> None:
         self._policy, self._servers, self._slots = policy, servers, slots
+        self._nodes = None if nodes is None else list(nodes)
         self._step: Callable[[Any], Plan] | None = None
         self._wants_window = "window_WLE" in inspect.signature(find(policy)).parameters
 
@@ -75,11 +78,19 @@ class _PolicyPlanner:
             # The policy is created at the first plan and keeps its own state from then on.
             if self._step is None:
                 made = _WITH_MEMORY[self._policy]
-                self._step = made(self._servers, self._slots, current=current_LSE).step
+                self._step = made(
+                    self._servers, self._slots, current=current_LSE, nodes_S=self._nodes
+                ).step
             return partial(self._step, counts_WLE)
         knobs = {"window_WLE": counts_WLE} if self._wants_window else {}
         return lambda: balancer.policies.plan(
-            self._policy, load_LE, self._servers, self._slots, current=current_LSE, **knobs
+            self._policy,
+            load_LE,
+            self._servers,
+            self._slots,
+            current=current_LSE,
+            nodes_S=self._nodes,
+            **knobs,
         )
 
 
@@ -103,11 +114,20 @@ def parse_name(name: str) -> tuple[str, bool]:
     return policy, policy != name
 
 
-def make_planner(policy: str, servers: int, slots: int) -> Planner | None:
-    """Make the planner of a policy for one replay; None for `static`, which keeps the first layout."""
+def make_planner(
+    policy: str, servers: int, slots: int, nodes: Sequence[str] | None = None
+) -> Planner | None:
+    """Make the planner of a policy for one replay; None for `static`, which keeps the first layout.
+
+    Args:
+        policy: Without `+split`.
+        servers: S.
+        slots: Replicas per layer.
+        nodes: Names of the servers' nodes; None: unknown.
+    """
     if policy == STATIC:
         return None
-    return _PolicyPlanner(policy, servers, slots)
+    return _PolicyPlanner(policy, servers, slots, nodes)
 
 
 def first_layout(layers: int, servers: int, experts: int) -> tuple[Holds, Shares]:

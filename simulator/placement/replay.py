@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from balancer.policies.measure import over_mean
 from balancer.policies.prices import EXPERT_BYTES
 from eaas.errors import ConfigError
+from simulator.placement.losses import Losses
 from simulator.placement.planners import Planner, first_layout, make_planner, parse_name
 from simulator.placement.score import modelled_time
 from simulator.placement.splitting import split_par
@@ -45,6 +46,7 @@ class Replay:
         par_IL: float32 (I, L): PAR of each iteration and layer.
         transit: Loaded replicas, over all layers and plans.
         plan_s: Mean measured planning time in seconds; 0.0 without plans.
+        losses: Tokens that a failing node or rack takes along; None: nodes are unknown.
     """
 
     policy: str
@@ -55,6 +57,7 @@ class Replay:
     transit: int
     plans: int
     plan_s: float
+    losses: Losses | None = None
 
     @property
     def par_mean(self) -> float:
@@ -89,6 +92,7 @@ def replay(
     redeployed: Callable[[int, Holds, Float], None] = lambda _layer, _holds_SE, _load_E: None,
     clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
+    nodes: Sequence[str] | None = None,
 ) -> Replay:
     """Replay a policy over a routing trace: re-plan and redeploy on its timeline, and measure the PAR.
 
@@ -104,6 +108,8 @@ def replay(
         clock: Clock for planning time; by default this thread's processor time, which does not depend on
             other load of the machine.
         planner: Replaces the policy of that name.
+        nodes: Names of the servers' nodes (`losses.node_names`), which the policy then knows, and any one of
+            which may fail; None: unknown.
 
     Raises:
         ConfigError: Unknown policy, servers or interval below 1, planning_s below 0, slots that do not
@@ -125,10 +131,11 @@ def replay(
     base, batch_split = policy, False
     if planner is None:
         base, batch_split = parse_name(policy)
-        planner = make_planner(base, servers, slots)
+        planner = make_planner(base, servers, slots, nodes)
     holds_LSE, shares_LSE = first_layout(trace.layers, servers, trace.experts)
     par_IL = np.ones((trace.iterations, trace.layers), np.float32)
     since_L = [0] * trace.layers
+    losses = None if nodes is None else Losses(nodes)
 
     def serve(layer: int, until: int) -> None:
         """Measure a layer's PAR with its current placement, from the last change up to an iteration."""
@@ -136,6 +143,8 @@ def replay(
         measure = split_par if batch_split else _par
         par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[layer])
         since_L[layer] = until
+        if losses is not None:
+            losses.add(holds_LSE[layer], counts_IE.sum(axis=0, dtype=np.float64))
 
     timeline = Timeline(interval, trace.iterations)
     transit, plan_s = 0, []
@@ -176,6 +185,7 @@ def replay(
         transit=transit,
         plans=len(plan_s),
         plan_s=float(np.mean(plan_s)) if plan_s else 0.0,
+        losses=losses,
     )
 
 

@@ -89,7 +89,7 @@ def test_everything_is_healthy(compose: Compose) -> None:
     for service, containers in SERVICES.items():
         health = [compose.inspect(c, ".State.Health.Status") for c in compose.containers(service)]
         assert health == ["healthy"] * containers, service
-    assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 2}
     names = {compose.server_name(c) for c in compose.containers("expert-server")}
     assert compose.servers().keys() == names
     addresses = [m["address"] for m in compose.status()["members"]]
@@ -147,7 +147,7 @@ def test_a_container_that_is_killed(compose: Compose, load: Load) -> None:
     with load.running():
         compose.docker("kill", victim)
         until(lambda: compose.servers()[name]["state"] == "DEAD")
-        assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 1}
+        assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 1, "min_nodes": 1}
         load.some_more()
         # It has the same name, so it gets the same experts.
         compose.docker("start", victim)
@@ -192,7 +192,7 @@ def test_more_servers_and_fewer(compose: Compose, load: Load) -> None:
             name for name, m in compose.servers().items() if m["state"] not in ("DEAD", "LEFT")
         }
         assert alive == first
-    assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert compose.status()["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 2}
 
 
 def test_a_client_that_waits_for_experts_ends_at_once(compose: Compose) -> None:

@@ -56,7 +56,7 @@ def test_status_json(up: Any) -> None:
     assert {"epoch", "members", "coverage", "endpoint"} <= set(document)
     assert document["epoch"] == 1
     assert document["endpoint"].removesuffix("/v1") == endpoint
-    assert document["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     roles = sorted(m["role"] for m in document["members"])
     assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "monitor"]
     living = up.home.processes()
@@ -114,13 +114,15 @@ def test_top_as_json_and_in_a_pipe(up: Any) -> None:
     done = up.home.run("top", "--json", "--endpoint", up.endpoint)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert document["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     assert {source["silent_s"] for source in document["sources"].values()} == {None}
     shown = {m["id"]: m["state"] for m in document["members"]}
     assert shown == {m["id"]: m["state"] for m in up.status()["members"]}
     done = up.home.run("top", "--endpoint", up.endpoint)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{up.endpoint}   epoch 1   experts: at least 2 live\n")
+    assert done.stdout.startswith(
+        f"{up.endpoint}   epoch 1   experts: at least 2 live, on 1 node\n"
+    )
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
@@ -212,7 +214,7 @@ def test_a_server_killed_during_an_answer_is_replaced_and_restarted(
     text = up.stream(after=20, then=lambda: os.kill(pid, signal.SIGKILL))
     assert text == eager_text
     up.until(lambda: up.member(name)["state"] == "DEAD")
-    assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 1}
+    assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 1, "min_nodes": 1}
 
     if way == "printed line":
         line = up.wait_output(rf"{name} \(pid {pid}\) ended; start it again with:\n  (.+)\n")

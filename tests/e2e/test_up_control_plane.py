@@ -81,7 +81,7 @@ def test_scale_and_drain(
         over.set()
         thread.join()
     assert set(texts) == {eager_text}
-    assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     refused = up.home.run("drain", "nobody", "--endpoint", endpoint)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1

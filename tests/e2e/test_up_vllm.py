@@ -70,7 +70,7 @@ def test_the_printed_curl_line_works(up: Any) -> None:
 
 def test_status_is_that_of_the_embedded_engine(up: Any) -> None:
     document = up.status()
-    assert document["coverage"] == {"uncovered": [], "min_replicas": 2}
+    assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     roles = sorted(m["role"] for m in document["members"])
     assert roles == ["attention-client", "balancer", *["expert-server"] * 3, "monitor"]
     assert {m["state"] for m in document["members"]} == {"SERVING"}

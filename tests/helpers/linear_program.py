@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-__all__ = ["fewest_loads", "least_fullness"]
+__all__ = ["fewest_alone", "fewest_loads", "least_fullness"]
 
 
 def least_fullness(
@@ -61,4 +61,47 @@ def fewest_loads(had_SE: np.ndarray, count_S: np.ndarray, replicas: int) -> int:
     )
     assert answer.status == 0
     # Of a transport problem the corners are whole numbers.
+    return round(answer.fun)
+
+
+def fewest_alone(count_S: np.ndarray, replicas_E: np.ndarray, node_S: np.ndarray) -> int:
+    """Least number of experts with two or more replicas, all on one node, for these counts.
+
+    A flow from experts over nodes to servers: the last replica of an expert on one node costs 1.
+    """
+    servers, experts, nodes = len(count_S), len(replicas_E), int(node_S.max()) + 1
+    size, several_E = servers * experts, replicas_E > 1
+    server_N, expert_N = np.divmod(np.arange(size), experts)
+    sums = coo_matrix(
+        (
+            np.ones(2 * size),
+            (
+                np.concatenate([server_N, servers + expert_N]),
+                np.concatenate([np.arange(size), np.arange(size)]),
+            ),
+        ),
+        shape=(servers + experts, size + nodes * experts),
+    )
+    # on node - alone <= replicas - 1
+    on_node = coo_matrix(
+        (
+            np.concatenate([np.ones(size), -np.ones(nodes * experts)]),
+            (
+                np.concatenate([node_S[server_N] * experts + expert_N, np.arange(nodes * experts)]),
+                np.arange(size + nodes * experts),
+            ),
+        ),
+        shape=(nodes * experts, size + nodes * experts),
+    )
+    answer = linprog(
+        np.concatenate([np.zeros(size), np.tile(several_E, nodes).astype(float)]),
+        A_ub=on_node.tocsr(),
+        b_ub=np.tile(np.where(several_E, replicas_E - 1, 1), nodes),
+        A_eq=sums.tocsr(),
+        b_eq=np.concatenate([count_S, replicas_E]),
+        bounds=(0, 1),
+        method="highs",
+    )
+    assert answer.status == 0
+    # Of a flow problem the corners are whole numbers.
     return round(answer.fun)

@@ -15,7 +15,7 @@ from attention_client.engines.vllm.lifeline import stop_engine
 from attention_client.engines.vllm.logs import log_with_vllm
 from attention_client.engines.vllm.settings import EngineSettings
 from attention_client.engines.vllm.worker_page import serve_page
-from attention_client.status import min_replicas
+from attention_client.status import min_nodes, min_replicas
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
 from eaas.cores import threads_on_any_core
@@ -76,7 +76,12 @@ def join(settings: EngineSettings, shape: ModelShape, rank: int) -> Cluster:
 
 
 def _serve_metrics(cluster: Cluster, metrics: ClientMetrics, rank: int) -> None:
-    metrics.watch_coverage(lambda: len(cluster.uncovered()), lambda: min_replicas(cluster))
+    metrics.watch_coverage(
+        lambda: len(cluster.uncovered()),
+        lambda: min_replicas(cluster),
+        lambda: min_nodes(cluster),
+        cluster.num_nodes,
+    )
     if rank == 0:
         # Every client knows the same about the servers.
         metrics.registry.register(

@@ -10,6 +10,7 @@ from attention_client.serving.dashboard.pictures import curves, load, placement
 from attention_client.serving.dashboard.tables import ago, badge, cell, empty, or_none, row, table
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.model import Decision
+from eaas.counted import counted
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["FAILED", "draw", "draw_placement"]
@@ -35,7 +36,10 @@ def summary(snapshot: ClusterSnapshot) -> list[Node]:
     servers = [m.member for m in snapshot.members if _is_server(m.member)]
     serving = sum(m.state is MemberState.SERVING for m in servers)
     rates = snapshot.rates
-    covered = "no placement" if snapshot.placement is None else f"≥ {snapshot.min_replicas} of each"
+    covered = "no placement"
+    if snapshot.placement is not None:
+        nodes = counted(snapshot.min_nodes, "node")
+        covered = f"≥ {snapshot.min_replicas} of each, on {nodes}"
     if snapshot.uncovered:
         covered = f"{len(snapshot.uncovered)} uncovered"
     tiles = (

@@ -53,6 +53,8 @@ class FractionalBalancer:
         self._current = current
         self._price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
         self._nodes = checked_nodes(nodes_S, cross_node_replicas, servers)
+        # With a limit, replicas share nodes; without one they go to different nodes.
+        self._apart_S = nodes_S if cross_node_replicas is None else None
         self._blocks_NLE: Float | None = None
         self._span: tuple[int, ...] = ()
 
@@ -74,7 +76,12 @@ class FractionalBalancer:
             known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
         said_BLE = forecast(known_NLE, len(blocks_NLE), SCENARIOS)
         problem = make_problem(
-            said_BLE.mean(axis=0), self._servers, self._slots, self._current, self._speeds_S
+            said_BLE.mean(axis=0),
+            self._servers,
+            self._slots,
+            self._current,
+            self._speeds_S,
+            self._apart_S,
         )
         layout = lay_out(
             problem,
@@ -82,7 +89,7 @@ class FractionalBalancer:
             self._price(problem.layers),
             *self._nodes,
         )
-        plan = make_plan("fractional", problem, *layout)
+        plan = make_plan("fractional", problem, *layout, best_split=True)
         self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]
         self._current = plan

@@ -80,7 +80,7 @@ class PlanRequest(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., knobs: _Optional[_Mapping[str, float]] = ..., more_servers: _Optional[int] = ..., without_servers: _Optional[_Iterable[str]] = ..., loads: _Optional[_Iterable[_Union[_common_pb2.LayerTokens, _Mapping]]] = ..., speeds: _Optional[_Mapping[str, float]] = ..., redundancy: _Optional[int] = ..., num_redundant_experts: _Optional[int] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
-    __slots__ = ("plan_id", "epoch", "policy", "verdict", "reason", "par_now", "par_then", "bound", "gap", "layers", "transit", "bytes", "moves", "gain", "payback_s", "placement", "applicable")
+    __slots__ = ("plan_id", "epoch", "policy", "verdict", "reason", "par_now", "par_then", "bound", "gap", "layers", "transit", "bytes", "moves", "gain", "payback_s", "placement", "applicable", "experts_on_one_node", "survives_node_loss")
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,8 @@ class PlanResponse(_message.Message):
     PAYBACK_S_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     APPLICABLE_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_ON_ONE_NODE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVES_NODE_LOSS_FIELD_NUMBER: _ClassVar[int]
     plan_id: str
     epoch: int
     policy: str
@@ -115,7 +117,9 @@ class PlanResponse(_message.Message):
     payback_s: float
     placement: _common_pb2.Placement
     applicable: bool
-    def __init__(self, plan_id: _Optional[str] = ..., epoch: _Optional[int] = ..., policy: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., par_now: _Optional[float] = ..., par_then: _Optional[float] = ..., bound: _Optional[float] = ..., gap: _Optional[float] = ..., layers: _Optional[_Iterable[_Union[LayerPlan, _Mapping]]] = ..., transit: _Optional[int] = ..., bytes: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., gain: _Optional[float] = ..., payback_s: _Optional[float] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., applicable: _Optional[bool] = ...) -> None: ...
+    experts_on_one_node: int
+    survives_node_loss: bool
+    def __init__(self, plan_id: _Optional[str] = ..., epoch: _Optional[int] = ..., policy: _Optional[str] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., par_now: _Optional[float] = ..., par_then: _Optional[float] = ..., bound: _Optional[float] = ..., gap: _Optional[float] = ..., layers: _Optional[_Iterable[_Union[LayerPlan, _Mapping]]] = ..., transit: _Optional[int] = ..., bytes: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., gain: _Optional[float] = ..., payback_s: _Optional[float] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., applicable: _Optional[bool] = ..., experts_on_one_node: _Optional[int] = ..., survives_node_loss: _Optional[bool] = ...) -> None: ...
 
 class LayerPlan(_message.Message):
     __slots__ = ("par_now", "par_then", "bound")

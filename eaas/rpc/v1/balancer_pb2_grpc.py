@@ -219,7 +219,8 @@ class BalancerServiceServicer:
 
     def RemoveReplica(self, request, context):
         """Removes a replica and its pin. Errors: NOT_FOUND (no such replica), FAILED_PRECONDITION (fewer
-        replicas than the redundancy would remain, or a roll-out is in progress).
+        replicas than the redundancy would remain, the others are on one node and this one is not, or a
+        roll-out is in progress).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -102,10 +103,14 @@ def elastic(
 ) -> Callable[..., tuple[LocalCluster, Client]]:
     """Start a cluster, and a client in this process."""
 
-    def start(dead_grace_s: float = 60.0, **options: Any) -> tuple[LocalCluster, Client]:
+    def start(
+        dead_grace_s: float = 60.0, node: str = "", **options: Any
+    ) -> tuple[LocalCluster, Client]:
         path = checkpoint("qwen3_moe")
         config = tmp_path / "cluster.yaml"
-        config.write_text(f"balancer: {{dead_grace_s: {dead_grace_s}}}")
+        config.write_text(
+            f"balancer: {{dead_grace_s: {dead_grace_s}}}\nexpert_server: {{node: {json.dumps(node)}}}"
+        )
         cluster = start_cluster(
             path, attention_client=False, config_file=config, config=load_config(config), **options
         )

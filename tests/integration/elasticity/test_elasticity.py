@@ -15,6 +15,7 @@ import pytest
 from attention_client.connections.reach import ReachBook
 from control_plane import FakeExpertServer, eventually, held_by
 from eaas.errors import EaasError
+from eaas.nodes import different_nodes
 from eaas.rpc.v1 import expert_pb2
 from eaas.types import Member, MemberState
 from eaas_cli.local.fork_server import ForkServer
@@ -193,3 +194,33 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
     gone = client.cluster.session.view.members["expert-server-3"]
     assert gone.state is MemberState.LEFT
     assert gone.incarnation == 2 + CYCLES
+
+
+def test_a_node_fails_with_all_its_servers(
+    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack
+) -> None:
+    """Of 4 servers on 2 nodes, both of one node die at once: no call fails, and no token is wrong."""
+    cluster, client = elastic(servers=2, redundancy=2, node="rack1/a")
+    config = tmp_path / "b.yaml"
+    config.write_text("expert_server: {node: rack2/b}")
+    others = [
+        by_hand(cluster, name, tmp_path, cleanup, "--config", str(config))
+        for name in ("by-hand-0", "by-hand-1")
+    ]
+    wait_ready(others, 60)
+    survivors = ("expert-server-0", "expert-server-1")
+    client.wait_settled(*survivors, "by-hand-0", "by-hand-1")
+    placement = client.cluster.placement
+    assert placement is not None
+    nodes = [client.servers()[s].node for s in placement.servers]
+    assert sorted(nodes) == ["rack1/a", "rack1/a", "rack2/b", "rack2/b"]
+    assert (different_nodes(placement.holds_LSE, nodes) == 2).all()
+    assert client.cluster.nodes_LE().min() == 2
+    with client.decoding():
+        for child in others:
+            child.signal(signal.SIGKILL)
+        client.more_rounds(3)
+        eventually(lambda: set(client.servers()) == set(survivors))
+        client.more_rounds(3)
+    assert not client.cluster.uncovered()
+    assert client.cluster.nodes_LE().min() == 1

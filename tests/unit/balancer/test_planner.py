@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from balancer.planner.actions import Action, Prepare, Publish, Refuse, Retire
 from balancer.planner.planner import Planner
+from eaas.nodes import different_nodes
 from placement_world import (
     ACK_S,
     DEAD,
@@ -368,3 +370,70 @@ def test_before_the_first_placement_no_server_is_given_up() -> None:
     for _ in range(20):
         assert planner.failed(asked["s1"], 0.0) == []
         assert planner.is_wanted(asked["s1"])
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def on_nodes(world: World) -> np.ndarray:
+    """Different nodes of each expert in the published placement, (L, E)."""
+    placement = world.published
+    nodes = [world.members[s].node for s in placement.servers]
+    return different_nodes(placement.holds_LSE, nodes)
+
+
+def settled_on(**nodes: str) -> World:
+    world = World(len(nodes), 2)
+    for name, node in nodes.items():
+        world.start(name)
+        world.members[name] = replace(world.members[name], node=node)
+    world.notify()
+    world.settle()
+    # The first placement may be older than the names of the last nodes.
+    world.assert_settles()
+    return world
+
+
+def test_replicas_are_on_different_nodes_after_joins_drains_and_deaths() -> None:
+    world = settled_on(s1="a", s2="a", s3="b", s4="b")
+    assert (on_nodes(world) == 2).all()
+    for name, node in (("s5", "c"), ("s6", "c")):
+        world.start(name)
+        world.members[name] = replace(world.members[name], node=node)
+        world.notify()
+        world.settle()
+    assert world.published.servers == ("s1", "s2", "s3", "s4", "s5", "s6")
+    assert (on_nodes(world) == 2).all()
+    world.members["s2"] = replace(world.members["s2"], state=DRAINING)
+    world.notify()
+    world.settle()
+    assert "s2" not in world.published.servers
+    assert (on_nodes(world) == 2).all()
+    world.die("s3")
+    world.die("s4")
+    world.settle()
+    world.wait(GRACE_S + 1)
+    world.settle()
+    assert world.published.servers == ("s1", "s5", "s6")
+    # Two of the three servers left are on one node: six of twelve replicas are on it at most.
+    assert (world.published.holds_LSE.sum(axis=1) == 2).all()
+
+
+def test_a_server_on_another_node_than_before_makes_a_repair() -> None:
+    world = settled_on(s1="a", s2="a", s3="b", s4="b")
+    epoch = world.published.epoch
+    world.members["s2"] = replace(world.members["s2"], node="b")
+    world.members["s3"] = replace(world.members["s3"], node="a")
+    world.notify()
+    world.settle()
+    assert world.published.epoch > epoch
+    assert (on_nodes(world) == 2).all()
+    world.assert_settles()
+
+
+def test_one_node_needs_no_repair() -> None:
+    world = settled_on(s1="a", s2="a", s3="a")
+    epoch = world.published.epoch
+    world.wait(1.0)
+    world.settle()
+    assert world.published.epoch == epoch

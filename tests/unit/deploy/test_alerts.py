@@ -65,6 +65,10 @@ def par(first: float, second: float, tokens: str = "0+50x400") -> dict[str, str]
     }
 
 
+def nodes(fewest: str, of: str) -> dict[str, str]:
+    return {f"eaas_min_nodes{{{ENDPOINT}}}": fewest, f"eaas_nodes{{{ENDPOINT}}}": of}
+
+
 def failed(values: str) -> dict[str, str]:
     return {f"eaas_layer_calls_failed_total{{{ENDPOINT}}}": values}
 
@@ -74,6 +78,10 @@ CASES = [
     Case("EaasExpertUncovered", uncovered("0 0 4x100"), "10s", False),  # Not for 5 s yet.
     Case("EaasExpertUncovered", uncovered("0 0 4x10 0x90"), "2m", False),
     Case("EaasExpertUncovered", uncovered("0x100"), "5m", False),
+    Case("EaasExpertsOnOneNode", nodes("2x10 1x200", "3x300"), "7m", True),
+    Case("EaasExpertsOnOneNode", nodes("2x10 1x200", "3x300"), "4m", False),  # Not for 5 min yet.
+    Case("EaasExpertsOnOneNode", nodes("1x300", "1x300"), "10m", False),  # There is no other node.
+    Case("EaasExpertsOnOneNode", nodes("2x300", "2x300"), "10m", False),
     Case("EaasLayerCallsFailing", failed("0x20 1x300"), "2m", True),
     Case("EaasLayerCallsFailing", failed("0x20 1x300"), "8m", False),  # Five minutes later.
     Case("EaasLayerCallsFailing", failed("3x300"), "5m", False),

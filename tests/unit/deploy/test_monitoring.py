@@ -31,7 +31,7 @@ SOURCE = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.y
 def families() -> list[Metric]:
     """Every metric that /metrics of endpoint and balancer can show."""
     registry = CollectorRegistry()
-    ClientMetrics(registry).watch_coverage(int, int)
+    ClientMetrics(registry).watch_coverage(int, int, int, int)
     ServeMetrics(registry).show_as_vllm("demo")
     SchedulerMetrics(registry)
     server = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)

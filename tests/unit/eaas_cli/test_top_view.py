@@ -79,7 +79,7 @@ def row(found: list[str], first: str) -> list[str]:
 
 def test_the_head() -> None:
     found = lines(FACTS)
-    assert found[0] == f"{URL}   epoch 5   experts: at least 2 live"
+    assert found[0] == f"{URL}   epoch 5   experts: at least 2 live, on 1 node"
     assert found[1] == "tokens/s 123.4   TTFT 45 ms   ITL 12 ms   running 3   waiting 4"
     assert found[2] == "PAR 1.25   bound 1.00   gap 1.25"
     quiet = lines(replace(FACTS, rates=Rates(), par=None, counters=None))
@@ -166,7 +166,7 @@ def test_the_json_document() -> None:
     told = json.loads(json.dumps(document(URL, replace(FACTS, placement=placement((1, 3))))))
     assert told["endpoint"] == URL
     assert told["epoch"] == 5
-    assert told["coverage"] == {"uncovered": [[1, 3]], "min_replicas": 0}
+    assert told["coverage"] == {"uncovered": [[1, 3]], "min_replicas": 0, "min_nodes": 0}
     assert told["requests"] == {"running": 3.0, "waiting": 4.0}
     assert told["rates"] == {"tokens_per_s": 123.4, "ttft_s": 0.045, "itl_s": 0.0125}
     assert told["balance"] == {"par": 1.25, "bound": 1.0, "gap": 1.25}

@@ -19,6 +19,7 @@ from balancer.live.cost_benefit import (
     planning_bound,
     weigh,
 )
+from balancer.live.edits import without_replica
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
 from balancer.policies.measure import par
 from balancer.policies.spread import spread
@@ -287,3 +288,70 @@ def test_a_policy_that_knows_no_nodes_is_refused() -> None:
     now = Traffic(seed=1).seen(*spread(L, E, S, 1), nodes_S=np.array([0, 0, 1, 1]))
     with pytest.raises(ValueError, match="node_budget is set, and eplb knows no nodes: give fract"):
         weigh(replace(LIVE, policy="eplb", node_budget=1), now)
+
+
+def together(holds_LSE: np.ndarray, nodes_S: np.ndarray) -> int:
+    """Experts that are on one node only."""
+    return sum(
+        int((holds_LSE[:, nodes_S == n].sum(axis=1) == holds_LSE.sum(axis=1)).sum())
+        for n in np.unique(nodes_S)
+    )
+
+
+NODES = np.array(["rack1/a", "rack1/a", "rack2/b", "rack2/b"])
+
+
+@pytest.mark.parametrize("policy", policies.names())
+def test_replicas_and_backups_are_on_different_nodes(policy: str) -> None:
+    """Whatever the servers hold now, and with nothing."""
+    traffic = Traffic(seed=4)
+    wanted = replace(LIVE, policy=policy, redundancy=2)
+    none_LSE = np.zeros((L, S, E), bool)
+    for holds_LSE, shares_LSE in (spread(L, E, S, 2), (none_LSE, none_LSE.astype(float))):
+        now = traffic.seen(holds_LSE, shares_LSE, nodes_S=NODES)
+        found_LSE, found_shares = lay_out(wanted, now)
+        assert (found_LSE.sum(axis=1) >= 2).all()
+        assert ((found_shares > 0) == found_LSE).all()
+        assert not together(found_LSE, NODES)
+
+
+@pytest.mark.parametrize("policy", LIVE_POLICIES)
+def test_a_placement_that_shares_nodes_is_replaced_once(policy: str) -> None:
+    traffic = Traffic(seed=1)
+    wanted = replace(LIVE, policy=policy, redundancy=2)
+    now = traffic.seen(*spread(L, E, S, 2), nodes_S=NODES)
+    assert together(now.holds_LSE, NODES)
+    proposal = weigh(wanted, now)
+    assert proposal.kind == "moves"
+    assert "fewer with all replicas on one node" in proposal.reason
+    assert not together(proposal.holds_LSE, NODES)
+    then = traffic.seen(proposal.holds_LSE, proposal.shares_LSE, nodes_S=NODES)
+    assert weigh(wanted, then).kind in ("nothing", "shares")
+
+
+def test_nodes_do_not_cost_balance() -> None:
+    traffic = Traffic(seed=2)
+    wanted = replace(LIVE, redundancy=2)
+    now = traffic.seen(*spread(L, E, S, 2))
+    free = par(now.load_LE, *lay_out(wanted, now), now.speeds_S)
+    nodes = par(now.load_LE, *lay_out(wanted, replace(now, nodes_S=NODES)), now.speeds_S)
+    # Backups take 1/1024 of an expert's load each.
+    assert (nodes <= free * (1 + 2e-3)).all()
+
+
+def test_pinned_replicas_stay() -> None:
+    traffic = Traffic(seed=1)
+    pins = frozenset((0, e, server) for e in range(3) for server in "ab")
+    now = traffic.seen(*spread(L, E, S, 2), nodes_S=NODES)
+    found_LSE, _ = lay_out(replace(LIVE, redundancy=2, pins=pins), now)
+    assert found_LSE[0, :2, :3].all()
+
+
+def test_an_edit_does_not_leave_an_expert_on_one_node() -> None:
+    now = Traffic(seed=1).seen(*spread(L, E, S, 2), nodes_S=NODES)
+    holds_LSE = now.holds_LSE.copy()
+    holds_LSE[0, :3, 0], holds_LSE[0, 3, 0] = True, False
+    now = replace(now, holds_LSE=holds_LSE)
+    with pytest.raises(ValueError, match="expert 0 of layer 0 would be on one node only, rack1/a"):
+        without_replica(replace(LIVE, redundancy=2), now, 0, 0, "c")
+    assert without_replica(replace(LIVE, redundancy=2), now, 0, 0, "b").holds_LSE[0, 2, 0]
