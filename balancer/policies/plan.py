@@ -28,7 +28,8 @@ def make_plan(
     Args:
         policy: Name of the policy.
         problem: The policy's input.
-        holds_LSE, shares_LSE: The policy's layout; changed in place if nodes are known.
+        holds_LSE: (L, S, E) which server holds which expert; changed in place if nodes are known.
+        shares_LSE: (L, S, E) each replica's share of its expert's tokens; changed with it.
         loads_count: Whether moved replicas keep the servers' loads, so that an expert with three replicas or
             more gets two nodes only; else each of its replicas gets a node.
         best_split: Whether the shares are those of the best split, also after replicas have moved.

@@ -65,6 +65,7 @@ class Listed:
     """A fake connection."""
 
     lost_reason: str | None = None
+    transport = "shm"
 
     def __init__(self, incarnation: int) -> None:
         self.server_id, self.incarnation = "s1", incarnation
