@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -68,36 +69,30 @@ class Nodes:
         return len(self.rack_N)
 
 
+class Limits(TypedDict, total=False):
+    """What `put_apart` keeps and prefers; see its arguments."""
+
+    load_LE: _Float | None
+    slots_LS: _Int | None
+    speeds_S: _Float | None
+    current_LSE: _Bool | None
+    fixed_LSE: _Bool | None
+    spread_over: int
+    rows: bool
+
+
 def apart(
     holds_LSE: _Bool,
     shares_LSE: npt.NDArray[np.floating] | None,
     nodes: Nodes | None,
-    *,
-    load_LE: _Float | None = None,
-    slots_LS: _Int | None = None,
-    speeds_S: _Float | None = None,
-    current_LSE: _Bool | None = None,
-    fixed_LSE: _Bool | None = None,
-    spread_over: int = ALL,
-    rows: bool = False,
+    **limits: Unpack[Limits],
 ) -> tuple[_Bool, _Float]:
     """Return the layout that `put_apart` makes of a layout, which stays as it is; arguments: see there."""
     then_LSE = np.array(holds_LSE, np.bool_, order="C")
     then_shares: _Float | None = None
     if shares_LSE is not None:
         then_shares = np.array(shares_LSE, np.float64, order="C")
-    put_apart(
-        then_LSE,
-        then_shares,
-        nodes,
-        load_LE=load_LE,
-        slots_LS=slots_LS,
-        speeds_S=speeds_S,
-        current_LSE=current_LSE,
-        fixed_LSE=fixed_LSE,
-        spread_over=spread_over,
-        rows=rows,
-    )
+    put_apart(then_LSE, then_shares, nodes, **limits)
     if then_shares is None:
         then_shares = then_LSE / np.maximum(then_LSE.sum(axis=1, keepdims=True), 1)
     return then_LSE, then_shares
