@@ -32,6 +32,7 @@ __all__ = [
     "ClusterConfig",
     "ExpertServerConfig",
     "MonitorConfig",
+    "RayConfig",
     "SchedulerConfig",
     "SecurityConfig",
     "TelemetryConfig",
@@ -382,6 +383,22 @@ class TelemetryConfig(_Section):
     )
 
 
+Resources = dict[str, Annotated[float, Field(ge=0)]]
+
+
+class RayConfig(_Section):
+    """What each process reserves on Ray (`eaas up --on ray`), beside the memory for its weights.
+
+    Amounts by name: CPU, GPU, memory (bytes), or a resource of your own from `ray start --resources`.
+    """
+
+    expert_server: Resources = Field({}, description="Of each expert server.")
+    attention_client: Resources = Field({}, description="Of the attention client.")
+    control: Resources = Field(
+        {}, description="Of the monitor, the balancer and the controller, each."
+    )
+
+
 class ClusterConfig(BaseSettings):
     """Settings of a cluster (`cluster.yaml`)."""
 
@@ -396,6 +413,7 @@ class ClusterConfig(BaseSettings):
     expert_server: ExpertServerConfig = ExpertServerConfig()
     attention_client: AttentionClientConfig = AttentionClientConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    ray: RayConfig = RayConfig()
 
     @classmethod
     def settings_customise_sources(

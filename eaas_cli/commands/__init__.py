@@ -15,6 +15,7 @@ from eaas_cli.commands import (
     chaos,
     client,
     demo,
+    down,
     moved,
     placement,
     roles,
@@ -37,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 up.register(app)
+down.register(app)
 client.register(app)
 top.register(app)
 servers.register(app)

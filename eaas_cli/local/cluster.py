@@ -298,6 +298,10 @@ class LocalCluster:
                 raise ClusterError(f"not {servers} servers after {timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
+    def balancer_address(self) -> str | None:
+        """Return host:port of the balancer that this launcher started; None while it starts."""
+        return self.children["balancer"].address
+
     def running_servers(self) -> list[ChildProcess]:
         """Expert servers of this cluster that run, ready or not, by number; scaling drains the last."""
         servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from eaas.cluster_snapshot.loading import Loading, LoadingFold
     from eaas.membership.monitors import Monitors
-    from eaas_cli.local.cluster import LocalCluster
+    from eaas.net.tls import Identity
 
-__all__ = ["LoadingLines", "LoadingPoller", "loading_lines"]
+__all__ = ["LoadingLines", "LoadingPoller", "StartingCluster", "loading_lines"]
 
 _ASK_S = 0.5
 # Intervals of the polls while experts load, and otherwise: shorter loads need no progress.
@@ -22,6 +22,18 @@ _FIRST_S = 3.0
 _LINE_S = 10.0
 
 
+class StartingCluster(Protocol):
+    """A cluster that may still be starting, on this machine or on Ray."""
+
+    @property
+    def monitor_address(self) -> str:
+        """host:port of its monitor; empty until that has started."""
+
+    @property
+    def tls(self) -> Identity | None:
+        """Identity for calls to the monitor; None without TLS."""
+
+
 class LoadingPoller:
     """Polls the cluster's monitor for servers that load experts. Not thread-safe; close it.
 
@@ -30,7 +42,9 @@ class LoadingPoller:
         clock: Monotonic seconds.
     """
 
-    def __init__(self, cluster: LocalCluster, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cluster: StartingCluster, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._monitors: Monitors | None = None

@@ -1,4 +1,4 @@
-"""In the launcher: the arguments of a restart, by itself or by a person who pastes a command."""
+"""In a launcher: the restart of a process, by itself or by a person who pastes a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,28 @@ from collections.abc import Sequence
 from eaas.config.explanations import BETWEEN, variable
 from eaas_cli.local.process import program
 
-__all__ = ["keep_port", "restart_line"]
+__all__ = ["RestartBackoff", "keep_port", "restart_line", "role_environment"]
+
+# A process that served for this long counts as started; its failures are counted from zero again.
+_SETTLED_S = 10.0
+# Pauses before the first, second ... restart of a process that fails in a row; the last one repeats.
+_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+class RestartBackoff:
+    """Pauses between the restarts of a process that ends again and again. No clock.
+
+    Attributes:
+        failures: Ends in a row, each soon after the process served or before.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def ended(self, served_s: float) -> float:
+        """Count an end after `served_s` seconds of service; return the pause in seconds before a restart."""
+        self.failures = 1 if served_s >= _SETTLED_S else self.failures + 1
+        return _PAUSES_S[min(self.failures, len(_PAUSES_S)) - 1]
 
 
 def restart_line(arguments: Sequence[str]) -> str:
@@ -17,16 +38,20 @@ def restart_line(arguments: Sequence[str]) -> str:
 
     `arguments`: arguments of the `eaas` program; the role is the first.
     """
+    settings = role_environment(arguments[0])
+    environment = [f"{name}={value}" for name, value in settings.items()]
+    return shlex.join((*(("env", *environment) if environment else ()), *program(), *arguments))
+
+
+def role_environment(command: str) -> dict[str, str]:
+    """Select this process's settings (`EAAS_...` variables) of the role that a command runs."""
     # vLLM is an attention client, with that role's settings.
-    role = {"vllm": "attention_client"}.get(arguments[0], arguments[0].replace("-", "_"))
+    role = {"vllm": "attention_client"}.get(command, command.replace("-", "_"))
     # `security` is left out, because its settings are options and keys must not be printed.
     sections = {variable(role), variable("telemetry")}
     if role == "balancer":  # Live knobs hold the autoscaler's latency target.
         sections.add(variable("autoscaler"))
-    settings = {n: v for n, v in os.environ.items() if n.upper().partition(BETWEEN)[0] in sections}
-
-    environment = [f"{name}={value}" for name, value in settings.items()]
-    return shlex.join((*(("env", *environment) if environment else ()), *program(), *arguments))
+    return {n: v for n, v in os.environ.items() if n.upper().partition(BETWEEN)[0] in sections}
 
 
 def keep_port(arguments: Sequence[str], address: str) -> tuple[str, ...]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Literal
+from urllib.parse import urlsplit
 
 from eaas import user_files
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 from eaas.net.server_records import started_at
 
-__all__ = ["Up", "latest_up", "recorded", "up_at"]
+__all__ = ["Up", "forget_on_ray", "latest_up", "record_on_ray", "recorded", "up_at"]
 
 _log = get_logger(__name__)
 _PREFIX = "up-"
+_ON_RAY = f"{_PREFIX}ray"
+_REACH_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Up:
     Attributes:
         endpoint: URL of its HTTP endpoint.
         tls_dir: Directory of certificates; empty: no TLS.
+        pid: Process id of the launcher; 0 for a cluster on Ray, which has none.
         started: Start time of the launcher (`eaas.net.server_records.ServerRecord.started`).
         serving_at: Seconds since boot, a clock that all processes share.
     """
@@ -35,6 +41,11 @@ class Up:
     pid: int
     started: int
     serving_at: float
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether the cluster runs on Ray."""
+        return self.pid == 0
 
 
 @contextlib.contextmanager
@@ -46,21 +57,35 @@ def recorded(endpoint: str, tls_dir: str) -> Iterator[None]:
         tls_dir: Directory of certificates; empty: no TLS.
     """
     pid = os.getpid()
-    up = Up(endpoint, tls_dir, pid, started_at(pid), time.clock_gettime(time.CLOCK_BOOTTIME))
-    try:
-        user_files.write(f"{_PREFIX}{pid}", asdict(up))
-    except ConfigError as error:
-        # Continue, because the cluster serves without the record.
-        _log.warning("commands find this cluster only with --endpoint: %s", error)
+    _write(f"{_PREFIX}{pid}", Up(endpoint, tls_dir, pid, started_at(pid), _now()))
     try:
         yield
     finally:
         user_files.remove(f"{_PREFIX}{pid}")
 
 
-def latest_up() -> Up | None:
-    """Find this user's newest running `eaas up`, which commands call if no --endpoint is given."""
-    return max(_running(), key=lambda up: up.serving_at, default=None)
+def record_on_ray(endpoint: str, tls_dir: str) -> None:
+    """Record a cluster on Ray, so that this user's commands on this machine find its endpoint.
+
+    Args:
+        endpoint: URL of its HTTP endpoint.
+        tls_dir: Directory of certificates; empty: no TLS.
+    """
+    _write(_ON_RAY, Up(endpoint, tls_dir, 0, 0, _now()))
+
+
+def forget_on_ray() -> None:
+    """Remove the record of a cluster on Ray, if there is one."""
+    user_files.remove(_ON_RAY)
+
+
+def latest_up(on: Literal["local", "ray"] | None = None) -> Up | None:
+    """Find this user's newest running `eaas up`, which commands call if no --endpoint is given.
+
+    `on`: where it runs; None: anywhere.
+    """
+    ups = (up for up in _running() if on is None or up.on_ray == (on == "ray"))
+    return max(ups, key=lambda up: up.serving_at, default=None)
 
 
 def up_at(endpoint: str) -> Up | None:
@@ -78,9 +103,36 @@ def _running() -> list[Up]:
             up = Up(**document)
         except TypeError:
             continue
-        if started_at(up.pid) == up.started:
+        if up.on_ray:
+            # Its record stays when the Ray cluster ends without `eaas down`.
+            if _answers(up.endpoint):
+                found.append(up)
+        elif started_at(up.pid) == up.started:
             found.append(up)
         else:
             # The record is left over from a launcher that was killed.
             user_files.remove(name)
     return found
+
+
+def _now() -> float:
+    """Seconds since boot, a clock that all processes share."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _write(name: str, up: Up) -> None:
+    try:
+        user_files.write(name, asdict(up))
+    except ConfigError as error:
+        # Continue, because the cluster serves without the record.
+        _log.warning("commands find this cluster only with --endpoint: %s", error)
+
+
+def _answers(endpoint: str) -> bool:
+    """Whether something listens at an endpoint's address."""
+    url = urlsplit(endpoint)
+    try:
+        socket.create_connection((url.hostname or "", url.port or 80), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True

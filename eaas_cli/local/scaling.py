@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.control_plane.balancer_watch import BalancerWatch
@@ -13,16 +13,67 @@ from eaas.counted import counted
 from eaas.errors import ClusterError, EaasError
 from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2
-from eaas_cli.local.process import stop_all
 
 if TYPE_CHECKING:
+    from eaas.config import ClusterConfig
     from eaas.net.tls import Identity
-    from eaas_cli.local.cluster import LocalCluster
-    from eaas_cli.local.process import ChildProcess
 
-__all__ = ["ScaleWatch", "Scaler"]
+__all__ = ["ScaleWatch", "ScaledCluster", "Scaler", "ServerProcess"]
 
 _log = get_logger(__name__)
+
+
+class ServerProcess(Protocol):
+    """An expert server's process, as the `Scaler` sees it: a local child, or one that Ray runs."""
+
+    @property
+    def name(self) -> str:
+        """Member id."""
+
+    @property
+    def pid(self) -> int:
+        """Process id on its machine; 0 if it has not started."""
+
+    @property
+    def address(self) -> str | None:
+        """host:port once it serves."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+
+    def read(self) -> None:
+        """Read what it has announced. Raises EaasError: it announced a failure."""
+
+    def last_words(self) -> str:
+        """Return the last line of its log."""
+
+    def end(self) -> None:
+        """End it without draining."""
+
+
+class ScaledCluster(Protocol):
+    """What the `Scaler` needs of a cluster."""
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Settings of the cluster."""
+
+    @property
+    def tls(self) -> Identity | None:
+        """Identity for calls to the balancer; None without TLS."""
+
+    def balancer_address(self) -> str | None:
+        """Return host:port of the cluster's own balancer; None while it has none."""
+
+    def running_servers(self) -> Sequence[ServerProcess]:
+        """List the servers that run, ready or not, by number."""
+
+    def add_server(self, *, others: Collection[str] = ()) -> ServerProcess:
+        """Start a server; does not wait. `others`: names that other servers have."""
+
+    def forget(self, name: str) -> None:
+        """Remove a server that has left."""
 
 
 class ScaleWatch(BalancerWatch):
@@ -55,7 +106,7 @@ class ScaleWatch(BalancerWatch):
 
 
 class Scaler:
-    """Brings a local cluster to the wanted number of expert servers. Not thread-safe, except `want`.
+    """Brings a cluster to the wanted number of expert servers. Not thread-safe, except `want`.
 
     A started server counts once it serves. A drained server leaves once its experts are on other servers.
 
@@ -66,19 +117,19 @@ class Scaler:
 
     def __init__(
         self,
-        cluster: LocalCluster,
+        cluster: ScaledCluster,
         others: Callable[[], Collection[str]] = lambda: (),
         balancer_address: Callable[[], str | None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._others = others
-        self._balancer_address = balancer_address or (lambda: cluster.children["balancer"].address)
+        self._balancer_address = balancer_address or cluster.balancer_address
         self._lock = threading.Lock()
         self._wanted: int | None = None
         self._wish = 0
-        self._starting: ChildProcess | None = None
+        self._starting: ServerProcess | None = None
         self._ready_by = 0.0
-        self._leaving: ChildProcess | None = None
+        self._leaving: ServerProcess | None = None
 
     def want(self, servers: int, wish: int = 0) -> None:
         """Set the wanted number. `wish`: id of the balancer's request, 0 if no command waits. Thread-safe."""
@@ -121,7 +172,7 @@ class Scaler:
             if child.address is None:
                 if time.monotonic() > self._ready_by:
                     words = child.last_words()
-                    stop_all([child], at_once=True)
+                    child.end()
                     raise ClusterError(
                         f"{child.name} was not ready in time and was stopped; its last words: {words}"
                     )

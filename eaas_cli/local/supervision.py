@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.local.process import how_it_ended
+from eaas_cli.local.restart import RestartBackoff
 
 if TYPE_CHECKING:
     from eaas_cli.local.cluster import LocalCluster
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 _MOST_FAILURES = 5
-# A process that served for this long counts as started; its failures are counted from zero again.
-_SETTLED_S = 10.0
-# Pauses before the first, second ... restart of a process that fails in a row; the last one repeats.
-_PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class Supervisor:
@@ -107,7 +104,7 @@ class _Restarted:
         self._start = start
         self._cost = cost
         self._most = most
-        self._failures = 0
+        self._backoff = RestartBackoff()
         # `_serves_since` is None while the process starts; `_starts_at` is None unless a restart is planned.
         self._serves_since: float | None = time.monotonic()
         self._starts_at: float | None = None
@@ -156,14 +153,13 @@ class _Restarted:
         now = time.monotonic()
         served_s = now - self._serves_since if self._serves_since is not None else 0.0
         self._serves_since = None
-        self._failures = 1 if served_s >= _SETTLED_S else self._failures + 1
+        pause_s = self._backoff.ended(served_s)
         how = how_it_ended(process.process.returncode)
-        if self._most is not None and self._failures > self._most:
+        if self._most is not None and self._backoff.failures > self._most:
             raise ClusterError(
                 f"{process.name} (pid {process.pid}) {how}, again and again; "
                 f"its last words: {process.last_words()}"
             )
-        pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S)) - 1]
         self._starts_at = now + pause_s
         when = f"once {missing} runs" if missing else "now" if pause_s == 0 else f"in {pause_s:g} s"
         return f"{process.name} (pid {process.pid}) {how}; {self._cost}; it starts again {when}"

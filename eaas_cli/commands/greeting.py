@@ -1,0 +1,94 @@
+"""What `eaas up` prints once the cluster serves: the endpoint, and commands to try."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from eaas.config.environment import KEY_VARIABLE
+from eaas.log import print_line
+from eaas_cli.commands.client import page_address
+from eaas_cli.local.process import program
+
+if TYPE_CHECKING:
+    from eaas.config import ClusterConfig
+
+__all__ = ["greet", "key_file"]
+
+
+class ServingCluster(Protocol):
+    """A cluster that serves, on this machine or on Ray."""
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Settings of the cluster."""
+
+    @property
+    def model(self) -> Path:
+        """Directory of the checkpoint."""
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the HTTP endpoint."""
+
+
+def greet(
+    cluster: ServingCluster, kernels: Mapping[str, str | None], logs: str, trial: str
+) -> None:
+    """Print the endpoint and the commands to try.
+
+    Args:
+        cluster: The cluster.
+        kernels: Kernel that each expert server announced; None for other processes.
+        logs: Where the logs are.
+        trial: What to try, and how the cluster ends.
+    """
+    config = cluster.config.attention_client
+    body = json.dumps(
+        {
+            "model": config.model_names(cluster.model)[0],
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 32,
+        }
+    )
+    file = key_file(cluster.config)
+    status = [*program(), "status", "--endpoint", cluster.endpoint]
+    key = f'"${KEY_VARIABLE}"' if KEY_VARIABLE in os.environ else None
+    if file is not None:
+        status += ["--api-key-file", str(file.resolve())]
+        key = f'"$(grep -m 1 "^[^#]" {shlex.quote(str(file.resolve()))})"'
+    # Print a reference to the key's file, so that neither the screen nor a command line shows the key.
+    shown = f" -H @<(printf 'Authorization: Bearer %s' {key})" if key else ""
+    page = f"page:     {page_address(cluster.endpoint)}\n" if config.dashboard else ""
+    url = f"{cluster.endpoint}/v1/chat/completions"
+    print_line(f"""
+kernel:   {_kernels(kernels)}
+endpoint: {cluster.endpoint}/v1
+{page}status:   {shlex.join(status)}
+logs:     {logs}
+
+curl -s{shown} {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}
+
+Try it: {trial}
+""")
+
+
+def key_file(config: ClusterConfig) -> Path | None:
+    """The file with the endpoint's API keys, if there is one."""
+    file = config.attention_client.api_key_file
+    return Path(file) if file else None
+
+
+def _kernels(announced: Mapping[str, str | None]) -> str:
+    """Text on the expert servers' kernels, by server if they differ."""
+    servers: dict[str, list[str]] = {}
+    for name, kernel in announced.items():
+        if kernel is not None:
+            servers.setdefault(kernel, []).append(name)
+    if len(servers) == 1:
+        return next(iter(servers))
+    return "; ".join(f"{', '.join(names)}: {kernel}" for kernel, names in servers.items())

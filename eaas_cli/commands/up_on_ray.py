@@ -1,0 +1,196 @@
+"""`eaas up --on ray` and the end of such a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eaas.checkpoint import precheck
+from eaas.counted import counted
+from eaas.errors import ClusterError, ConfigError
+from eaas.log import print_line
+from eaas.net.listen_policy import guarded_keys
+from eaas_cli.commands.greeting import greet
+from eaas_cli.commands.loading import loading_shown
+from eaas_cli.local.memory import MemoryNeed, memory_need
+from eaas_cli.local.restart import role_environment
+from eaas_cli.local.running_clusters import forget_on_ray, record_on_ray
+
+if TYPE_CHECKING:
+    from eaas.config import ClusterConfig
+    from eaas_cli.local.interrupt import Interrupt
+    from eaas_cli.ray.cluster import ClusterSpec, RayCluster
+    from eaas_cli.ray.placement import Node
+
+__all__ = ["down_on_ray", "up_on_ray"]
+
+# Processes start slower than on one machine, since each imports torch.
+_START_S = 300.0
+_CONTROLLER_S = 60.0
+# Memory of a role's process without weights, bytes.
+_PROCESS_BYTES = 500 << 20
+# Room for buffers, as a part of the weights.
+_HEADROOM = 1.15
+_ROLES = ("monitor", "balancer", "expert-server", "attention-client", "vllm")
+
+
+def up_on_ray(
+    model: Path,
+    servers: int,
+    redundancy: int,
+    engine: str,
+    settings: ClusterConfig,
+    config_file: Path | None,
+    interrupt: Interrupt,
+) -> None:
+    """Start a cluster on Ray, and return once it serves. A failed start leaves nothing behind.
+
+    Raises:
+        ConfigError: Ray is not installed; fewer servers than the redundancy; several nodes without TLS.
+        ClusterError: No Ray cluster answers, it has a cluster of this project already, or a role failed.
+        CheckpointError: The files of the model cannot be served.
+        Interrupted: A signal came.
+    """
+    from eaas_cli.ray.connection import connected
+
+    if redundancy > servers:
+        raise ConfigError(
+            f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
+            f"give --servers {redundancy} or a lower --redundancy"
+        )
+    need = memory_need(precheck(model), redundancy, settings.expert_server.quantization)
+    started = time.monotonic()
+    with connected():
+        from eaas_cli.ray.actors import ControllerActor, ray_cluster
+        from eaas_cli.ray.cluster import CONTROLLER
+        from eaas_cli.ray.placement import actor_options
+
+        spec, nodes = _spec(
+            model.resolve(), servers, redundancy, engine, settings, config_file, need
+        )
+        cluster = ray_cluster(spec)
+        cluster.pool.adopt()
+        if cluster.pool.views:
+            raise ClusterError("this Ray cluster runs a cluster already: end it with `eaas down`")
+        print_line(
+            f"starting {counted(servers, 'expert server')} and an attention client for {model} ({need}) "
+            f"on {counted(len(nodes), 'node')} of Ray ..."
+        )
+        with loading_shown(cluster) as show:
+            cluster.start(settings.balancer.apply_timeout_s + _START_S, interrupt, show)
+        try:
+            head = [spec.candidates[0].node_id]
+            options = actor_options(spec.resources["control"], head)
+            cluster.pool.create(CONTROLLER, ControllerActor, cluster.spec, options)
+            cluster.pool.poll(_CONTROLLER_S)
+            _print_summary(cluster, nodes, time.monotonic() - started)
+            tls_dir = settings.security.tls_dir
+            record_on_ray(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else "")
+        except BaseException:
+            cluster.stop()
+            raise
+
+
+def down_on_ray() -> None:
+    """End the cluster on the connected Ray cluster.
+
+    Raises ClusterError: there is none.
+    """
+    from eaas_cli.ray.connection import connected
+
+    with connected():
+        from eaas_cli.ray.cluster import stop_all_roles
+        from eaas_cli.ray.pool import ActorPool
+
+        pool = ActorPool()
+        pool.adopt()
+        if not pool.views:
+            forget_on_ray()
+            raise ClusterError("this Ray cluster runs no cluster of `eaas up --on ray`")
+        stop_all_roles(pool)
+    forget_on_ray()
+
+
+def _spec(
+    model: Path,
+    servers: int,
+    redundancy: int,
+    engine: str,
+    settings: ClusterConfig,
+    config_file: Path | None,
+    need: MemoryNeed,
+) -> tuple[ClusterSpec, list[Node]]:
+    """Describe the cluster; also return the live nodes of the connected Ray cluster."""
+    import ray
+
+    from eaas_cli.ray.cluster import ClusterSpec
+    from eaas_cli.ray.placement import live_nodes, monitor_candidates, refuse_open_network
+
+    security = settings.security
+    nodes = live_nodes(ray.nodes())
+    loopback = refuse_open_network(nodes, bool(security.tls_dir), security.insecure)
+    client = settings.attention_client
+    if not loopback:
+        host = client.host if "host" in client.model_fields_set else nodes[0].address
+        guarded_keys(security, host, client.api_key_file)
+    if client.api_key_file:
+        path = str(Path(client.api_key_file).resolve())
+        client = client.model_copy(update={"api_key_file": path})
+        settings = settings.model_copy(update={"attention_client": client})
+    flags = ("--tls", str(Path(security.tls_dir).resolve())) if security.tls_dir else ()
+    home = ray.get_runtime_context().get_node_id()
+    spec = ClusterSpec(
+        model=model,
+        servers=servers,
+        redundancy=redundancy,
+        engine=engine,
+        config=settings,
+        config_text=config_file.read_text() if config_file else None,
+        flags=(*flags, *(("--insecure",) if security.insecure else ())),
+        environment={role: role_environment(role) for role in _ROLES},
+        resources=_resources(settings, need, servers),
+        loopback=loopback,
+        home=home,
+        candidates=tuple(monitor_candidates(nodes, home)),
+    )
+    return spec, nodes
+
+
+def _resources(
+    settings: ClusterConfig, need: MemoryNeed, servers: int
+) -> dict[str, Mapping[str, float]]:
+    """Choose what each kind of actor reserves: memory for its weights, and what the settings name."""
+    share = need.experts * need.replicas / servers
+    wanted = settings.ray
+    return {
+        "expert_server": {"memory": share * _HEADROOM + _PROCESS_BYTES} | wanted.expert_server,
+        "attention_client": {"memory": need.others * _HEADROOM + _PROCESS_BYTES}
+        | wanted.attention_client,
+        "control": {} | wanted.control,
+    }
+
+
+def _print_summary(cluster: RayCluster, nodes: list[Node], took_s: float) -> None:
+    print_line(f"SERVING after {took_s:.1f} s")
+    reports = {name: view.report for name, view in sorted(cluster.pool.views.items())}
+    for name, report in reports.items():
+        if report is not None:
+            print_line(f"{name}: node {report.ip}, pid {report.pid}")
+    nice = {report.ip: report.niceness for report in reports.values() if report is not None}
+    for ip, niceness in nice.items():
+        if niceness > 0:
+            print_line(
+                f"note: processes on {ip} run at niceness {niceness}: set RAY_worker_niceness=0 before "
+                "`ray start` there"
+            )
+    if len(nodes) > 1:
+        print_line("note: this cluster ends with Ray's head unless Ray keeps its state in Redis")
+    kernels = {name: report.kernel for name, report in reports.items() if report is not None}
+    greet(
+        cluster,
+        kernels,
+        "in Ray's log directory of each node (`ray logs`)",
+        "`eaas scale 4`, or kill -9 an expert server on its node. `eaas down` ends the cluster.",
+    )

@@ -1,0 +1,64 @@
+"""Ray actors: one for the process of each role, one that controls them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import ray
+
+from eaas.log import configure_logging
+from eaas_cli.ray.cluster import ClusterSpec, RayCluster
+from eaas_cli.ray.controller import Controller
+from eaas_cli.ray.placement import live_nodes
+from eaas_cli.ray.pool import ActorPool
+from eaas_cli.ray.role import Report, RoleProcess, RoleSpec
+
+__all__ = ["ControllerActor", "RoleActor", "ray_cluster"]
+
+
+def _session_dir() -> Path | None:
+    """Ray's directory on this node, from the file of this worker's output; None if that is elsewhere."""
+    logs = Path(os.readlink("/proc/self/fd/1")).parent
+    return logs.parent if logs.name == "logs" else None
+
+
+class RoleActor:
+    """Keeps one role's process running on its node (`RoleProcess`)."""
+
+    def __init__(self, spec: RoleSpec) -> None:
+        configure_logging(spec.name)
+        context = ray.get_runtime_context()
+        ip = ray.util.get_node_ip_address()
+        self._process = RoleProcess(spec, context.get_node_id(), ip, _session_dir())
+        self._process.run()
+
+    def report(self) -> Report:
+        """Return the state of the process."""
+        return self._process.report()
+
+    def last_words(self) -> str:
+        """Return the last line of the process's log."""
+        return self._process.last_words()
+
+    def stop(self, grace_s: float) -> None:
+        """End the process without draining, by SIGKILL after `grace_s`."""
+        self._process.stop(grace_s)
+
+
+class ControllerActor:
+    """Follows the wanted number of servers and replaces lost actors, in a thread (`Controller`)."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        configure_logging("controller")
+        self._controller = Controller(ray_cluster(spec))
+        threading.Thread(target=self._controller.run, name="controller", daemon=True).start()
+
+    def report(self) -> None:
+        """Answer once the actor runs. It has no process of its own to report."""
+
+
+def ray_cluster(spec: ClusterSpec) -> RayCluster:
+    """Build the cluster whose actors run on the connected Ray cluster."""
+    return RayCluster(spec, ActorPool(), lambda: live_nodes(ray.nodes()), RoleActor)

@@ -1,0 +1,375 @@
+"""A cluster on Ray: its roles' actors, for `eaas up --on ray` and for the controller."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from eaas.config import ClusterConfig
+from eaas.errors import ClusterError, EaasError
+from eaas.net.listen_policy import identity
+from eaas_cli.local.arguments import balancer_words, client_words, vllm_words
+from eaas_cli.ray.placement import Node, actor_options, least_loaded
+from eaas_cli.ray.role import Report, RoleSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from eaas_cli.local.interrupt import Interrupt
+    from eaas_cli.ray.pool import ActorPool
+
+__all__ = [
+    "BALANCER",
+    "CLIENT",
+    "CONTROLLER",
+    "MONITOR",
+    "ClusterSpec",
+    "RayCluster",
+    "RayServer",
+    "stop_all_roles",
+]
+
+BALANCER, CLIENT, CONTROLLER, MONITOR = "balancer", "attention-client", "controller", "monitor"
+_SERVER = "expert-server-"
+_OPERATOR = "operator"
+_POLL_S = 0.25
+_MONITOR_S = 60.0
+_GRACE_S = 3.0
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Everything that the controller and the roles' actors need, on any node.
+
+    Attributes:
+        model: Directory of the checkpoint, on every node that has it.
+        servers: Expert servers at the start.
+        redundancy: Servers that hold each expert.
+        engine: Engine of the attention client.
+        config: Settings; the roles also read `config_text`.
+        config_text: Text of `cluster.yaml`; None if there is none.
+        flags: Options of every role on certificates.
+        environment: Settings from the environment of `eaas up`, by command.
+        resources: What an actor of each kind reserves ("expert_server", "attention_client", "control").
+        loopback: Members listen on loopback only, since the Ray cluster has one node and there is no TLS.
+        home: Ray's id of the node that ran `eaas up`; the endpoint stays there if it can.
+        candidates: Nodes that may run the monitor, best first.
+        monitor_port: Port of the monitor at each candidate; 0 until it is known.
+    """
+
+    model: Path
+    servers: int
+    redundancy: int
+    engine: str
+    config: ClusterConfig
+    config_text: str | None
+    flags: tuple[str, ...]
+    environment: Mapping[str, Mapping[str, str]]
+    resources: Mapping[str, Mapping[str, float]]
+    loopback: bool
+    home: str
+    candidates: tuple[Node, ...]
+    monitor_port: int = 0
+
+    @property
+    def monitor_addresses(self) -> str:
+        """Every address at which the monitor may be, for `--join`."""
+        hosts = ["127.0.0.1"] if self.loopback else [node.address for node in self.candidates]
+        return ",".join(f"{host}:{self.monitor_port}" for host in hosts)
+
+
+class RayServer:
+    """An expert server on Ray, for the `Scaler`; its state is that of the last poll."""
+
+    def __init__(self, name: str, pool: ActorPool) -> None:
+        self.name = name
+        self._pool = pool
+
+    @property
+    def _report(self) -> Report | None:
+        view = self._pool.views.get(self.name)
+        return view.report if view is not None else None
+
+    @property
+    def pid(self) -> int:
+        """Process id on its node; 0 while it does not run."""
+        return self._report.pid if self._report is not None else 0
+
+    @property
+    def address(self) -> str | None:
+        """host:port once it serves."""
+        return self._report.address if self._report is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not left."""
+        view = self._pool.views.get(self.name)
+        return view is not None and not (view.report is not None and view.report.left)
+
+    def read(self) -> None:
+        """Raise EaasError if its process failed."""
+        if self._report is not None and self._report.failure is not None:
+            failure = self._report.failure
+            self.end()
+            raise EaasError(failure)
+
+    def last_words(self) -> str:
+        """Return the last line of its log."""
+        return self._pool.last_words(self.name)
+
+    def end(self) -> None:
+        """End it without draining."""
+        self._pool.stop([self.name], _GRACE_S)
+
+
+class RayCluster:
+    """The roles' actors of a cluster on Ray. Not thread-safe.
+
+    Args:
+        spec: The cluster.
+        pool: Its actors.
+        nodes: Returns the live nodes, the head first.
+        actor: Class of the roles' actors, which gets a `RoleSpec`.
+
+    Raises:
+        ConfigError: The operator's certificate cannot be read.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        pool: ActorPool,
+        nodes: Callable[[], list[Node]],
+        actor: type,
+    ) -> None:
+        self.spec = spec
+        self.tls = identity(spec.config.security, _OPERATOR)
+        self.pool = pool
+        self._nodes = nodes
+        self._actor = actor
+        # Node for which each server was created.
+        self._intended: dict[str, str] = {}
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Settings of the cluster."""
+        return self.spec.config
+
+    @property
+    def model(self) -> Path:
+        """Directory of the checkpoint."""
+        return self.spec.model
+
+    @property
+    def monitor_address(self) -> str:
+        """Every address at which the monitor may be; empty until it has started."""
+        return self.spec.monitor_addresses if self.spec.monitor_port else ""
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the HTTP endpoint; empty while it does not serve."""
+        return self._address_of(CLIENT) or ""
+
+    def balancer_address(self) -> str | None:
+        """Return host:port of the balancer; None while it does not serve."""
+        return self._address_of(BALANCER)
+
+    # -- start and stop --------------------------------------------------------------------------------
+
+    def start(
+        self,
+        timeout_s: float,
+        interrupt: Interrupt | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Create the actors of all roles and wait until they serve. A failed start leaves none behind.
+
+        Args:
+            timeout_s: Deadline.
+            interrupt: Ends the start.
+            on_wait: Called several times a second.
+
+        Raises:
+            EaasError: A role failed (its message), or not all served in time.
+            Interrupted: A signal came.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            self.create_monitor(self.spec.candidates[0])
+            self._wait([MONITOR], min(deadline, time.monotonic() + _MONITOR_S), interrupt, on_wait)
+            port = (self._address_of(MONITOR) or "").rpartition(":")[2]
+            self.spec = replace(self.spec, monitor_port=int(port))
+            self.create_client()
+            self.create_balancer()
+            names = [MONITOR, CLIENT, BALANCER]
+            for _ in range(self.spec.servers):
+                names.append(self.add_server().name)
+            self._wait(names, deadline, interrupt, on_wait)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every role, then its actor. Idempotent."""
+        self.pool.adopt()
+        stop_all_roles(self.pool)
+
+    def _wait(
+        self,
+        names: list[str],
+        deadline: float,
+        interrupt: Interrupt | None,
+        on_wait: Callable[[], None],
+    ) -> None:
+        while True:
+            self.pool.poll(_POLL_S)
+            for name in names:
+                report = self.pool.views[name].report
+                if report is not None and report.failure is not None:
+                    raise ClusterError(f"{name} on {report.ip}: {report.failure}")
+            missing = [name for name in names if not self._address_of(name)]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(f"not ready in time: {', '.join(map(self._why, missing))}")
+            on_wait()
+            if interrupt is not None:
+                interrupt.wait(_POLL_S)
+            else:
+                time.sleep(_POLL_S)
+
+    def _why(self, name: str) -> str:
+        if self.pool.views[name].report is None:
+            return f"{name} (no node of Ray has room for it: see `ray status`)"
+        return name
+
+    # -- roles -----------------------------------------------------------------------------------------
+
+    def create_monitor(self, node: Node) -> None:
+        """Create the monitor's actor on a node."""
+        port = self.spec.monitor_port or self.config.monitor.port
+        words = ("monitor", "--host", "{host}", "--port", str(port), "--data-dir", "{data}")
+        options = actor_options(self.spec.resources["control"], [node.node_id])
+        # Nowhere else, since members know the candidates' addresses only.
+        del options["fallback_strategy"]
+        self._create(MONITOR, words, options)
+
+    def create_balancer(self) -> None:
+        """Create the balancer's actor, on Ray's head if that has room."""
+        words = balancer_words(self.monitor_address, self.spec.servers, self.spec.redundancy)
+        head = [self.spec.candidates[0].node_id]
+        options = actor_options(self.spec.resources["control"], head)
+        self._create(BALANCER, (*words, "--host", "{host}"), options)
+
+    def create_client(self) -> None:
+        """Create the attention client's actor, on the node of `eaas up` if that has room."""
+        client = self.config.attention_client
+        given = client.host if "host" in client.model_fields_set else "{host}"
+        words = (vllm_words if self.spec.engine == "vllm" else client_words)(
+            self.config.model_copy(
+                update={"attention_client": client.model_copy(update={"host": given})}
+            ),
+            CLIENT,
+            self.monitor_address,
+            self.spec.model,
+            operator_page=False,
+        )
+        options = actor_options(self.spec.resources["attention_client"], [self.spec.home])
+        self._create(CLIENT, words, options)
+
+    def create_server(self, name: str) -> RayServer:
+        """Create the actor of an expert server, on the node with the fewest if that has room."""
+        server = self.config.expert_server
+        words = (
+            *("expert-server", "--id", name, "--model", str(self.spec.model)),
+            *("--join", self.monitor_address, "--host", "{host}"),
+            *("--threads", str(server.threads or "{threads}")),
+            *("--kernel", server.kernel, "--quantization", server.quantization),
+        )
+        node = least_loaded(self._nodes(), self._places())
+        if node is not None:
+            self._intended[name] = node
+        options = actor_options(
+            self.spec.resources["expert_server"], [] if node is None else [node]
+        )
+        self._create(name, words, options)
+        return RayServer(name, self.pool)
+
+    def _places(self) -> Iterator[str]:
+        """Yield the node of each expert server; that for which it was created if it has not reported yet."""
+        for name in self._server_names():
+            report = self.pool.views[name].report
+            if report is not None:
+                yield report.node
+            elif name in self._intended:
+                yield self._intended[name]
+
+    def recreate(self, name: str) -> None:
+        """Create an actor again that Ray does not start again."""
+        self.pool.kill(name)
+        if name == MONITOR:
+            alive = {node.node_id for node in self._nodes()}
+            candidates = [node for node in self.spec.candidates if node.node_id in alive]
+            if not candidates:
+                raise ClusterError("none of the monitor's nodes is alive: end this cluster")
+            self.create_monitor(candidates[0])
+        elif name == BALANCER:
+            self.create_balancer()
+        elif name == CLIENT:
+            self.create_client()
+        else:
+            self.create_server(name)
+
+    def _create(self, name: str, words: tuple[str, ...], options: dict[str, object]) -> None:
+        config = ("--config", "{config}") if self.spec.config_text is not None else ()
+        role = RoleSpec(
+            name=name,
+            words=(*words, *config, *self.spec.flags),
+            environment=self.spec.environment[words[0]],
+            config=self.spec.config_text,
+            share=-(-self.spec.servers // max(1, len(self._nodes()))),
+            host="127.0.0.1" if self.spec.loopback else "",
+            may_leave=name.startswith(_SERVER),
+        )
+        self.pool.create(name, self._actor, role, options)
+
+    def _address_of(self, name: str) -> str | None:
+        view = self.pool.views.get(name)
+        return view.report.address if view is not None and view.report is not None else None
+
+    # -- scaling ---------------------------------------------------------------------------------------
+
+    def running_servers(self) -> list[RayServer]:
+        """List the expert servers that have not left, by number."""
+        servers = (RayServer(name, self.pool) for name in self._server_names())
+        return [server for server in servers if server.running]
+
+    def left_servers(self) -> list[str]:
+        """List the expert servers that have left and are not forgotten yet."""
+        return [name for name in self._server_names() if not RayServer(name, self.pool).running]
+
+    def add_server(self, *, others: Collection[str] = ()) -> RayServer:
+        """Create another expert server, with the lowest free number; does not wait for it."""
+        names = (f"{_SERVER}{number}" for number in itertools.count())
+        name = next(n for n in names if n not in self.pool.views and n not in others)
+        return self.create_server(name)
+
+    def forget(self, name: str) -> None:
+        """Remove the actor of a server that has left."""
+        self.pool.kill(name)
+
+    def _server_names(self) -> Iterator[str]:
+        names = (name for name in self.pool.views if name.startswith(_SERVER))
+        return iter(sorted(names, key=lambda name: int(name.removeprefix(_SERVER))))
+
+
+def stop_all_roles(pool: ActorPool) -> None:
+    """End every role of a cluster, then its actor; the endpoint first and the monitor last. Idempotent."""
+    pool.poll(_GRACE_S)
+    pool.kill(CONTROLLER)
+    pool.stop([CLIENT], _GRACE_S)
+    pool.stop([name for name in pool.views if name != MONITOR], _GRACE_S)
+    pool.stop([MONITOR], _GRACE_S)

@@ -1,0 +1,170 @@
+"""A Ray cluster over hosts that are namespaces, and a cluster of the project on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eaas_cli.certificates import write_certificates
+from hosts import Host, Hosts, run_all
+from waiting import eventually
+
+__all__ = ["RayHosts"]
+
+_RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+_EAAS = [sys.executable, "-m", "eaas_cli"]
+_KEY = "a-key-for-the-tests"
+_START_S = 240.0
+_PORT = 6379
+_CHECKPOINT = Path(__file__).parents[2] / "examples" / "demo"
+
+
+class RayHosts:
+    """Hosts with Ray: the first one is the head and runs `eaas up`.
+
+    Args:
+        directory: For certificates, keys and logs; all hosts see it.
+        count: Number of hosts.
+        environment: Variables of Ray's processes.
+
+    Attributes:
+        headers: HTTP headers of requests.
+    """
+
+    def __init__(
+        self, directory: Path, count: int, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._directory = directory
+        self._tls, self._keys = directory / "tls", directory / "keys"
+        write_certificates(self._tls, days=1)
+        self._keys.write_text(_KEY + "\n")
+        self._keys.chmod(0o600)
+        self.headers = {"Authorization": f"Bearer {_KEY}"}
+        self._environment = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Not the token of the user who runs the test.
+            "RAY_AUTH_MODE": "disabled",
+            "EAAS_ATTENTION_CLIENT__COMPILE": "false",
+            "EAAS_ATTENTION_CLIENT__CACHE_BLOCKS": "256",
+            "EAAS_ATTENTION_CLIENT__THREADS": "1",
+            "EAAS_ATTENTION_CLIENT__DASHBOARD": "false",
+            "OMP_NUM_THREADS": "1",
+        } | dict(environment or {})
+        # A Ray cluster that runs this test must not be found.
+        os.environ.pop("RAY_ADDRESS", None)
+        self.world = Hosts(count)
+        self.endpoint = ""
+        try:
+            run_all(
+                [
+                    self._start_ray(
+                        self.world.hosts[0],
+                        ["--head", f"--port={_PORT}", "--include-dashboard=false"],
+                    )
+                ],
+                _START_S,
+            )
+            run_all([self.join(host) for host in self.world.hosts[1:]], _START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def head(self) -> Host:
+        """The host of Ray's head."""
+        return self.world.hosts[0]
+
+    def join(self, host: Host) -> subprocess.Popen[bytes]:
+        """Start Ray on another host; does not wait."""
+        return self._start_ray(host, [f"--address={self.head.address}:{_PORT}"])
+
+    def _start_ray(self, host: Host, where: list[str]) -> subprocess.Popen[bytes]:
+        with (self._directory / f"ray-{host.name}.log").open("ab") as log:
+            return subprocess.Popen(
+                host.words(
+                    *_RAY,
+                    *("start", *where, f"--node-ip-address={host.address}", "--num-cpus=2"),
+                    *("--object-store-memory=80000000", "--disable-usage-stats"),
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self._environment,
+            )
+
+    def up(self, servers: int, *options: str) -> None:
+        """Start the project's cluster with two replicas of each expert."""
+        self.eaas(
+            *("up", "--on", "ray", "--model", str(_CHECKPOINT), "--servers", str(servers)),
+            *("--tls", str(self._tls), "--api-key-file", str(self._keys), *options),
+        )
+        members = {m["id"]: m for m in self._members(f"http://{self.head.address}:8000")}
+        self.endpoint = members["attention-client"]["address"]
+        if not self.endpoint.startswith("http"):
+            self.endpoint = f"http://{self.endpoint}"
+
+    def eaas(self, *words: str, timeout_s: float = _START_S) -> str:
+        """Run a command of the program on the head; return its output."""
+        return self.head.check(*_EAAS, *words, environment=self._environment, timeout_s=timeout_s)
+
+    def scale(self, servers: int) -> None:
+        """Change the number of expert servers."""
+        self.eaas(
+            *("scale", str(servers), "--endpoint", self.endpoint),
+            *("--tls", str(self._tls), "--api-key-file", str(self._keys)),
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The status document; empty if the endpoint does not answer in time."""
+        try:
+            answer = httpx.get(f"{self.endpoint}/eaas/v1/status", headers=self.headers, timeout=5.0)
+            document: dict[str, Any] = answer.raise_for_status().json()
+        except httpx.HTTPError:
+            return {}
+        return document
+
+    def live_servers(self) -> list[dict[str, Any]]:
+        """Expert servers that serve."""
+        members = self.status().get("members", [])
+        return [m for m in members if m["role"] == "expert-server" and m["state"] == "SERVING"]
+
+    def wait_whole(self, servers: int, patience_s: float = 60.0) -> None:
+        """Wait until so many servers serve and each expert has two live replicas."""
+
+        def whole() -> bool:
+            coverage = self.status().get("coverage", {})
+            return len(self.live_servers()) >= servers and coverage.get("min_replicas", 0) >= 2
+
+        eventually(whole, patience_s, what=f"two replicas on {servers} servers")
+
+    def host_of(self, member: Mapping[str, Any]) -> Host:
+        """The host of a member."""
+        address = str(member["address"]).partition(":")[0]
+        return next(host for host in self.world.hosts if host.address == address)
+
+    def process_of(self, server: str) -> int:
+        """Process id, on this machine, of an expert server."""
+        for host in self.world.hosts:
+            for pid in host.pids("eaas_cli.ray.child", f"--id {server} "):
+                return pid
+        raise AssertionError(f"{server} runs nowhere")
+
+    def log(self) -> str:
+        """The logs of `ray start`."""
+        return "\n".join(p.read_text() for p in self._directory.glob("ray-*.log"))
+
+    def close(self) -> None:
+        """End all hosts."""
+        self.world.close()
+
+    def _members(self, endpoint: str) -> list[dict[str, Any]]:
+        answer = httpx.get(f"{endpoint}/eaas/v1/status", headers=self.headers, timeout=10.0)
+        members: list[dict[str, Any]] = json.loads(answer.raise_for_status().text)["members"]
+        return members
