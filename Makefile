@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` tests a change.
-.PHONY: setup setup-vllm up test test-nightly nightly-tests test-compose fuzz sim soak bench-client docs lint format proto clean
+.PHONY: setup setup-vllm up test test-nightly nightly-tests test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
 # Keep compiled modules: without them, each command compiles all of ours.
@@ -77,6 +77,10 @@ test: setup
 	$(BIN)/python -m pytest -m 'not (alone or compose or nightly)' $(PARALLEL) || status=1; \
 	$(BIN)/python -m pytest -m 'alone and not nightly' $(ALONE) || status=1; \
 	exit $$status
+
+# Clusters on Ray over hosts that are namespaces, whose processes and hosts are killed; needs root.
+test-nodes: setup
+	$(BIN)/python -m pytest -m 'not compose' --timeout 900 tests/nodes
 
 # `make -k test-nightly` goes on after a failure.
 test-nightly: nightly-tests sim fuzz soak

@@ -128,7 +128,7 @@ def test_on_one_node_members_stay_on_loopback() -> None:
 
 def test_a_failed_start_names_the_role_and_leaves_no_actor() -> None:
     pool = Pool(fail={"expert-server-1": "no such model"})
-    with pytest.raises(ClusterError, match="expert-server-1 on 10.0.0.0: no such model"):
+    with pytest.raises(ClusterError, match=r"expert-server-1 on 10\.0\.0\.0: no such model"):
         started(pool, [HEAD, A])
     assert not pool.views
 

@@ -79,5 +79,5 @@ def test_several_nodes_need_tls_or_insecure() -> None:
     assert refuse_open_network([HEAD], has_tls=False, insecure=False)
     assert not refuse_open_network([HEAD, A], has_tls=True, insecure=False)
     assert not refuse_open_network([HEAD, A], has_tls=False, insecure=True)
-    with pytest.raises(ConfigError, match="2 nodes.*--tls DIR.*--insecure"):
+    with pytest.raises(ConfigError, match=r"2 nodes.*--tls DIR.*--insecure"):
         refuse_open_network([HEAD, A], has_tls=False, insecure=False)

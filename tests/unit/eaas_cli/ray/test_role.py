@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +57,8 @@ class Child:
 
 
 @pytest.fixture(autouse=True)
-def children() -> Iterator[list[Child]]:
+def no_children() -> None:
     Child.started = []
-    yield Child.started
 
 
 def spec(*words: str, may_leave: bool = False, host: str = "") -> RoleSpec:
