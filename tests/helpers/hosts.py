@@ -6,18 +6,17 @@ All of them see the files of this machine, except /tmp/ray and /dev/shm. Needs r
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from waiting import eventually
 
-__all__ = ["Host", "Hosts", "why_no_hosts"]
+__all__ = ["Host", "Hosts", "run_all", "why_no_hosts"]
 
 _CALL_S = 60.0
 # The first process of the namespaces: bash, since it reaps orphans.
@@ -163,29 +162,25 @@ class Hosts:
         self._network = f"10.77.{number}"
         self.gateway = f"{self._network}.254"
         self.hosts: list[Host] = []
-        self._numbers: Iterator[int] = itertools.count(1)
         _call("ip", "link", "add", self._bridge, "type", "bridge")
         try:
             _call("ip", "addr", "add", f"{self.gateway}/24", "dev", self._bridge)
             _call("ip", "link", "set", self._bridge, "up")
-            for _ in range(count):
-                self.add()
+            for number in range(1, count + 1):
+                self.hosts.append(self.new(number))
         except BaseException:
             self.close()
             raise
 
-    def add(self, number: int | None = None) -> Host:
-        """Start a machine: another one, or one in the place of a former one of this number (from 1)."""
-        number = next(self._numbers) if number is None else number
-        host = Host(
+    def new(self, number: int) -> Host:
+        """Start a machine with the address of this number, from 1; a former one must have ended."""
+        return Host(
             f"node{number}",
             self._bridge,
             f"{self._tag}v{number}",
             f"{self._network}.{number}",
             self.gateway,
         )
-        self.hosts.append(host)
-        return host
 
     def close(self) -> None:
         """End all machines."""

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,15 @@ class RayHosts:
     Args:
         directory: For certificates, keys and logs; all hosts see it.
         count: Number of hosts.
-        environment: Variables of Ray's processes.
+        redis: Starts a Redis server at an address of this machine, in which Ray keeps its state, and returns
+            host:port; None: Ray's head keeps it in memory.
 
     Attributes:
         headers: HTTP headers of requests.
     """
 
     def __init__(
-        self, directory: Path, count: int, environment: Mapping[str, str] | None = None
+        self, directory: Path, count: int, redis: Callable[[str], str] | None = None
     ) -> None:
         self._directory = directory
         self._tls, self._keys = directory / "tls", directory / "keys"
@@ -56,21 +57,16 @@ class RayHosts:
             "EAAS_ATTENTION_CLIENT__THREADS": "1",
             "EAAS_ATTENTION_CLIENT__DASHBOARD": "false",
             "OMP_NUM_THREADS": "1",
-        } | dict(environment or {})
+        }
         # A Ray cluster that runs this test must not be found.
         os.environ.pop("RAY_ADDRESS", None)
         self.world = Hosts(count)
         self.endpoint = ""
+        self._head_environment: dict[str, str] = {}
         try:
-            run_all(
-                [
-                    self._start_ray(
-                        self.world.hosts[0],
-                        ["--head", f"--port={_PORT}", "--include-dashboard=false"],
-                    )
-                ],
-                _START_S,
-            )
+            if redis is not None:
+                self._head_environment["RAY_REDIS_ADDRESS"] = redis(self.world.gateway)
+            self._start_head()
             run_all([self.join(host) for host in self.world.hosts[1:]], _START_S)
         except BaseException:
             self.close()
@@ -81,11 +77,22 @@ class RayHosts:
         """The host of Ray's head."""
         return self.world.hosts[0]
 
+    def _start_head(self) -> None:
+        where = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
+        run_all([self._start_ray(self.head, where, self._head_environment)], _START_S)
+
+    def replace_head(self) -> None:
+        """Start another machine in the place of the head, whose disk is empty, and Ray on it."""
+        self.world.hosts[0] = self.world.new(1)
+        self._start_head()
+
     def join(self, host: Host) -> subprocess.Popen[bytes]:
         """Start Ray on another host; does not wait."""
         return self._start_ray(host, [f"--address={self.head.address}:{_PORT}"])
 
-    def _start_ray(self, host: Host, where: list[str]) -> subprocess.Popen[bytes]:
+    def _start_ray(
+        self, host: Host, where: list[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self._directory / f"ray-{host.name}.log").open("ab") as log:
             return subprocess.Popen(
                 host.words(
@@ -96,7 +103,7 @@ class RayHosts:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | self._environment,
+                env=os.environ | self._environment | dict(environment or {}),
             )
 
     def up(self, servers: int, *options: str) -> None:
@@ -149,12 +156,24 @@ class RayHosts:
         address = str(member["address"]).partition(":")[0]
         return next(host for host in self.world.hosts if host.address == address)
 
-    def process_of(self, server: str) -> int:
-        """Process id, on this machine, of an expert server."""
-        for host in self.world.hosts:
-            for pid in host.pids("eaas_cli.ray.child", f"--id {server} "):
-                return pid
-        raise AssertionError(f"{server} runs nowhere")
+    def roles(self) -> list[int]:
+        """Processes of roles on all hosts, by ids of this machine."""
+        return [pid for host in self.world.hosts for pid in host.pids("eaas_cli.ray.child")]
+
+    def process_of(self, member: str) -> int:
+        """Process id, on this machine, of a member."""
+        word = f"--id {member} " if member.startswith("expert-server") else f" {member} "
+        pids = [p for h in self.world.hosts for p in h.pids("eaas_cli.ray.child", word)]
+        assert len(pids) == 1, f"{member}: {pids}"
+        return pids[0]
+
+    def actors_of(self, member: str) -> list[int]:
+        """Ray's workers, by ids of this machine, that are the actor of a member."""
+        if member == "controller":
+            return [p for h in self.world.hosts for p in h.pids("ray::ControllerActor")]
+        # Its process is a child of the actor.
+        status = Path(f"/proc/{self.process_of(member)}/status").read_text()
+        return [int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")]
 
     def log(self) -> str:
         """The logs of `ray start`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from waiting import eventually
 
-__all__ = ["ServiceBox", "free_port"]
+__all__ = ["RedisBox", "ServiceBox", "free_port"]
 
 
 def free_port() -> int:
@@ -50,3 +50,26 @@ class ServiceBox:
         self.process.kill()
         self.process.wait()
         self._log.close()
+
+
+class RedisBox(ServiceBox):
+    """Redis without a file, at an address of this machine.
+
+    Attributes:
+        address: host:port.
+    """
+
+    def __init__(self, directory: Path, host: str) -> None:
+        self._host, self._port = host, free_port()
+        self.address = f"{host}:{self._port}"
+        options = ("--bind", host, "--port", str(self._port), "--save", "", "--dir", str(directory))
+        super().__init__(
+            directory / "redis.log", ["redis-server", *options, "--protected-mode", "no"]
+        )
+
+    def is_ready(self) -> bool:
+        try:
+            socket.create_connection((self._host, self._port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
