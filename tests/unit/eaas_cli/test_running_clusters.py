@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,3 +81,20 @@ def test_a_cluster_serves_without_a_directory_for_records(
     monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "file" / "eaas",))
     with last_up.recorded("http://127.0.0.1:1", ""):
         assert last_up.latest_up() is None
+
+
+def test_a_cluster_on_ray_is_found_while_its_endpoint_listens(
+    endpoint_of: Callable[..., str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        last_up.record_on_ray(endpoint, "/t")
+        assert endpoint_of() == endpoint
+        up = last_up.latest_up("ray")
+        assert up is not None
+        assert (up.on_ray, up.tls_dir) == (True, "/t")
+        assert last_up.latest_up("local") is None
+    # The Ray cluster ended without `eaas down`.
+    assert endpoint_of() == DEFAULT_ENDPOINT
+    last_up.forget_on_ray()
+    assert not list(user_files.read_all())

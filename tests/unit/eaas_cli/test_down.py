@@ -1,0 +1,67 @@
+"""`eaas down` ends the cluster where it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from eaas import user_files
+from eaas.errors import ClusterError, ConfigError
+from eaas.net.server_records import started_at
+from eaas_cli.commands import down
+from eaas_cli.local.running_clusters import Up
+from eaas_cli.ray import connection
+from service_box import free_port
+
+
+@pytest.fixture(autouse=True)
+def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "eaas",))
+
+
+def test_a_local_cluster_gets_sigterm_and_is_waited_for() -> None:
+    code = "import signal, time; signal.signal(15, lambda *_: exit(0)); print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.read(1)
+        up = Up("http://127.0.0.1:1", "", launcher.pid, started_at(launcher.pid), 1.0)
+        user_files.write(f"up-{launcher.pid}", asdict(up))
+        down.down(None)
+        assert launcher.wait(0) == 0
+
+
+def test_without_a_cluster_it_says_so() -> None:
+    with pytest.raises(ClusterError, match="no `eaas up` of yours"):
+        down.down(None)
+
+
+def test_on_ray_it_asks_the_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(down, "down_on_ray", lambda: asked.append("ray"))
+    down.down("ray")
+    assert asked == ["ray"]
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"expert-as-a-service\[ray\]"), connection.connected():
+        pass
+
+
+def test_a_ray_client_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://h:10001")
+    with pytest.raises(ConfigError, match="ray job submit"), connection.connected():
+        pass
+
+
+def test_a_silent_ray_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError, match=f"no Ray cluster at {address}"), connection.connected():
+        pass
