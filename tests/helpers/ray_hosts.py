@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ _CHECKPOINT = Path(__file__).parents[2] / "examples" / "demo"
 
 
 class RayHosts:
-    """Hosts with Ray: the first one is the head and runs `eaas up`.
+    """Hosts with Ray, of which the first one is the head. The last one runs `eaas up`, and so the endpoint.
 
     Args:
         directory: For certificates, keys and logs; all hosts see it.
@@ -77,6 +76,11 @@ class RayHosts:
         """The host of Ray's head."""
         return self.world.hosts[0]
 
+    @property
+    def home(self) -> Host:
+        """The host of the endpoint."""
+        return self.world.hosts[-1]
+
     def _start_head(self) -> None:
         where = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
         run_all([self._start_ray(self.head, where, self._head_environment)], _START_S)
@@ -112,14 +116,11 @@ class RayHosts:
             *("up", "--on", "ray", "--model", str(_CHECKPOINT), "--servers", str(servers)),
             *("--tls", str(self._tls), "--api-key-file", str(self._keys), *options),
         )
-        members = {m["id"]: m for m in self._members(f"http://{self.head.address}:8000")}
-        self.endpoint = members["attention-client"]["address"]
-        if not self.endpoint.startswith("http"):
-            self.endpoint = f"http://{self.endpoint}"
+        self.endpoint = f"http://{self.home.address}:8000"
 
     def eaas(self, *words: str, timeout_s: float = _START_S) -> str:
-        """Run a command of the program on the head; return its output."""
-        return self.head.check(*_EAAS, *words, environment=self._environment, timeout_s=timeout_s)
+        """Run a command of the program on the host of the endpoint; return its output."""
+        return self.home.check(*_EAAS, *words, environment=self._environment, timeout_s=timeout_s)
 
     def scale(self, servers: int) -> None:
         """Change the number of expert servers."""
@@ -151,6 +152,19 @@ class RayHosts:
 
         eventually(whole, patience_s, what=f"two replicas on {servers} servers")
 
+    def member(self, role: str) -> tuple[str, int]:
+        """Address and process id of the only member of a role that serves; nothing while there is none."""
+        for member in self.status().get("members", []):
+            if member["role"] == role and member["state"] == "SERVING":
+                return member["address"], member["pid"]
+        return "", 0
+
+    def wait_replaced(self, role: str, former: tuple[str, int], patience_s: float = 60.0) -> None:
+        """Wait until a role has another process, which serves."""
+        eventually(
+            lambda: self.member(role) not in (former, ("", 0)), patience_s, what=f"another {role}"
+        )
+
     def host_of(self, member: Mapping[str, Any]) -> Host:
         """The host of a member."""
         address = str(member["address"]).partition(":")[0]
@@ -163,9 +177,8 @@ class RayHosts:
     def process_of(self, member: str) -> int:
         """Process id, on this machine, of a member."""
         word = f"--id {member} " if member.startswith("expert-server") else f" {member} "
-        pids = [p for h in self.world.hosts for p in h.pids("eaas_cli.ray.child", word)]
-        assert len(pids) == 1, f"{member}: {pids}"
-        return pids[0]
+        (pid,) = [p for h in self.world.hosts for p in h.pids("eaas_cli.ray.child", word)]
+        return pid
 
     def actors_of(self, member: str) -> list[int]:
         """Ray's workers, by ids of this machine, that are the actor of a member."""
@@ -182,8 +195,3 @@ class RayHosts:
     def close(self) -> None:
         """End all hosts."""
         self.world.close()
-
-    def _members(self, endpoint: str) -> list[dict[str, Any]]:
-        answer = httpx.get(f"{endpoint}/eaas/v1/status", headers=self.headers, timeout=10.0)
-        members: list[dict[str, Any]] = json.loads(answer.raise_for_status().text)["members"]
-        return members

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,9 @@ def under_load(world: RayHosts, event: Callable[[], None], servers: int, most_s:
 
 
 def host_without_roles(world: RayHosts) -> Host:
-    """A host with an expert server that is not Ray's head, which has the other roles."""
+    """A host with an expert server, and without the endpoint and the roles on Ray's head."""
     hosts = (world.host_of(server) for server in world.live_servers())
-    return next(host for host in hosts if host is not world.head)
+    return next(host for host in hosts if host not in (world.head, world.home))
 
 
 def test_a_process_and_a_host_end(three_hosts: RayHosts) -> None:
@@ -65,11 +66,18 @@ def test_actors_scaling_and_a_host_that_falls_silent(four_hosts: RayHosts) -> No
 def test_the_monitor_and_the_controller_end(four_hosts: RayHosts) -> None:
     world = four_hosts
     world.wait_whole(4)
-    victim = world.process_of("monitor")
-    under_load(world, lambda: os.kill(victim, signal.SIGKILL), 4, _PROCESS_S)
-    for role in ("monitor", "controller", "balancer"):
-        (actor,) = world.actors_of(role)
-        under_load(world, lambda actor=actor: os.kill(actor, signal.SIGKILL), 4, _PROCESS_S)  # type: ignore[misc]
+    for role in ("monitor", "balancer"):
+        for process in ("its own", "its actor"):
+            former = world.member(role)
+            (victim,) = [world.process_of(role)] if process == "its own" else world.actors_of(role)
+
+            def event(role: str = role, victim: int = victim, former: Any = former) -> None:
+                os.kill(victim, signal.SIGKILL)
+                world.wait_replaced(role, former)
+
+            under_load(world, event, 4, _PROCESS_S)
+    (actor,) = world.actors_of("controller")
+    os.kill(actor, signal.SIGKILL)
     under_load(world, lambda: world.scale(5), 5, _PROCESS_S)
 
 
@@ -83,6 +91,9 @@ def test_the_head_ends_and_comes_back(hosts_with_redis: RayHosts) -> None:
         world.head.kill()
         world.replace_head()
 
+    former = {role: world.member(role) for role in ("monitor", "balancer")}
     under_load(world, event, 2, _HOST_S)
+    for role, process in former.items():
+        world.wait_replaced(role, process, 180.0)
     world.scale(3)
     world.wait_whole(3, 180.0)
