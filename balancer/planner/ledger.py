@@ -35,6 +35,10 @@ class Ledger:
         """Mark a failed call as no longer waited for: the roll-out goes on, and the call is still retried."""
         self._vain.add(_key(call))
 
+    def is_begun(self, kind: type[Call], life: Life, epoch: int) -> bool:
+        """Whether a call to a server process has begun or was not needed: `begin` would not return it."""
+        return (kind, life, epoch) in self._asked
+
     def is_done(self, kind: type[Call], life: Life, epoch: int) -> bool:
         """Whether a call to a server process has succeeded or was not needed."""
         return (kind, life, epoch) in self._done

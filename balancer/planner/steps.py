@@ -62,9 +62,12 @@ class Steps:
             if server_id not in servers:
                 continue
             life = self._pool.life(server)
+            has_it = server.state is MemberState.SERVING and server.epoch == placement.epoch
+            if not has_it and self._ledger.is_begun(Prepare, life, placement.epoch):
+                continue
             known_LE = self._digests.known_LE
             call = Prepare(server_id, life, server.address, placement, layer_order, known_LE)
-            if server.state is MemberState.SERVING and server.epoch == placement.epoch:
+            if has_it:
                 # A server that lost only its lease still has its weights.
                 self._ledger.succeeded(call)
             calls.append(call)
@@ -81,9 +84,11 @@ class Steps:
         calls: list[Call] = []
         servers = frozenset(placement.servers)
         for m in self._retirable(placement):
-            prepared = self._ledger.is_done(Prepare, self._pool.life(m), placement.epoch)
-            if prepared or m.id not in servers:
-                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
+            life = self._pool.life(m)
+            if self._ledger.is_begun(Retire, life, placement.epoch):
+                continue
+            if m.id not in servers or self._ledger.is_done(Prepare, life, placement.epoch):
+                calls.append(Retire(m.id, life, m.address, placement))
         return self._ledger.begin(calls)
 
     def is_retired(self, placement: Placement) -> bool:
