@@ -67,6 +67,7 @@ class Cluster:
     Attributes:
         now: Simulated seconds.
         timeline: What clients found since `begin`.
+        first_planning_s: Processor seconds of the planner for the first placement.
         planning_s: Processor seconds of the planner since `begin`.
         longest_s: Longest of these at once: the planner answers nothing meanwhile.
         loads: Replicas that servers have loaded since `begin`.
@@ -102,6 +103,7 @@ class Cluster:
         self.begin()
         self._observe()
         self.run(600.0)
+        self.first_planning_s = self.planning_s
         self.begin()
 
     def _member(self, server: str, number: int, shape: ModelShape) -> Member:
@@ -194,6 +196,15 @@ class Cluster:
     def is_at_rest(self) -> bool:
         """Whether servers hold the placement and nothing else."""
         return self._planner.is_at_rest
+
+    @property
+    def elapsed_s(self) -> float:
+        """Simulated seconds since `begin`."""
+        return self.now - self._began
+
+    def serves(self, servers: Collection[str]) -> bool:
+        """Whether all of these answer, with all that the placement gives them."""
+        return self._live.issuperset(servers)
 
     def left(self) -> list[str]:
         """Return the servers that drain and have no experts any more; they end now."""
