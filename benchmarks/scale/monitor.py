@@ -54,10 +54,9 @@ def bench_monitor_costs(members: int, servers: int) -> dict[str, Any]:
         storm = here.fetch_snapshots(_SNAPSHOT_WATCHERS)
         watchers = min(_WATCHERS, members)
         here.watch(watchers)
-        quiet = here.measure(settle_s=1.0)
         with _reports(here, servers):
             busy = here.measure(settle_s=1.0)
-    pushes_per_s = max(1.0, busy["watched_per_s"] - quiet["watched_per_s"])
+    beats_us = busy["heartbeats_per_s"] * alone["cpu_us_per_heartbeat"]
     return {
         "members": members,
         "heartbeat_us": alone["cpu_us_per_heartbeat"],
@@ -66,7 +65,7 @@ def bench_monitor_costs(members: int, servers: int) -> dict[str, Any]:
         "snapshot": {"bytes": snapshot.ByteSize(), "hold_cpu_ms": storm["hold_cpu_ms"]},
         "reach": {
             "bytes": ServerReach.to_proto(reach_of(servers)).ByteSize(),
-            "push_us": figure(1e6 * (busy["cpu_cores"] - quiet["cpu_cores"]) / pushes_per_s),
+            "push_us": figure((1e6 * busy["cpu_cores"] - beats_us) / max(1, busy["watched_per_s"])),
         },
     }
 

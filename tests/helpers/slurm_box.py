@@ -99,7 +99,8 @@ class Node:
     def processes(self, pattern: str) -> list[str]:
         """Ids, on the node, of the processes whose command line matches."""
         listed = (
-            line.split(maxsplit=1) for line in self.run("ps", "axww", "-o", "pid=,args=").splitlines()
+            line.split(maxsplit=1)
+            for line in self.run("ps", "axww", "-o", "pid=,args=").splitlines()
         )
         return [pid for pid, line in listed if re.search(pattern, line)]
 

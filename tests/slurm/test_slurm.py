@@ -63,7 +63,9 @@ class Job:
     def wait_until_it_serves(self) -> str:
         place = self.run_dir / "endpoint"
         eventually(
-            lambda: place.exists() or self.state not in ("RUNNING", "PENDING", "COMPLETING"),
+            lambda: (
+                place.exists() or self.state not in ("RUNNING", "PENDING", "COMPLETING", "REQUEUED")
+            ),
             PATIENCE_S,
             "the endpoint",
         )
@@ -226,15 +228,19 @@ def test_scancel(box: SlurmBox) -> None:
 
 
 def test_the_first_node_is_lost(box: SlurmBox) -> None:
-    """Slurm starts the job anew, on the nodes that there are."""
+    """The job has neither script nor endpoint any more; requeued, it starts anew where nodes are."""
     job = Job(box, 2)
-    words = box.slurm("squeue", "--noheader", f"--jobs={job.id}", "--format=%B").split()
-    (first,) = [i for i, node in enumerate(box.nodes) if node.name in words]
-    (job.run_dir / "endpoint").unlink()
+    words = box.slurm("scontrol", "show", "job", job.id).split()
+    (name,) = [w.partition("=")[2] for w in words if w.startswith("BatchHost=")]
+    (first,) = [i for i, node in enumerate(box.nodes) if node.name == name]
     box.nodes[first].kill()
+    box.wait_for_nodes("down", name)
+    (job.run_dir / "endpoint").unlink()
+    box.slurm("scontrol", "requeue", job.id)
     endpoint = job.wait_until_it_serves()
     assert endpoint != job.endpoint
     job.endpoint = endpoint
     assert job.status()["coverage"]["min_nodes"] == 2
     box.slurm("scancel", job.id)
     eventually(lambda: job.state == "CANCELLED", PATIENCE_S)
+    assert box.nodes[1].processes(r"eaas \S+ --") == []
