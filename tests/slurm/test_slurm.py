@@ -66,7 +66,7 @@ class Job:
             lambda: (
                 place.exists() or self.state not in ("RUNNING", "PENDING", "COMPLETING", "REQUEUED")
             ),
-            PATIENCE_S,
+            2 * PATIENCE_S,
             "the endpoint",
         )
         assert place.exists(), self.log.read_text()
@@ -228,7 +228,7 @@ def test_scancel(box: SlurmBox) -> None:
 
 
 def test_the_first_node_is_lost(box: SlurmBox) -> None:
-    """The job has neither script nor endpoint any more; requeued, it starts anew where nodes are."""
+    """The job has neither script nor endpoint any more; requeued, it starts anew after two minutes."""
     job = Job(box, 2)
     words = box.slurm("scontrol", "show", "job", job.id).split()
     (name,) = [w.partition("=")[2] for w in words if w.startswith("BatchHost=")]
