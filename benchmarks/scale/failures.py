@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from eaas_cli.bench.figures import figure
@@ -54,16 +55,24 @@ def simulate_upgrade(sizes: Sizes, say: Callable[[str], None]) -> list[dict[str,
             batch = cluster.on_node(step) if how == "node restarted" else [cluster.servers[step]]
             if how == "drained":
                 cluster.drain(batch)
-                _until(cluster, lambda one=batch, c=cluster: c.left() == one)
+                _until(cluster, partial(_has_left, cluster, batch))
             else:
                 cluster.kill(batch)
             cluster.start(batch)
-            _until(cluster, lambda one=batch, c=cluster: c.serves(one) and c.is_at_rest)
+            _until(cluster, partial(_is_back, cluster, batch))
         rows.append(
             _row(how, sizes.servers // steps, cluster)
             | {"step_s": figure(cluster.elapsed_s / _UPGRADED), "steps": steps}
         )
     return rows
+
+
+def _has_left(cluster: Cluster, servers: list[str]) -> bool:
+    return cluster.left() == servers
+
+
+def _is_back(cluster: Cluster, servers: list[str]) -> bool:
+    return cluster.serves(servers) and cluster.is_at_rest
 
 
 def _until(cluster: Cluster, is_over: Callable[[], bool]) -> None:

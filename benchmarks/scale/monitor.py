@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
+
 from benchmarks.monitor import make_plan
 from benchmarks.monitor.stage import Stage, stage
 from eaas.membership.session import PROTOCOL_VERSION
@@ -72,14 +74,13 @@ def bench_monitor_costs(members: int, servers: int) -> dict[str, Any]:
 
 def reach_of(servers: int, lost: int | None = None) -> tuple[ServerReach, ...]:
     """Make the report of a client that is connected to all servers but one."""
-    return tuple(
-        ServerReach(
-            f"expert-server-node{s // 4:04}-{s % 4}",
-            1,
-            *(("stream: UNAVAILABLE", True) * (s == lost)),
-        )
-        for s in range(servers)
-    )
+
+    def one(server: int) -> ServerReach:
+        name = f"expert-server-node{server // 4:04}-{server % 4}"
+        is_lost = server == lost
+        return ServerReach(name, 1, "stream: UNAVAILABLE" if is_lost else "", is_lost)
+
+    return tuple(map(one, range(servers)))
 
 
 @contextmanager
@@ -126,8 +127,6 @@ def _reports(here: Stage, servers: int) -> Iterator[None]:
 
 
 def _drain(call: Any) -> None:
-    import grpc
-
     try:
         for _ in call:
             pass

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.planner.actions import Action, Prepare, Publish, Retire
 from balancer.planner.layout import Layout
@@ -313,5 +314,5 @@ class Cluster:
 _SERVING, _DRAINING = MemberState.SERVING, MemberState.DRAINING
 
 
-def _places(holds_LE: np.ndarray) -> frozenset[tuple[int, int]]:  # type: ignore[type-arg]
-    return frozenset(map(tuple, np.argwhere(holds_LE).tolist()))
+def _places(holds_LE: npt.NDArray[np.bool_]) -> frozenset[tuple[int, int]]:
+    return frozenset((layer, expert) for layer, expert in np.argwhere(holds_LE).tolist())
