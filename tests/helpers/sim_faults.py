@@ -14,11 +14,11 @@ from sim_process import BREAK_S, Process
 from sim_server import ServerProcess
 
 
-def node_of(process: Process) -> str:
-    """Name of the node on which a process runs: two servers share one, every other process has its own."""
+def node_of(process: Process) -> int:
+    """Number of the node on which a process runs: two servers share one, with the monitor or the balancer."""
     if isinstance(process, ServerProcess):
-        return f"n{int(process.id.removeprefix('s')) // 2}"
-    return process.id
+        return int(process.id.removeprefix("s")) // 2
+    return int(process.role is Role.BALANCER)
 
 
 class Faults:
