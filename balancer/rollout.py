@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,20 +144,29 @@ class Rollout:
             now = time.monotonic()
             self._start_due(now)
             self._act(self._planner.tick(now))
-            try:
-                item = self._inbox.get(timeout=self._idle_s(now))
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            if isinstance(item, MembershipView):
-                members = item.members.values()
-                self._channels.keep({m.address for m in members if not m.state.is_gone})
-                self._act(self._planner.observe(item.members, time.monotonic()))
-            elif isinstance(item, _Question):
-                _answer(item, self._planner)
-            else:
-                self._finish(item)
+            for item in self._arrived(now):
+                if item is None:
+                    return
+                self._take(item)
+
+    def _arrived(self, now: float) -> Iterator[MembershipView | _Outcome | _Question | None]:
+        """Wait for something to arrive or to become due; yield all that is there. One tick serves it all."""
+        try:
+            yield self._inbox.get(timeout=self._idle_s(now))
+            while True:
+                yield self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _take(self, item: MembershipView | _Outcome | _Question) -> None:
+        if isinstance(item, MembershipView):
+            members = item.members.values()
+            self._channels.keep({m.address for m in members if not m.state.is_gone})
+            self._act(self._planner.observe(item.members, time.monotonic()))
+        elif isinstance(item, _Question):
+            _answer(item, self._planner)
+        else:
+            self._finish(item)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -230,7 +239,7 @@ class Rollout:
         why = f"{code.name}: {rpc.details()}"
         if code is grpc.StatusCode.OK:
             try:
-                self._act(self._succeeded(call, rpc.result(), now))
+                self._succeeded(call, rpc.result())
             except ValueError as error:
                 why = str(error)
             else:
@@ -243,26 +252,28 @@ class Rollout:
         timed_out = code is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(call, Prepare)
         self._act(self._planner.failed(call, now, timed_out=timed_out))
 
-    def _succeeded(self, call: Call, response: Any, now: float) -> list[Action]:
-        """Pass a server's answer to the planner. Raises ValueError for an impossible one: a failed call."""
+    def _succeeded(self, call: Call, response: Any) -> None:
+        """Note a server's answer for the planner's next tick. Raises ValueError for an impossible one."""
         check(response)
         match call:
             case Inspect():
                 if response.epoch > TRUSTED_EPOCH:
                     raise ValueError(f"it claims epoch {response.epoch}, which no balancer reaches")
                 held = _read(response.layers, (call.num_layers, call.num_experts))
-                return self._planner.succeeded(call, now, held[0], response.epoch, held[1])
+                self._planner.note_success(call, held[0], response.epoch, held[1])
+                return
             case Prepare():
                 layers, _, experts = call.placement.holds_LSE.shape
                 if response.awaits_digests:
                     _, digests_LE = _read(response.layers, (layers, experts))
-                    return self._planner.loaded(call, now, digests_LE)
+                    self._planner.note_loaded(call, digests_LE)
+                    return
                 if not response.layers:
                     _log.warning(
                         "%s runs an older release: its experts are not compared with other servers'",
                         call.server_id,
                     )
-        return self._planner.succeeded(call, now)
+        self._planner.note_success(call)
 
     def _idle_s(self, now: float) -> float | None:
         """Return the seconds until a delayed call or the planner is due without an event; None: never."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from balancer.planner.actions import Action, Call, Inspect, Life
 
@@ -35,17 +35,22 @@ class Ledger:
         """Mark a failed call as no longer waited for: the roll-out goes on, and the call is still retried."""
         self._vain.add(_key(call))
 
+    def is_begun(self, kind: type[Call], life: Life, epoch: int) -> bool:
+        """Whether a call to a server process has begun or was not needed: `begin` would not return it."""
+        return (kind, life, epoch) in self._asked
+
     def is_done(self, kind: type[Call], life: Life, epoch: int) -> bool:
         """Whether a call to a server process has succeeded or was not needed."""
         return (kind, life, epoch) in self._done
 
     def is_over(self, kind: type[Call], life: Life, epoch: int) -> bool:
         """Whether the roll-out may go on without a call: it has succeeded or is no longer waited for."""
-        return (kind, life, epoch) in self._done | self._vain
+        key = (kind, life, epoch)
+        return key in self._done or key in self._vain
 
-    def ask_again(self, life: Life) -> None:
-        """Let a server process's unfinished calls begin again: the next `begin` returns them."""
-        self._asked = {key for key in self._asked if key[1] != life or key in self._done}
+    def ask_again(self, lives: Container[Life]) -> None:
+        """Let the unfinished calls of server processes begin again: the next `begin` returns them."""
+        self._asked = {key for key in self._asked if key[1] not in lives or key in self._done}
 
     def keep(self, epoch: int) -> None:
         """Forget the calls of all other epochs, because this one was published."""

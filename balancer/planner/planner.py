@@ -158,11 +158,24 @@ class Planner:
         told_epoch: int = 0,
         digests_LE: Digests | None = None,
     ) -> list[Action]:
-        """Record a call as carried out by its server; return the actions due, such as the publication.
+        """Record a call as carried out (see `note_success`); return the actions due, as the publication."""
+        self.note_success(call, holds_LE, told_epoch, digests_LE)
+        return self.tick(now)
+
+    def note_success(
+        self,
+        call: Call,
+        holds_LE: npt.NDArray[np.bool_] | None = None,
+        told_epoch: int = 0,
+        digests_LE: Digests | None = None,
+    ) -> None:
+        """Record a call as carried out by its server; the next `tick` draws the conclusions.
+
+        A tick takes time for every server, and a roll-out has two or three calls for every server: thus
+        `Rollout` notes all that have arrived before it ticks.
 
         Args:
             call: The call.
-            now: Monotonic seconds.
             holds_LE: Answer to `Inspect`: experts that the server holds, bool (L, E).
             told_epoch: Answer to `Inspect`: the newest epoch the server has received, loaded or not.
             digests_LE: Answer to `Inspect`: digests of the held experts; None: the server states none.
@@ -178,19 +191,21 @@ class Planner:
                 self._digests.state(call.life, digests_LE)
         elif isinstance(call, Prepare):
             self._pool.forgive(call.life)
-        return self.tick(now)
 
     def loaded(self, call: Prepare, now: float, digests_LE: Digests) -> list[Action]:
-        """Process a server's report that it has loaded its share; once all have, send Prepare with digests.
+        """Record that a server has loaded its share (see `note_loaded`); return the actions due."""
+        self.note_loaded(call, digests_LE)
+        return self.tick(now)
+
+    def note_loaded(self, call: Prepare, digests_LE: Digests) -> None:
+        """Record that a server has loaded its share; once all have, a `tick` sends Prepare with digests.
 
         Args:
             call: The call.
-            now: Monotonic seconds.
             digests_LE: Digests of the experts it read; 0 for experts that it does not hold.
         """
         self._digests.state(call.life, digests_LE)
         self._steps.loaded(call)
-        return self.tick(now)
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
         """Give a server no more experts: it reports that an expert's bytes differ from the cluster's."""
@@ -211,7 +226,7 @@ class Planner:
         unable_s = self._pool.count_failure(call.life, now, timed_out=timed_out)
         if not unable_s:
             return []
-        self._ledger.ask_again(call.life)
+        self._ledger.ask_again({call.life})
         what = "took too long" if timed_out else "failed too often"
         why = f"it {what} to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["EPOCHS_OF_A_LIFE", "ServerPool"]
 
+_T = TypeVar("_T")
+
 # States in which a server is given experts. A suspected server keeps its experts and gets no new ones.
 _ABLE = (MemberState.JOINING, MemberState.SERVING)
 # Attempts to load a share, half a second apart, before a server process counts as unable. The first such
@@ -27,6 +30,23 @@ _NO_LIMIT = 1 << 40
 # Each incarnation of the balancer starts its epochs at another thousand, because its predecessor may have
 # sent servers an epoch that no member has reported yet, and two placements must never share an epoch.
 EPOCHS_OF_A_LIFE = 1000
+
+
+def _kept(compute: Callable[[ServerPool], _T]) -> _T:
+    """Make a property that is computed once until something changes that it may depend on.
+
+    A roll-out asks for these thousands of times, and each takes time for every server. Callers must not
+    change the values.
+    """
+
+    def get(pool: ServerPool) -> _T:
+        found = pool._found
+        if compute.__name__ not in found:
+            found[compute.__name__] = compute(pool)
+        return cast(_T, found[compute.__name__])
+
+    get.__doc__ = compute.__doc__
+    return cast(_T, property(get))
 
 
 class ServerPool:
@@ -45,6 +65,8 @@ class ServerPool:
 
     def __init__(self, dead_grace_s: float) -> None:
         self._dead_grace_s = dead_grace_s
+        # Values of the properties that are `_kept`; cleared when the state changes.
+        self._found: dict[str, Any] = {}
         self._members: Mapping[str, Member] = {}
         self._servers: dict[str, Member] = {}
         # Members that claim an impossible epoch or incarnation.
@@ -70,6 +92,7 @@ class ServerPool:
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
         """Record a new cluster view. `pass_time` then updates what depends on it."""
+        self._found.clear()
         self._absurd = {m.id: m for m in members.values() if not _is_credible(m)}
         # Impossible claims are ignored, because they would use up the epochs.
         self._members = {s: m for s, m in members.items() if s not in self._absurd}
@@ -93,11 +116,12 @@ class ServerPool:
         if not models:
             return None
         counts = Counter(model.digest for model in models)
+        self._found.clear()
         # Ties go to the first server by id.
         self.digest = counts.most_common(1)[0][0]
         return next(model for model in models if model.digest == self.digest)
 
-    @property
+    @_kept
     def alive(self) -> dict[str, Member]:
         """Servers of the cluster's model that have neither died nor left, by id."""
         return {
@@ -106,17 +130,17 @@ class ServerPool:
             if not m.state.is_gone and self._is_ours(m)
         }
 
-    @property
+    @_kept
     def clients(self) -> list[Member]:
         """All attention clients, in any state, also dead ones."""
         return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
 
-    @property
+    @_kept
     def willing(self) -> dict[str, Member]:
         """Servers in `alive` that have not failed to load too often and have no damaged bytes."""
         return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
 
-    @property
+    @_kept
     def staying(self) -> dict[str, Member]:
         """Servers in `willing` that are not draining and that clients can reach: they keep their experts."""
         return {
@@ -125,17 +149,17 @@ class ServerPool:
             if m.state is not MemberState.DRAINING and s not in self.reach.withheld
         }
 
-    @property
+    @_kept
     def able(self) -> dict[str, Member]:
         """Servers in `staying` that can be given experts now: they are joining or serving, not suspected."""
         return {s: m for s, m in self.staying.items() if m.state in _ABLE}
 
-    @property
+    @_kept
     def holders(self) -> dict[str, Member]:
         """Live servers that have their share, or have not failed to load it too often."""
         return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
 
-    @property
+    @_kept
     def reached(self) -> dict[str, Member]:
         """Servers in `holders` that clients reach. An expert on none of them is an orphan."""
         return {s: m for s, m in self.holders.items() if s not in self.reach.withheld}
@@ -263,11 +287,13 @@ class ServerPool:
         unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])
         self._verdicts[life] += 1
         self._unable_until[life] = now + unable_s
+        self._found.clear()
         del self._failures[life]
         return unable_s
 
     def is_damaged(self, life: Life) -> None:
         """Mark a server process as damaged: its bytes differ from the cluster's, so it gets no experts."""
+        self._found.clear()
         self.damaged.add(life[0])
         self._damaged_lives.add(life)
 
@@ -278,13 +304,18 @@ class ServerPool:
 
     def pass_time(self, now: float) -> None:
         """Apply expired timeouts of unable servers and clients' reconnections; begins each `Planner.tick`."""
-        self._unable_until = {life: t for life, t in self._unable_until.items() if t > now}
+        over = [life for life, t in self._unable_until.items() if t <= now]
+        for life in over:
+            del self._unable_until[life]
+            self._found.clear()
         alive, placed = self.alive, self.placed
         if placed is None and self.highest_epoch:
             # This balancer has just started in a serving cluster, so members report where experts are.
             placed = frozenset(s for s, m in alive.items() if m.experts)
         self._reach.observe((m for m in self.clients if self._counts(m)), alive, now)
-        self.reach = self._reach.verdict(placed, now)
+        before, self.reach = self.reach, self._reach.verdict(placed, now)
+        if self.reach != before:
+            self._found.clear()
 
     def place(self, placement: Placement) -> None:
         """Record which servers hold experts in the published placement; to `reach`, others are newcomers."""

@@ -43,27 +43,31 @@ class Steps:
             return
         self._digests.decide(waited_for)
         self._awaiting.clear()
-        for life in waited_for:
-            self._ledger.ask_again(life)
+        self._ledger.ask_again(waited_for)
 
     def _lives(self, placement: Placement) -> list[Life]:
         """Return the processes of a placement's servers, without those that cannot load for now."""
+        servers = frozenset(placement.servers)
         return [
             self._pool.life(server)
             for server_id, server in self._pool.willing.items()
-            if server_id in placement.servers
+            if server_id in servers
         ]
 
     def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
         """Return the Prepare calls to send: to servers that have not received one for this placement."""
         calls: list[Call] = []
+        servers = frozenset(placement.servers)
         for server_id, server in self._pool.willing.items():
-            if server_id not in placement.servers:
+            if server_id not in servers:
                 continue
             life = self._pool.life(server)
+            has_it = server.state is MemberState.SERVING and server.epoch == placement.epoch
+            if not has_it and self._ledger.is_begun(Prepare, life, placement.epoch):
+                continue
             known_LE = self._digests.known_LE
             call = Prepare(server_id, life, server.address, placement, layer_order, known_LE)
-            if server.state is MemberState.SERVING and server.epoch == placement.epoch:
+            if has_it:
                 # A server that lost only its lease still has its weights.
                 self._ledger.succeeded(call)
             calls.append(call)
@@ -78,10 +82,13 @@ class Steps:
     def retire(self, placement: Placement) -> list[Action]:
         """Return the Retire calls to send, once each: to servers that have their share or that get none."""
         calls: list[Call] = []
+        servers = frozenset(placement.servers)
         for m in self._retirable(placement):
-            prepared = self._ledger.is_done(Prepare, self._pool.life(m), placement.epoch)
-            if prepared or m.id not in placement.servers:
-                calls.append(Retire(m.id, self._pool.life(m), m.address, placement))
+            life = self._pool.life(m)
+            if self._ledger.is_begun(Retire, life, placement.epoch):
+                continue
+            if m.id not in servers or self._ledger.is_done(Prepare, life, placement.epoch):
+                calls.append(Retire(m.id, life, m.address, placement))
         return self._ledger.begin(calls)
 
     def is_retired(self, placement: Placement) -> bool:
@@ -107,8 +114,9 @@ class Steps:
 
     def _retirable(self, placement: Placement) -> list[Member]:
         """Return live servers that hold experts of this placement or of an older one."""
+        servers = frozenset(placement.servers)
         return [
             m
             for s, m in self._pool.willing.items()
-            if s in placement.servers or m.state is not MemberState.JOINING
+            if s in servers or m.state is not MemberState.JOINING
         ]

@@ -43,7 +43,7 @@ def repair(holds_LSE: Holds, redundancy: int) -> Holds:
         _level(now_SE, had_SE, target_S)
         _save_loads(now_SE, had_SE)
         total_S += target_S
-        pairs_SS += now_SE.astype(np.int64) @ now_SE.T.astype(np.int64)
+        pairs_SS += _shared(now_SE)
     return next_LSE
 
 
@@ -83,6 +83,12 @@ def even_shares(holds_LSE: Holds) -> npt.NDArray[np.float32]:
         np.float32
     )
     return shares_LSE
+
+
+def _shared(holds_SE: Holds) -> npt.NDArray[np.int64]:
+    """int64 (S, S): experts that two servers share. In float32, whose products are fast and exact here."""
+    as_float_SE = holds_SE.astype(np.float32)
+    return (as_float_SE @ as_float_SE.T).astype(np.int64)
 
 
 def _is_level(holds_LSE: Holds, replicas: int) -> bool:
@@ -129,7 +135,7 @@ def _add_missing(
     Experts with the fewest replicas come first. Ties go to the server that shares the fewest experts with
     the expert's other servers, so that a lost server's load falls on all.
     """
-    pairs_SS = pairs_SS + now_SE.astype(np.int64) @ now_SE.T.astype(np.int64)
+    pairs_SS = pairs_SS + _shared(now_SE)
     count_S, held_E = now_SE.sum(axis=1), now_SE.sum(axis=0)
     for expert in np.argsort(held_E, kind="stable"):
         for _ in range(replicas - held_E[expert]):
@@ -191,10 +197,14 @@ def _cheapest_moves(
     cost_SS = np.full((servers, servers), _IMPOSSIBLE)
     expert_SS = np.zeros((servers, servers), dtype=np.int64)
     for source in range(servers):
-        cost_SE = had_SE[source].astype(np.int64) - had_SE
-        cost_SE[~(now_SE[source] & ~now_SE)] = _IMPOSSIBLE
-        expert_SS[source] = cost_SE.argmin(axis=1)
-        cost_SS[source] = cost_SE.min(axis=1)
+        # Of a thousand servers each holds a few experts of a layer, or none.
+        held_K = np.flatnonzero(now_SE[source])
+        if not len(held_K):
+            continue
+        cost_SK = had_SE[source, held_K].astype(np.int64) - had_SE[:, held_K]
+        cost_SK[now_SE[:, held_K]] = _IMPOSSIBLE
+        expert_SS[source] = held_K[cost_SK.argmin(axis=1)]
+        cost_SS[source] = cost_SK.min(axis=1)
     return cost_SS, expert_SS
 
 

@@ -14,6 +14,13 @@ from sim_process import BREAK_S, Process
 from sim_server import ServerProcess
 
 
+def node_of(process: Process) -> int:
+    """Number of the node on which a process runs: two servers share one, with the monitor or the balancer."""
+    if isinstance(process, ServerProcess):
+        return int(process.id.removeprefix("s")) // 2
+    return int(process.role is Role.BALANCER)
+
+
 class Faults:
     """Process starts, stops, deaths, and cuts; a part of `Simulation`."""
 
@@ -76,10 +83,20 @@ class Faults:
         dice, live = self.dice, [p for p in self.processes if p.alive]
         process = dice.choice(live)
         lasts_s = dice.choice([dice.uniform(0.01, 0.5), dice.uniform(0.5, 3.0)])
-        faults = ("kill", "stop", "slow", "cut", "twin", *(2 * ("propose", "trap")), "propose")
+        faults = (
+            *("kill", "node", "stop", "slow", "cut", "twin"),
+            *(2 * ("propose", "trap")),
+            "propose",
+        )
         fault = dice.choice(faults)
         if fault == "kill" and not isinstance(process, ClientProcess):
             self.kill(process, lasts_s)
+        elif fault == "node":
+            node = node_of(process)
+            self.say(f"lose node {node}")
+            for other in live:
+                if node_of(other) == node and not isinstance(other, ClientProcess):
+                    self.kill(other, lasts_s)
         elif fault == "stop":
             self.stop(process, lasts_s)
         elif fault == "trap":

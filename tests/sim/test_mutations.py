@@ -32,7 +32,7 @@ def no_retry(call: Any, part: Any) -> None:
         (PlacementHandler, "_refuse_older", lambda *_: None, 37, "an older epoch"),
         (connection, "validate_result", lambda *_, **__: None, 3, "a wrong answer"),
         (ServerPool, "clients_behind", lambda *_: False, 5, "to a retirement"),
-        (LayerCall, "_miss", no_retry, 1, r"no expert \d, which s\d had"),
+        (LayerCall, "_miss", no_retry, 1, r"no experts \[.*\], of"),
     ],
     ids=["fencing by epoch", "request ids", "clients' word before a retirement", "failover"],
 )
