@@ -12,7 +12,7 @@
 #include "native.h"
 
 #ifdef __x86_64__
-#include <immintrin.h>
+#include "amx.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
@@ -30,12 +30,16 @@
 #define SECTION_INPUTS 1024
 #define NIBBLES_SEGMENT 128 /* The longest of int4. */
 #define TILE_ROWS 16
-#define TILE_BYTES 1024
 /* Up to this many rows, the dot products keep up with memory; AMX may be shared with another process. */
 #define FEW_ROWS 4
 
 bool vnni_works(void) { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni"); }
-bool amx_int8_works(void) { return vnni_works() && __builtin_cpu_supports("amx-int8") && amx_works(); }
+bool amx_int8_works(void) { return vnni_works() && CPU_HAS_TILES("amx-int8"); }
+
+/* Inputs of a tile: within a segment. */
+static inline int tile_inputs(Format weights) {
+    return segment_inputs(weights) < SPLIT_K ? segment_inputs(weights) : SPLIT_K;
+}
 
 /* Consecutive segments of one call. */
 typedef struct {
@@ -69,14 +73,16 @@ VNNI INLINE Scales scales_at(const Format weights, const char *line) {
     return (Scales){_mm512_castsi512_ps(_mm512_andnot_si512(mask, words)), _mm512_and_si512(mask, words)};
 }
 
-/* Adds a row's sums of the segment that begins at input `at` to c. */
+/* Adds a row's sums of the segment that begins at input `at` to c; `is_signed`: of codes minus zeros. */
 VNNI INLINE void finish(const Format weights, const Section *s, int at, int r, int p, const Scales *scales, __m512i high,
-                        __m512i low) {
+                        __m512i low, const bool is_signed) {
     const SplitTail *tail = split_tail((char *)s->x + (size_t)r * s->x_stride, s->k);
     float *c = s->c + (size_t)r * s->ldc + p * PANEL;
-    const __m512i of_x = _mm512_set1_epi32(tail->sum[at / segment_inputs(weights)]);
-    const __m512i sum = _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low),
-                                         _mm512_mullo_epi32(scales->zero, of_x));
+    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
+    if (!is_signed) {
+        const __m512i of_x = _mm512_set1_epi32(tail->sum[at / segment_inputs(weights)]);
+        sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(scales->zero, of_x));
+    }
     __m512 total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales->scale,
                                    at == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(c));
     if (at + segment_inputs(weights) >= s->k) total = _mm512_mul_ps(total, _mm512_set1_ps(tail->scale));
@@ -86,7 +92,7 @@ VNNI INLINE void finish(const Format weights, const Section *s, int at, int r, i
 /* `weights`, `rows` and `panels` are constants after inlining, so that the sums stay in registers. */
 VNNI INLINE void vnni_block(const Format weights, const int rows, const int panels, const Section *s, size_t ahead) {
     const bool nibbles = inputs_per_line(weights) == 8;
-    const int segment = segment_inputs(weights), together = segment < SPLIT_K ? segment : SPLIT_K;
+    const int segment = segment_inputs(weights), together = tile_inputs(weights);
     /* The upper halves of a single panel have sums of their own: else one row would wait for its sums' latency. */
     const int apart = nibbles && panels == 1;
     const __m512i mask = _mm512_set1_epi8(15);
@@ -141,7 +147,7 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
         for (int p = 0; p < panels; p++) {
             const Scales scales = scales_at(weights, w + (size_t)p * panel_bytes);
 #pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) finish(weights, s, begin, r, p, &scales, high[r][p], low[r][p]);
+            for (int r = 0; r < rows; r++) finish(weights, s, begin, r, p, &scales, high[r][p], low[r][p], false);
         }
     }
 }
@@ -179,37 +185,50 @@ VNNI INLINE void vnni(const Format weights, int streams, int few, const char *x,
 }
 
 /* Tiles 0-3 are sums (panel 0: high, low, panel 1: high, low), 4 and 5 highs and lows of x, 6 and 7 weights. */
-static void configure(uint8_t rows) {
-    amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS});
+static void configure(uint8_t rows, uint8_t inputs) {
+    const uint8_t lines = inputs / 4;
+    amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, lines, lines},
+                  (const uint8_t[8]){LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, inputs, inputs, LINE_BYTES, LINE_BYTES});
 }
 
-/* All tiles' rows by one or two panels and a segment; `w` are bytes (of int4: unpacked), `scales` the panels' scales, c
- * is written from row `from` on. */
+/* Tile numbers must be literals. */
+#define DOT_TILES(SUM, X, W)                                                                                       \
+    do {                                                                                                           \
+        if (is_signed)                                                                                             \
+            _tile_dpbssd(SUM, X, W);                                                                               \
+        else                                                                                                       \
+            _tile_dpbsud(SUM, X, W);                                                                               \
+    } while (0)
+
+/* All tiles' rows by one or two panels and a segment; `w` are bytes (of int4: unpacked and signed), `scales` the panels'
+ * scales, c is written from row `from` on. */
 AMX INLINE void amx_block(const Format weights, const int panels, const Section *s, const char *w, size_t panel_bytes,
                           const Scales *scales, int from, int rows, bool fetch) {
+    const bool is_signed = inputs_per_line(weights) == 8;
+    const int step = tile_inputs(weights), tile_bytes = step / 4 * LINE_BYTES;
     int32_t sums[2 * PANELS][TILE_ROWS * PANEL] __attribute__((aligned(LINE_BYTES)));
-    const char *x = s->x + split_at(s->begin);
     _tile_zero(0);
     _tile_zero(1);
     if (panels > 1) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int at = s->begin; at < s->end; at += SPLIT_K, x += 2 * SPLIT_K, w += TILE_BYTES) {
+    for (int at = s->begin; at < s->end; at += step, w += tile_bytes) {
+        const char *x = s->x + split_at(at);
         _tile_loadd(6, w, LINE_BYTES);
         _tile_loadd(4, x, s->x_stride);
-        _tile_dpbsud(0, 4, 6);
+        DOT_TILES(0, 4, 6);
         _tile_loadd(5, x + SPLIT_K, s->x_stride);
-        _tile_dpbsud(1, 5, 6);
+        DOT_TILES(1, 5, 6);
         if (panels > 1) _tile_loadd(7, w + panel_bytes, LINE_BYTES);
         if (fetch)
-            for (int line = 0; line < TILE_BYTES; line += LINE_BYTES) {
+            for (int line = 0; line < tile_bytes; line += LINE_BYTES) {
                 _mm_prefetch(w + line + 2 * AHEAD_BYTES, _MM_HINT_T0);
                 if (panels > 1) _mm_prefetch(w + panel_bytes + line + 2 * AHEAD_BYTES, _MM_HINT_T0);
             }
         if (panels > 1) {
-            _tile_dpbsud(2, 4, 7);
-            _tile_dpbsud(3, 5, 7);
+            DOT_TILES(2, 4, 7);
+            DOT_TILES(3, 5, 7);
         }
     }
     _tile_stored(0, sums[0], LINE_BYTES);
@@ -221,27 +240,29 @@ AMX INLINE void amx_block(const Format weights, const int panels, const Section 
     for (int p = 0; p < panels; p++)
         for (int r = from; r < rows; r++)
             finish(weights, s, s->begin, r, p, &scales[p], _mm512_load_si512(sums[2 * p] + r * PANEL),
-                   _mm512_load_si512(sums[2 * p + 1] + r * PANEL));
+                   _mm512_load_si512(sums[2 * p + 1] + r * PANEL), is_signed);
 }
 
-VNNI static void unpack(const char *w, int k, char *out) {
+/* Lines of nibbles to twice as many of codes minus zeros. */
+VNNI static void unpack(const char *w, int k, __m512i zeros, char *out) {
     const __m512i mask = _mm512_set1_epi8(15);
+    const __m512i zero = _mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x01010101));
     for (int at = 0; at < k; at += 8, w += LINE_BYTES, out += 2 * LINE_BYTES) {
         const __m512i line = _mm512_load_si512(w);
         _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
-        _mm512_store_si512(out, _mm512_and_si512(line, mask));
-        _mm512_store_si512(out + LINE_BYTES, _mm512_and_si512(_mm512_srli_epi16(line, 4), mask));
+        _mm512_store_si512(out, _mm512_sub_epi8(_mm512_and_si512(line, mask), zero));
+        _mm512_store_si512(out + LINE_BYTES,
+                           _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(line, 4), mask), zero));
     }
 }
 
-/* Not for segments that are shorter than a tile. */
 AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                     int panels, int k, float *c, size_t ldc) {
     const bool nibbles = inputs_per_line(weights) == 8;
     char bytes[PANELS][NIBBLES_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
     /* All tiles have one height; the last one overlaps the one before. */
     const int height = (m + (m + TILE_ROWS - 1) / TILE_ROWS - 1) / ((m + TILE_ROWS - 1) / TILE_ROWS);
-    configure((uint8_t)height);
+    configure((uint8_t)height, (uint8_t)tile_inputs(weights));
     for (int p = 0; p < panels; p += PANELS) {
         const int width = panels - p < PANELS ? panels - p : PANELS;
         Section s = {.x = x, .x_stride = x_stride, .k = k, .w = w + (size_t)p * panel_bytes, .panel_bytes = panel_bytes,
@@ -252,10 +273,12 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
             const char *tiles = s.w;
             size_t tiles_stride = panel_bytes;
             Scales scales[PANELS];
-            for (int i = 0; i < width; i++)
-                scales[i] = scales_at(weights, s.w + (size_t)i * panel_bytes + codes_bytes);
+            for (int i = 0; i < width; i++) {
+                const char *panel = s.w + (size_t)i * panel_bytes;
+                scales[i] = scales_at(weights, panel + codes_bytes);
+                if (nibbles) unpack(panel, s.end - s.begin, scales[i].zero, bytes[i]);
+            }
             if (nibbles) {
-                for (int i = 0; i < width; i++) unpack(s.w + (size_t)i * panel_bytes, s.end - s.begin, bytes[i]);
                 tiles = bytes[0];
                 tiles_stride = sizeof bytes[0];
             }
@@ -292,10 +315,10 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
         else                                                                                                       \
             amx(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                       \
     }
-GEMM_VNNI(int4_groups, INT4_GROUPS)
 #define GEMMS(NAME, WEIGHTS) GEMM_VNNI(NAME, WEIGHTS) GEMM_AMX(NAME, WEIGHTS)
 GEMMS(int8, INT8)
 GEMMS(int4, INT4)
+GEMMS(int4_groups, INT4_GROUPS)
 GEMMS(int8_groups, INT8_GROUPS)
 GEMMS(int8_zeros, INT8_ZEROS)
 #endif

@@ -110,6 +110,9 @@ static const Layout layouts[FORMATS] = {
     [MXFP4] = {"mxfp4", 8, 128, 128, 32, 0, 0},
 };
 
+/* The largest exponent of an MXFP4 scale, 2^(exponent - 127), with which the weight 6 is finite. */
+#define LARGEST_EXPONENT 252
+
 /* Inputs of a line of packed weights: 1, 2, 4 or 8. */
 static inline int inputs_per_line(Format weights) { return layouts[weights].per_line; }
 static inline bool has_scales(Format weights) { return layouts[weights].segment > 0; }
@@ -130,15 +133,18 @@ static inline size_t panel_bytes_of(Format weights, int k) {
     return (size_t)(k / inputs_per_line(weights) + segments_of(weights, k)) * LINE_BYTES;
 }
 
-Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
-/* gemm_amx_bf16 leaves up to this many rows to gemm_amx_bf16_few. */
+Gemm gemm_amx_bf16, gemm_amx_fp8, gemm_amx_mxfp4;
+Gemm gemm_amx_bf16_few, gemm_amx_fp8_few, gemm_amx_mxfp4_few;
+/* The AMX products of bfloat16 rows leave up to this many to these. */
 #define AMX_FEW_ROWS 4
-bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
-/* Configures the eight tiles: rows of LINE_BYTES. */
-void amx_configure(const uint8_t rows[8]);
-Gemm gemm_avx512_fp8, gemm_avx512_mxfp4;
-bool avx512_codes_works(void);
-Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int8_groups, gemm_amx_int8_zeros;
+/* MXCSR of code that sums as tiles do: round to nearest, subnormals are zero, no exceptions. */
+#define AS_TILES_ROUND 0x9fc0
+bool amx_works(void);
+/* Configures the eight tiles. */
+void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]);
+Gemm gemm_avx512_bf16, gemm_avx512_f32, gemm_avx512_fp8, gemm_avx512_mxfp4;
+bool avx512_bf16_works(void), avx512_works(void), avx512_codes_works(void);
+Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int4_groups, gemm_amx_int8_groups, gemm_amx_int8_zeros;
 Gemm gemm_vnni_int8, gemm_vnni_int4, gemm_vnni_int4_groups, gemm_vnni_int8_groups, gemm_vnni_int8_zeros;
 bool amx_int8_works(void), vnni_works(void);
 #define GEMMS_OF_FLOAT_ROWS(LEVEL)                                                                                 \

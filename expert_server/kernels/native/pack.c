@@ -62,7 +62,7 @@ static uint32_t scale_word(const Codes *codes, Format format, size_t channel, in
         uint32_t word = 0;
         for (int g = 0; g < 4 && at + g * layouts[MXFP4].group < codes->inputs; g++) {
             const uint32_t exponent = exponents[(at + g * layouts[MXFP4].group) / codes->group];
-            if (exponent == 255) *is_finite = false;
+            if (exponent > LARGEST_EXPONENT) *is_finite = false;
             word |= exponent << 8 * g;
         }
         return word;
