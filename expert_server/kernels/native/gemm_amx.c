@@ -246,7 +246,7 @@ AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, siz
 
 AMX void gemm_amx_mxfp4(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                         float *c, size_t ldc) {
-    if (m <= AMX_FEW_ROWS) {
+    if (m <= AMX_FEW_ROWS_MXFP4) {
         gemm_amx_mxfp4_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
         return;
     }

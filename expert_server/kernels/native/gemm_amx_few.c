@@ -1,4 +1,4 @@
-/* Products of 1 to 4 bfloat16 rows with FMA, bit for bit equal to the tiles' (gemm_amx.c).
+/* Products of 1 to 4 bfloat16 rows (MXFP4: 1 or 2) with FMA, bit for bit equal to the tiles' (gemm_amx.c).
  *
  * FMA keeps up with memory. Tiles do not if another process uses the core's other hardware thread: then a tile load
  * takes three times as long and does not overlap with products.
@@ -25,7 +25,7 @@
 #define UPPER_HALF ((int)0xffff0000)
 #define STEP_K 32
 #define STEP_BYTES (STEP_K * 2)
-_Static_assert(MOST_ROWS == 4, "all_panels has a case for each");
+_Static_assert(MOST_ROWS == 4 && AMX_FEW_ROWS_MXFP4 == 2, "all_panels has a case for each");
 _Static_assert(STEP_K == GROUP, "a tile has one scale of MXFP4");
 
 /* `weights`, `rows` and `panels` are constants after inlining, so that the sums stay in registers. */
@@ -118,16 +118,15 @@ FEW INLINE void block(const Format weights, const int rows, const int panels, co
 
 FEW INLINE void all_panels(const Format weights, const char *x, size_t x_stride, int m, const char *w,
                            size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
-    const bool is_narrow = weights != BFLOAT16 && m > MOST_ROWS_AT_ONCE;
+    const bool is_narrow = weights == FP8 && m > MOST_ROWS_AT_ONCE;
     const int most = is_narrow ? PANELS_OF_MORE_ROWS : MOST_PANELS;
     for (int p = 0; p < panels; p += most, w += most * panel_bytes, c += most * PANEL) {
         const int key = m * 8 + (panels - p < most ? panels - p : most);
-        if (is_narrow)
+        switch (key) { CASES(1) CASES(2) MORE_CASES(1) MORE_CASES(2) }
+        if (weights != MXFP4)
             switch (key) { CASES(3) CASES(4) }
-        else
-            switch (key) {
-                CASES(1) CASES(2) CASES(3) CASES(4) MORE_CASES(1) MORE_CASES(2) MORE_CASES(3) MORE_CASES(4)
-            }
+        if (weights == BFLOAT16)
+            switch (key) { MORE_CASES(3) MORE_CASES(4) }
     }
 }
 

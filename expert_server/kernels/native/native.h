@@ -135,8 +135,9 @@ static inline size_t panel_bytes_of(Format weights, int k) {
 
 Gemm gemm_amx_bf16, gemm_amx_fp8, gemm_amx_mxfp4;
 Gemm gemm_amx_bf16_few, gemm_amx_fp8_few, gemm_amx_mxfp4_few;
-/* The AMX products of bfloat16 rows leave up to this many to these. */
+/* The AMX products of bfloat16 rows leave up to this many to these. Of MXFP4, FMA costs more than decoding for tiles. */
 #define AMX_FEW_ROWS 4
+#define AMX_FEW_ROWS_MXFP4 2
 /* MXCSR of code that sums as tiles do: round to nearest, subnormals are zero, no exceptions. */
 #define AS_TILES_ROUND 0x9fc0
 bool amx_works(void);
