@@ -118,6 +118,11 @@ class Checkpoint:
         """All tensors of the checkpoint, as they are stored: name -> path of the shard that holds it."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some weights are stored quantised."""
+        return bool(self._files.matrices)
+
     def expert_modules(self) -> dict[str, nn.Module]:
         """Module of the routed experts of each MoE layer, in order: name -> module on the meta device."""
         return {name: self.skeleton.get_submodule(name) for name in self.shape.layer_names}
