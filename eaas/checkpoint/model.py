@@ -40,8 +40,8 @@ __all__ = ["Checkpoint", "ExpertTensor"]
 # transformers maps most of these names with `attribute_map`, but not all.
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# model_type of checkpoints whose code is their own, though it is an architecture of transformers -> architecture,
-# transformers' model_type. That code is not run.
+# Checkpoints that bring code for an architecture of transformers: their model_type -> architecture, and its
+# model_type in transformers. That code is not run.
 _SAME_AS = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3")}
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -1,7 +1,7 @@
 """`--load-format eaas`: vLLM's default loader, without the routed experts' tensors.
 
-Loading joins the cluster first, because each layer must know its place among the MoE layers. The other weights of a
-quantised checkpoint are dequantised here: vLLM builds a model that is not quantised.
+Loading joins the cluster first, because each layer must know its place among the MoE layers. The other
+weights of a quantised checkpoint are dequantised here: vLLM builds a model that is not quantised.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
         """Join the cluster, then build and load the model.
 
         Raises:
-            ConfigError: The section `eaas` is missing or wrong, or vLLM would quantise a quantised checkpoint's
-                layers.
+            ConfigError: The section `eaas` is missing or wrong, or vLLM would build quantised layers.
             CheckpointError: The model cannot be served.
             ClusterError: The monitor does not answer, or the servers do not cover the experts.
         """

@@ -78,9 +78,11 @@ def test_vllm_sees_no_quantised_model(given: list[str], wanted: list[str]) -> No
     assert not_quantized(given) == wanted
 
 
-@pytest.mark.parametrize("given", [["--hf-overrides"], ["--hf-overrides", "[1]"], ["--hf-overrides={"]])
+@pytest.mark.parametrize(
+    "given", [["--hf-overrides"], ["--hf-overrides", "[1]"], ["--hf-overrides={"]]
+)
 def test_overrides_that_are_no_object(given: list[str]) -> None:
-    with pytest.raises(ConfigError, match="--hf-overrides: .* is no JSON object"):
+    with pytest.raises(ConfigError, match=r"--hf-overrides: .* is no JSON object"):
         not_quantized(given)
 
 
