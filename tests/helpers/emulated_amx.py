@@ -41,7 +41,7 @@ def build(folder: Path) -> ModuleType:
         f'-DAMX_EMULATION="{_HERE / "amx_emulation.h"}"',
         *("-o", str(module), *map(str, sources), "-lm"),
     ]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=500)
     # The last part of its name decides which function initialises it.
     loader = importlib.machinery.ExtensionFileLoader("emulated._native", str(module))
     spec = importlib.util.spec_from_loader(loader.name, loader)

@@ -28,6 +28,7 @@ bool plain_works(void) { return true; }
     {ISA, LEVEL##_works, INT8, FLOAT32, gemm_int8_##LEVEL},                                                        \
     {ISA, LEVEL##_works, INT4, FLOAT32, gemm_int4_##LEVEL},                                                        \
     {ISA, LEVEL##_works, INT4_GROUPS, FLOAT32, gemm_int4_groups_##LEVEL},                                          \
+    {ISA, LEVEL##_works, INT4_SHORT, FLOAT32, gemm_int4_short_##LEVEL},                                            \
     {ISA, LEVEL##_works, INT8_GROUPS, FLOAT32, gemm_int8_groups_##LEVEL},                                          \
     {ISA, LEVEL##_works, INT8_ZEROS, FLOAT32, gemm_int8_zeros_##LEVEL},                                            \
     {ISA, LEVEL##_works, FP8, FLOAT32, gemm_fp8_##LEVEL},                                                          \
@@ -45,11 +46,13 @@ const GemmKind gemm_kinds[] = {
     {"amx-int8", amx_int8_works, INT8, SPLIT, gemm_amx_int8},
     {"amx-int8", amx_int8_works, INT4, SPLIT, gemm_amx_int4},
     {"amx-int8", amx_int8_works, INT4_GROUPS, SPLIT, gemm_amx_int4_groups},
+    {"amx-int8", amx_int8_works, INT4_SHORT, SPLIT, gemm_amx_int4_short},
     {"amx-int8", amx_int8_works, INT8_GROUPS, SPLIT, gemm_amx_int8_groups},
     {"amx-int8", amx_int8_works, INT8_ZEROS, SPLIT, gemm_amx_int8_zeros},
     {"avx512-vnni", vnni_works, INT8, SPLIT, gemm_vnni_int8},
     {"avx512-vnni", vnni_works, INT4, SPLIT, gemm_vnni_int4},
     {"avx512-vnni", vnni_works, INT4_GROUPS, SPLIT, gemm_vnni_int4_groups},
+    {"avx512-vnni", vnni_works, INT4_SHORT, SPLIT, gemm_vnni_int4_short},
     {"avx512-vnni", vnni_works, INT8_GROUPS, SPLIT, gemm_vnni_int8_groups},
     {"avx512-vnni", vnni_works, INT8_ZEROS, SPLIT, gemm_vnni_int8_zeros},
     KINDS_OF_FLOAT_ROWS("avx2", avx2),

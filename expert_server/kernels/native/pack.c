@@ -67,6 +67,17 @@ static uint32_t scale_word(const Codes *codes, Format format, size_t channel, in
         }
         return word;
     }
+    if (format == INT4_SHORT) {
+        const uint32_t *scales = (const uint32_t *)codes->scales + channel * codes->scales_stride;
+        uint32_t word = 0;
+        for (int g = 0; g < 2 && at + g * layouts[INT4_SHORT].group < codes->inputs; g++) {
+            /* A bfloat16: its lower half is zero. */
+            const uint32_t scale = scales[(at + g * layouts[INT4_SHORT].group) / codes->group];
+            if ((scale & 0x7f800000) == 0x7f800000) *is_finite = false;
+            word |= scale >> 16 << 16 * g;
+        }
+        return word;
+    }
     uint32_t bits;
     memcpy(&bits, (const float *)codes->scales + channel * codes->scales_stride + group, sizeof bits);
     if ((bits & 0x7f800000) == 0x7f800000) *is_finite = false;

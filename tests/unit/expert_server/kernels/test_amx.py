@@ -26,6 +26,9 @@ from expert_server.kernels.native import NativeKernel
 from expert_server.kernels.random_matrix import random_matrix
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
+# Ten seconds of compilation, alone.
+pytestmark = pytest.mark.timeout(600)
+
 FP8, MXFP4, INT4, INT8 = WeightFormat.FP8, WeightFormat.MXFP4, WeightFormat.INT4, WeightFormat.INT8
 CLAMPED = ExpertForm(True, True, ClampedSwiglu().apply)
 SWIGLU = ExpertForm(True, False, swiglu)
@@ -66,6 +69,8 @@ WEIGHTS = [
     Weights(StoredFormat(FP8, 0), "amx-bf16", 1e-2),
     Weights(StoredFormat(MXFP4, 32), "amx-bf16", 1e-2),
     integers(StoredFormat(INT4, 32)),
+    integers(StoredFormat(INT4, 32, has_short_scales=True)),
+    integers(StoredFormat(INT4, 96, has_short_scales=True)),
     integers(StoredFormat(INT4, 64, has_zeros=True)),
     integers(StoredFormat(INT4, 96)),
     integers(StoredFormat(INT4, 128, has_zeros=True, has_order=True)),
