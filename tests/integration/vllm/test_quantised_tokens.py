@@ -74,7 +74,7 @@ def embedded(path: Path, monitor: str, prompts: list[list[int]]) -> list[list[in
     for prompt in prompts:
         ids_BT = torch.tensor([prompt])
         inputs = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
-        out_BT = decode(model, inputs, TOKENS, min_new_tokens=TOKENS)
+        out_BT = decode(model, inputs, TOKENS, eos_token_id=-1)
         found.append(out_BT[0, len(prompt) :].tolist())
     return found
 
