@@ -183,7 +183,7 @@ setup(
             depends=[
                 "eaas/threads/pool.h",
                 "expert_server/kernels/direct.h",
-                "expert_server/kernels/native/native.h",
+                *(f"expert_server/kernels/native/{name}.h" for name in ("amx", "codes", "native")),
                 "eaas/wire/spin.h",
                 "expert_server/kernels/native/gemm_portable.h",
             ],

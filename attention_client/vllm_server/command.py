@@ -9,15 +9,16 @@ from pathlib import Path
 
 from attention_client.engines.vllm.contract import LOAD_FORMAT
 from attention_client.engines.vllm.lifeline import SUPERVISOR_VARIABLE, supervisor_text
-from attention_client.engines.vllm.settings import SECTION, EngineSettings
+from attention_client.engines.vllm.settings import NOT_QUANTIZED, SECTION, EngineSettings
 from attention_client.vllm_server.settings import EndpointSettings
 from eaas.errors import ConfigError
 from eaas.launcher_pipe import READY_VARIABLE
 
-__all__ = ["environment", "refuse_options", "words"]
+__all__ = ["environment", "not_quantized", "refuse_options", "words"]
 
 _MIDDLEWARE = "attention_client.vllm_server.middleware.Endpoint"
 _NAMES = "--served-model-name"
+_OVERRIDES = "--hf-overrides"
 # Seconds in which running requests may end, as in the embedded engine.
 _GRACE_S = 1
 _STEP_VARIABLE = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
@@ -77,6 +78,30 @@ def words(
         "--disable-uvicorn-access-log",
         *options,
     )
+
+
+def not_quantized(options: Sequence[str]) -> list[str]:
+    """Add to the user's options of vLLM that the model is not quantised: its weights are dequantised for it.
+
+    Raises:
+        ConfigError: The user's `--hf-overrides` are no JSON object.
+    """
+    names = _option_names(options)
+    if any(name.startswith(f"{_OVERRIDES}.") for name in names):
+        return [*options, f"{_OVERRIDES}.quantization_config", "null"]
+    rest, given = list(options), "{}"
+    for at, option in enumerate(options):
+        name, is_joined, value = option.partition("=")
+        if name.replace("_", "-") == _OVERRIDES:
+            end = at + (1 if is_joined else 2)
+            given = value if is_joined else "".join(options[at + 1 : end])
+            rest = [*options[:at], *options[end:]]
+            break
+    try:
+        overrides = json.loads(given) | json.loads(NOT_QUANTIZED)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"vLLM's option {_OVERRIDES}: {given!r} is no JSON object") from error
+    return [*rest, _OVERRIDES, json.dumps(overrides)]
 
 
 def environment(

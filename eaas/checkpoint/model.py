@@ -40,6 +40,9 @@ __all__ = ["Checkpoint", "ExpertTensor"]
 # transformers maps most of these names with `attribute_map`, but not all.
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Checkpoints that bring code for an architecture of transformers: their model_type -> architecture, and its
+# model_type in transformers. That code is not run.
+_SAME_AS = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3")}
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -117,6 +120,11 @@ class Checkpoint:
     def keys(self) -> Mapping[str, Path]:
         """All tensors of the checkpoint, as they are stored: name -> path of the shard that holds it."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some weights are stored quantised."""
+        return bool(self._files.matrices)
 
     def expert_modules(self) -> dict[str, nn.Module]:
         """Module of the routed experts of each MoE layer, in order: name -> module on the meta device."""
@@ -270,11 +278,17 @@ def _load_config(files: CheckpointFiles) -> Any:
     with collector_off():
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    architecture, model_type = _SAME_AS.get(files.config["model_type"], ("", ""))
     try:
-        config = AutoConfig.from_pretrained(
-            files.path, local_files_only=True, trust_remote_code=False
-        )
+        if architecture and files.config.get("architectures") == [architecture]:
+            fields = {k: v for k, v in files.config.items() if k not in ("auto_map", "model_type")}
+            config = CONFIG_MAPPING[model_type].from_dict(fields, name_or_path=str(files.path))
+        else:
+            config = AutoConfig.from_pretrained(
+                files.path, local_files_only=True, trust_remote_code=False
+            )
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModelError(
             f"{files.path}: transformers cannot load the config of model_type "

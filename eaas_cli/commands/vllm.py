@@ -107,7 +107,8 @@ def vllm(
     at = loaded.port or _free_port(loaded.host)
     address = join_host_port(host_to_tell(loaded.host), at)
     with Interrupt() as interrupt:
-        observer = _precheck(model, join, own)
+        observer, is_quantized = _precheck(model, join, own)
+        given = command.not_quantized(given) if is_quantized else given
         process = _start(model.resolve(), join, client_id, cluster, address, at, given)
         try:
             _run(process, observer, loaded.host, address, interrupt)
@@ -118,8 +119,11 @@ def vllm(
     leave()
 
 
-def _precheck(model: Path, join: str, tls: Identity | None) -> ClusterObserver:
-    """Check the checkpoint and the cluster, before vLLM starts; return the open connection to the cluster.
+def _precheck(model: Path, join: str, tls: Identity | None) -> tuple[ClusterObserver, bool]:
+    """Check the checkpoint and the cluster, before vLLM starts.
+
+    Returns:
+        The open connection to the cluster; whether the checkpoint is quantised.
 
     Raises:
         CheckpointError: The checkpoint cannot be served.
@@ -140,7 +144,7 @@ def _precheck(model: Path, join: str, tls: Identity | None) -> ClusterObserver:
     finally:
         monitors.close()
     refuse_other_checkpoint(members, shape, join)
-    return ClusterObserver(join, tls)
+    return ClusterObserver(join, tls), checkpoint.is_quantized
 
 
 def _start(

@@ -29,15 +29,16 @@ _PANEL, _WORD_BYTES = 16, 4
 _FORMATS: dict[str, int] = _native.formats()
 _FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # Format of the codes, inputs that a group must be a multiple of (0: one scale per channel only), whether zero
-# points are possible -> format of the panels; the first that fits.
+# points are possible, whether the scales are bfloat16 -> format of the panels; the first that fits.
 _STORED = (
-    (WeightFormat.FP8, 128, False, "fp8"),
-    (WeightFormat.MXFP4, 32, False, "mxfp4"),
-    (WeightFormat.INT4, 128, True, "int4"),
-    (WeightFormat.INT4, 32, True, "int4 in groups"),
-    (WeightFormat.INT8, 0, False, "int8"),
-    (WeightFormat.INT8, 128, False, "int8 in groups"),
-    (WeightFormat.INT8, 128, True, "int8 with zero points"),
+    (WeightFormat.FP8, 128, False, False, "fp8"),
+    (WeightFormat.MXFP4, 32, False, False, "mxfp4"),
+    (WeightFormat.INT4, 128, True, False, "int4"),
+    (WeightFormat.INT4, 32, False, True, "int4 in groups, bfloat16 scales"),
+    (WeightFormat.INT4, 32, True, False, "int4 in groups"),
+    (WeightFormat.INT8, 0, False, False, "int8"),
+    (WeightFormat.INT8, 128, False, False, "int8 in groups"),
+    (WeightFormat.INT8, 128, True, False, "int8 with zero points"),
 )
 
 _Matrix = torch.Tensor | QuantizedMatrix
@@ -76,8 +77,10 @@ def panel_format(spec: KernelSpec) -> int:
         is_float = spec.quantization is Quantization.NONE
         return _FORMATS[_FLOATS[spec.dtype] if is_float else spec.quantization]
     units = []
-    for weights, unit, may_have_zeros, name in _STORED:
+    for weights, unit, may_have_zeros, are_short, name in _STORED:
         if weights is not stored.format or stored.has_zeros > may_have_zeros:
+            continue
+        if are_short and not stored.has_short_scales:
             continue
         if not stored.group or (unit and stored.group % unit == 0):
             return _FORMATS[name]

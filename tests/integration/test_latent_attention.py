@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,6 +72,26 @@ def test_streams_of_different_lengths(
     metrics = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
     tokens = next(x for x in metrics.splitlines() if x.startswith("eaas_kv_cache_tokens "))
     assert float(tokens.split()[1]) > 0
+
+
+def test_kimi_k2_in_real_processes(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    """A model_type that transformers does not know, whose remote code is not there."""
+    source, path = checkpoint("deepseek_v3"), tmp_path / "kimi"
+    shutil.copytree(source, path)
+    config = json.loads((path / "config.json").read_text()) | {
+        "model_type": "kimi_k2",
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    prompt = drawn(17)
+    expected = AutoTokenizer.from_pretrained(source).decode(
+        greedy(eager(source), prompt), skip_special_tokens=True
+    )
+    cluster = start_cluster(path)
+    assert cluster.endpoint is not None
+    assert answer(cluster.endpoint, prompt) == expected
 
 
 VARIANTS = {

@@ -10,10 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from eaas.config import AttentionClientConfig
 from eaas.errors import ConfigError
 
-__all__ = ["SECTION", "EngineSettings", "read_settings"]
+__all__ = ["NOT_QUANTIZED", "SECTION", "EngineSettings", "read_settings"]
 
 SECTION = "eaas"
 """Key of the section."""
+NOT_QUANTIZED = '{"quantization_config": null}'
+"""vLLM's `--hf-overrides` for a quantised checkpoint: the loader dequantises its weights."""
 
 
 class EngineSettings(BaseModel):

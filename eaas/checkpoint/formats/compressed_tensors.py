@@ -73,7 +73,13 @@ def compressed_matrices(
         inputs = words * 32 // bits if is_packed else words
         yield StoredMatrix(
             weight,
-            StoredFormat(_INTEGERS[bits], max(0, group), "zeros" in parts, "groups" in parts),
+            StoredFormat(
+                _INTEGERS[bits],
+                max(0, group),
+                has_zeros="zeros" in parts,
+                has_order="groups" in parts,
+                has_short_scales=tensors[parts["scales"]].dtype == "BF16",
+            ),
             (*outer, rows, inputs),
             parts,
             partial(_assemble, bits, max(0, group), is_packed),

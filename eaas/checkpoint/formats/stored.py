@@ -41,12 +41,14 @@ class StoredFormat:
         group: Inputs per scale; 0: one scale per channel.
         has_zeros: Whether there are zero points.
         has_order: Whether the inputs are reordered.
+        has_short_scales: Whether each scale is a bfloat16.
     """
 
     format: WeightFormat
     group: int
     has_zeros: bool = False
     has_order: bool = False
+    has_short_scales: bool = False
 
     def __str__(self) -> str:
         scales = f"groups of {self.group}" if self.group else "a scale per channel"

@@ -19,7 +19,7 @@ __all__ = ["STORED", "store"]
 STORED = {
     "fp8": StoredFormat(WeightFormat.FP8, 128),
     "mxfp4": StoredFormat(WeightFormat.MXFP4, 32),
-    "int4-g32": StoredFormat(WeightFormat.INT4, 32),
+    "int4-g32": StoredFormat(WeightFormat.INT4, 32, has_short_scales=True),
 }
 _LARGEST_E4M3 = 448.0
 # Middles between the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 of e2m1: a number's place among them is its code.

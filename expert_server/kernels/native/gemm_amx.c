@@ -1,30 +1,31 @@
-/* bfloat16 products with Intel AMX: tiles of 16 rows of 64 bytes. Few rows: gemm_amx_few.c. */
+/* Products of bfloat16 rows with Intel AMX: tiles of 16 rows of 64 bytes. Few rows: gemm_amx_few.c.
+ *
+ * FP8 and MXFP4 weights become bfloat16 lines, exactly: a section of two panels at a time, in memory that stays in the L1
+ * cache while all rows use it. MXFP4 lines have their scales, powers of two. FP8 lines do not: the sum of each segment
+ * begins at zero; then it is multiplied by its scales and added to the total.
+ */
 #include "native.h"
 
 #ifdef __x86_64__
-#include <immintrin.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f")))
+#include "amx.h"
+#include "codes.h"
+
+#define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vbmi")))
 #define ROWS 16
 #define STEP_K 32 /* Inputs of one tile of x. */
 #define STEP_BYTES (STEP_K * 2)
 #define TILE_BYTES (PANEL * STEP_BYTES) /* A tile of weights is contiguous in the panel. */
 #define BLOCK_K 512 /* 32 rows of it are 32 KiB: they fit the L1 cache. */
+#define WIDE_BYTES ((size_t)BLOCK_K * PANEL * 2)
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
 #define AHEAD_BYTES 8192
-#define ARCH_REQ_XCOMP_PERM 0x1023
-#define XFEATURE_XTILEDATA 18
+_Static_assert(BLOCK_K % SEGMENT == 0, "a section has whole segments");
 
-bool amx_works(void) {
-    /* Linux permits tiles only on request. */
-    return avx512_works() && __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
-           syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
+bool amx_works(void) { return can_decode() && CPU_HAS_TILES("amx-bf16"); }
 
-AMX void amx_configure(const uint8_t rows[8]) {
+AMX void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]) {
     struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t bytes_per_row[16];
@@ -33,7 +34,7 @@ AMX void amx_configure(const uint8_t rows[8]) {
     memset(&config, 0, sizeof config);
     config.palette = 1;
     for (int t = 0; t < 8; t++) {
-        config.bytes_per_row[t] = LINE_BYTES;
+        config.bytes_per_row[t] = bytes_per_row[t];
         config.rows[t] = rows[t];
     }
     /* GCC's intrinsic declares only the first 8 bytes as read, so stores to the rest would be dropped. */
@@ -45,7 +46,9 @@ AMX void amx_configure(const uint8_t rows[8]) {
  * With at most 16 rows all four sums are of the upper rows. */
 static void configure(int rows) {
     const uint8_t upper = rows < ROWS ? rows : ROWS, lower = rows > ROWS ? rows - ROWS : upper;
-    amx_configure((const uint8_t[8]){upper, upper, lower, lower, upper, lower, ROWS, ROWS});
+    amx_configure((const uint8_t[8]){upper, upper, lower, lower, upper, lower, ROWS, ROWS},
+                  (const uint8_t[8]){LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES,
+                                     LINE_BYTES});
 }
 
 AMX static inline void fetch_tile(const char *at) {
@@ -127,8 +130,21 @@ AMX static inline __attribute__((always_inline)) void wide(const int panels, con
     if (panels > 1) END(3, lower_c + PANEL);
 }
 
+/* Up to 32 rows by one or two panels, with tiles configured for so many rows. */
+AMX static void block(int rows, int panels, const char *x, size_t x_stride, const char *w, size_t panel_bytes, int k,
+                      float *c, size_t ldc, bool add, bool fetch) {
+    if (rows > ROWS && panels == 2)
+        wide(2, x, x_stride, w, panel_bytes, k, c, ldc, add, fetch);
+    else if (rows > ROWS)
+        wide(1, x, x_stride, w, panel_bytes, k, c, ldc, add, fetch);
+    else if (panels == 2)
+        narrow(2, x, x_stride, w, panel_bytes, k, c, ldc, add, false);
+    else
+        narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, add, false);
+}
+
 AMX static void one_tile_of_rows(const char *x, size_t x_stride, const char *w, size_t panel_bytes, int panels, int k,
-                         float *c, size_t ldc) {
+                                 float *c, size_t ldc) {
     for (int p = 0; p < panels; p += 4, w += 4 * panel_bytes, c += 4 * PANEL)
         switch (panels - p) {
         case 1: narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
@@ -138,28 +154,76 @@ AMX static void one_tile_of_rows(const char *x, size_t x_stride, const char *w, 
         }
 }
 
+/* One panel's segments of k inputs to bfloat16 lines. */
+CODES static void widen_fp8(const char *w, int k, char *lines) {
+    for (int at = 0; at < k; at += SEGMENT, w += LINE_BYTES)
+        for (int i = 0; i < SEGMENT; i += 4, w += LINE_BYTES, lines += 2 * LINE_BYTES) {
+            __m512i pairs[2];
+            _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
+            decode_fp8(_mm512_load_si512(w), pairs);
+            for (int j = 0; j < 2; j++) _mm512_store_si512(lines + j * LINE_BYTES, pairs[j]);
+        }
+}
+
+CODES static void widen_mxfp4(const char *w, int k, char *lines) {
+    for (int at = 0; at < k; at += SEGMENT, w += LINE_BYTES) {
+        const __m512i scales = _mm512_load_si512(w + CODES_BYTES(MXFP4));
+        for (int g = 0; g < SEGMENT / GROUP; g++) {
+            const __m512i by = lowered(scales, g);
+            for (int i = 0; i < GROUP; i += 8, w += LINE_BYTES, lines += 4 * LINE_BYTES) {
+                __m512i pairs[4];
+                _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
+                decode_mxfp4(_mm512_load_si512(w), large_e2m1, pairs);
+                for (int j = 0; j < 4; j++) _mm512_store_si512(lines + j * LINE_BYTES, scale_mxfp4(pairs[j], by));
+            }
+        }
+    }
+}
+
+/* Like `block`, with lines of FP8 codes, which panels at `w` have the scales of. */
+AMX static void block_fp8(int rows, int panels, const char *x, size_t x_stride, const char *lines, const char *w,
+                          size_t panel_bytes, int k, float *c, size_t ldc, bool add) {
+    float sums[2 * ROWS][2 * PANEL] __attribute__((aligned(LINE_BYTES)));
+    for (int at = 0; at < k; at += SEGMENT, add = true) {
+        block(rows, panels, x + (size_t)at * 2, x_stride, lines + (size_t)at * PANEL * 2, WIDE_BYTES, SEGMENT, sums[0],
+              2 * PANEL, false, false);
+        w += CODES_BYTES(FP8);
+        for (int p = 0; p < panels; p++) {
+            const __m512 scale = _mm512_load_ps(w + (size_t)p * panel_bytes);
+            for (int r = 0; r < rows; r++) {
+                float *to = c + (size_t)r * ldc + p * PANEL;
+                const __m512 total = add ? _mm512_loadu_ps(to) : _mm512_setzero_ps();
+                _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_load_ps(sums[r] + p * PANEL), scale, total));
+            }
+        }
+        w += LINE_BYTES;
+    }
+}
+
 /* One section of k at a time: all panels use its rows of x, all rows its weights. */
-AMX static void many_rows(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
-                          int k, float *c, size_t ldc) {
+AMX static void many_rows(Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
+                          int panels, int k, float *c, size_t ldc) {
+    char lines[2][WIDE_BYTES] __attribute__((aligned(LINE_BYTES)));
     int configured = 0;
     for (int at = 0; at < k; at += BLOCK_K)
         for (int p = 0; p < panels; p += 2) {
-            const int width = k - at < BLOCK_K ? k - at : BLOCK_K;
-            const bool add = at > 0, two = p + 1 < panels;
+            const int width = k - at < BLOCK_K ? k - at : BLOCK_K, some = p + 1 < panels ? 2 : 1;
+            const char *ws = w + (size_t)p * panel_bytes + panel_bytes_of(weights, at);
+            for (int i = 0; i < some; i++) {
+                if (weights == FP8) widen_fp8(ws + (size_t)i * panel_bytes, width, lines[i]);
+                if (weights == MXFP4) widen_mxfp4(ws + (size_t)i * panel_bytes, width, lines[i]);
+            }
             for (int row = 0; row < m; row += 2 * ROWS) {
                 const int rows = m - row < 2 * ROWS ? m - row : 2 * ROWS;
                 const char *xs = x + (size_t)row * x_stride + (size_t)at * 2;
-                const char *ws = w + (size_t)p * panel_bytes + (size_t)at * PANEL * 2;
                 float *cs = c + (size_t)row * ldc + p * PANEL;
                 if (rows != configured) configure(configured = rows);
-                if (rows > ROWS && two)
-                    wide(2, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, row == 0);
-                else if (rows > ROWS)
-                    wide(1, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, row == 0);
-                else if (two)
-                    narrow(2, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, false);
+                if (weights == FP8)
+                    block_fp8(rows, some, xs, x_stride, lines[0], ws, panel_bytes, width, cs, ldc, at > 0);
+                else if (weights == MXFP4)
+                    block(rows, some, xs, x_stride, lines[0], WIDE_BYTES, width, cs, ldc, at > 0, false);
                 else
-                    narrow(1, xs, x_stride, ws, panel_bytes, width, cs, ldc, add, false);
+                    block(rows, some, xs, x_stride, ws, panel_bytes, width, cs, ldc, at > 0, row == 0);
             }
         }
 }
@@ -174,9 +238,33 @@ AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, siz
         configure(m);
         one_tile_of_rows(x, x_stride, w, panel_bytes, panels, k, c, ldc);
     } else {
-        many_rows(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        many_rows(BFLOAT16, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
     }
     /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
+    _tile_release();
+}
+
+AMX void gemm_amx_mxfp4(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
+                        float *c, size_t ldc) {
+    if (m <= AMX_FEW_ROWS_MXFP4) {
+        gemm_amx_mxfp4_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        return;
+    }
+    many_rows(MXFP4, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+    _tile_release();
+}
+
+AMX void gemm_amx_fp8(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
+                      float *c, size_t ldc) {
+    if (m <= AMX_FEW_ROWS) {
+        gemm_amx_fp8_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        return;
+    }
+    /* Products with scales round as those of few rows. */
+    const unsigned mode = _mm_getcsr();
+    _mm_setcsr(AS_TILES_ROUND);
+    many_rows(FP8, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+    _mm_setcsr(mode);
     _tile_release();
 }
 #endif

@@ -1,18 +1,18 @@
-/* Products with int8 and int4 weights and activations of 15 bits, in integers: exact within each segment.
+/* Products with int8 and int4 weights and activations of 15 bits, in integers: exact within each group.
  *
  * An activation is 128 * high + low, both int8, for the dot products of bytes (AVX512-VNNI, AMX): only the weights'
  * quantisation error matters. These take codes, which are unsigned:
  *
- *     sum of a segment = (high . codes << 7) + low . codes - zero * (sum of the activations)
+ *     sum of a group = (high . codes << 7) + low . codes - zero * (sum of the activations)
  *
- * It fits 32 bits: 16319 * 255 * 128 < 2^31 (in a segment of 1024, 16319 * 128 * 1024), and intermediate overflows cancel.
- * Then it is multiplied by the segment's scales and added to c in float32; at the last segment c is multiplied by the
+ * It fits 32 bits: 16319 * 255 * 128 < 2^31 (in a group of 1024, 16319 * 128 * 1024), and intermediate overflows cancel.
+ * Then it is multiplied by the group's scales and added to c in float32; at the last group c is multiplied by the
  * row's scale. AMX and VNNI give the same bits.
  */
 #include "native.h"
 
 #ifdef __x86_64__
-#include <immintrin.h>
+#include "amx.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */
@@ -28,14 +28,16 @@
 #define ROWS_OF_STREAMS 2
 /* With many rows: of two panels at most 32 KiB. A multiple of all segments. */
 #define SECTION_INPUTS 1024
-#define NIBBLES_SEGMENT 128 /* The longest of int4. */
+#define NIBBLES_GROUP 128 /* The longest of int4. */
 #define TILE_ROWS 16
-#define TILE_BYTES 1024
 /* Up to this many rows, the dot products keep up with memory; AMX may be shared with another process. */
 #define FEW_ROWS 4
 
 bool vnni_works(void) { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni"); }
-bool amx_int8_works(void) { return vnni_works() && __builtin_cpu_supports("amx-int8") && amx_works(); }
+bool amx_int8_works(void) { return vnni_works() && CPU_HAS_TILES("amx-int8"); }
+
+/* Inputs of a tile: within a group. */
+static inline int tile_inputs(Format weights) { return group_inputs(weights) < SPLIT_K ? group_inputs(weights) : SPLIT_K; }
 
 /* Consecutive segments of one call. */
 typedef struct {
@@ -55,45 +57,73 @@ static Section rows_from(const Section *s, int row) {
     return rest;
 }
 
-/* The scales of a segment of a panel. */
+/* The scales of a group of a panel. */
 typedef struct {
     __m512 scale;
     __m512i zero;
 } Scales;
 
-VNNI INLINE Scales scales_at(const Format weights, const char *line) {
+/* At a line of scales, of the g-th group of the segment. */
+VNNI INLINE Scales scales_at(const Format weights, const char *line, int g) {
     const int bits = layouts[weights].zero_bits;
-    const __m512i words = _mm512_load_si512(line);
+    __m512i words = _mm512_load_si512(line);
+    if (weights == INT4_SHORT)
+        words = _mm512_and_si512(_mm512_slli_epi32(words, 16 - 16 * (unsigned)g), _mm512_set1_epi32((int)0xffff0000));
     if (bits == 0) return (Scales){_mm512_castsi512_ps(words), _mm512_set1_epi32(layouts[weights].zero)};
     const __m512i mask = _mm512_set1_epi32((1 << bits) - 1);
     return (Scales){_mm512_castsi512_ps(_mm512_andnot_si512(mask, words)), _mm512_and_si512(mask, words)};
 }
 
-/* Adds a row's sums of the segment that begins at input `at` to c. */
-VNNI INLINE void finish(const Format weights, const Section *s, int at, int r, int p, const Scales *scales, __m512i high,
-                        __m512i low) {
-    const SplitTail *tail = split_tail((char *)s->x + (size_t)r * s->x_stride, s->k);
-    float *c = s->c + (size_t)r * s->ldc + p * PANEL;
-    const __m512i of_x = _mm512_set1_epi32(tail->sum[at / segment_inputs(weights)]);
-    const __m512i sum = _mm512_sub_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low),
-                                         _mm512_mullo_epi32(scales->zero, of_x));
-    __m512 total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales->scale,
-                                   at == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(c));
-    if (at + segment_inputs(weights) >= s->k) total = _mm512_mul_ps(total, _mm512_set1_ps(tail->scale));
-    _mm512_storeu_ps(c, total);
+static inline const SplitTail *tail_of(const Section *s, int r) {
+    return split_tail((char *)s->x + (size_t)r * s->x_stride, s->k);
+}
+
+/* A row's total after the group that begins at input `at`; `is_signed`: its sums are of codes minus zeros. */
+VNNI INLINE __m512 add_group(const Format weights, const SplitTail *tail, int at, const Scales *scales, __m512i high,
+                             __m512i low, const bool is_signed, __m512 total) {
+    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
+    if (!is_signed) {
+        const int of_x = tail->sum[at / group_inputs(weights)];
+        const bool is_same = layouts[weights].zero_bits == 0; /* Then the product needs no vector. */
+        const __m512i less = is_same ? _mm512_set1_epi32(layouts[weights].zero * of_x)
+                                     : _mm512_mullo_epi32(scales->zero, _mm512_set1_epi32(of_x));
+        sum = _mm512_sub_epi32(sum, less);
+    }
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scales->scale, total);
+}
+
+/* The row's total before input `at`. */
+VNNI INLINE __m512 total_at(const Section *s, int at, int r, int p) {
+    return at == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(s->c + (size_t)r * s->ldc + p * PANEL);
+}
+
+/* Stores a total up to input `end`. */
+VNNI INLINE void store_total(const Section *s, int end, int r, int p, __m512 total) {
+    if (end >= s->k) total = _mm512_mul_ps(total, _mm512_set1_ps(tail_of(s, r)->scale));
+    _mm512_storeu_ps(s->c + (size_t)r * s->ldc + p * PANEL, total);
 }
 
 /* `weights`, `rows` and `panels` are constants after inlining, so that the sums stay in registers. */
 VNNI INLINE void vnni_block(const Format weights, const int rows, const int panels, const Section *s, size_t ahead) {
     const bool nibbles = inputs_per_line(weights) == 8;
-    const int segment = segment_inputs(weights), together = segment < SPLIT_K ? segment : SPLIT_K;
+    const int group = group_inputs(weights), groups = segment_inputs(weights) / group;
+    const int together = tile_inputs(weights), lines = group / inputs_per_line(weights);
     /* The upper halves of a single panel have sums of their own: else one row would wait for its sums' latency. */
     const int apart = nibbles && panels == 1;
+    /* Few totals stay in registers, too. */
+    const bool keeps = rows * panels <= MOST_STREAMS;
     const __m512i mask = _mm512_set1_epi8(15);
     const char *w = s->w;
     const size_t x_stride = s->x_stride, panel_bytes = s->panel_bytes;
-    for (int begin = s->begin; begin < s->end; begin += segment, w += LINE_BYTES) {
-        const int end = s->end - begin < segment ? s->end : begin + segment;
+    __m512 total[ROWS][MOST_STREAMS];
+    if (keeps)
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++) total[r][p] = total_at(s, s->begin, r, p);
+    int g = 0; /* The group's place in its segment. */
+    for (int begin = s->begin; begin < s->end; begin += group) {
+        const int end = s->end - begin < group ? s->end : begin + group;
         __m512i high[ROWS][MOST_STREAMS], low[ROWS][MOST_STREAMS];
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++)
@@ -101,6 +131,7 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
             for (int p = 0; p < panels + apart; p++) high[r][p] = low[r][p] = _mm512_setzero_si512();
         for (int at = begin; at < end; at += together) {
             const char *x = s->x + split_at(at);
+#pragma GCC unroll 1
             for (int i = 0; i < together; i += inputs_per_line(weights), x += inputs_per_line(weights), w += LINE_BYTES) {
                 __m512i even[MOST_STREAMS], odd[MOST_STREAMS];
 #pragma GCC unroll 4
@@ -137,13 +168,32 @@ VNNI INLINE void vnni_block(const Format weights, const int rows, const int pane
                 high[r][0] = _mm512_add_epi32(high[r][0], high[r][1]);
                 low[r][0] = _mm512_add_epi32(low[r][0], low[r][1]);
             }
+        /* The scales follow the segment's other groups. */
+        const char *line = w + (size_t)(groups - 1 - g) * lines * LINE_BYTES;
 #pragma GCC unroll 4
         for (int p = 0; p < panels; p++) {
-            const Scales scales = scales_at(weights, w + (size_t)p * panel_bytes);
+            const Scales scales = scales_at(weights, line + (size_t)p * panel_bytes, g);
 #pragma GCC unroll 6
-            for (int r = 0; r < rows; r++) finish(weights, s, begin, r, p, &scales, high[r][p], low[r][p]);
+            for (int r = 0; r < rows; r++) {
+                const __m512 before = keeps ? total[r][p] : total_at(s, begin, r, p);
+                const __m512 after =
+                    add_group(weights, tail_of(s, r), begin, &scales, high[r][p], low[r][p], false, before);
+                if (keeps)
+                    total[r][p] = after;
+                else
+                    store_total(s, end, r, p, after);
+            }
+        }
+        if (groups == 1 || ++g == groups) {
+            w += LINE_BYTES;
+            g = 0;
         }
     }
+    if (keeps)
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++) store_total(s, s->end, r, p, total[r][p]);
 }
 
 #define CASE(ROWS)                                                                                                 \
@@ -179,37 +229,50 @@ VNNI INLINE void vnni(const Format weights, int streams, int few, const char *x,
 }
 
 /* Tiles 0-3 are sums (panel 0: high, low, panel 1: high, low), 4 and 5 highs and lows of x, 6 and 7 weights. */
-static void configure(uint8_t rows) {
-    amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, TILE_ROWS, TILE_ROWS});
+static void configure(uint8_t rows, uint8_t inputs) {
+    const uint8_t lines = inputs / 4;
+    amx_configure((const uint8_t[8]){rows, rows, rows, rows, rows, rows, lines, lines},
+                  (const uint8_t[8]){LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, inputs, inputs, LINE_BYTES, LINE_BYTES});
 }
 
-/* All tiles' rows by one or two panels and a segment; `w` are bytes (of int4: unpacked), `scales` the panels' scales, c
- * is written from row `from` on. */
+/* Tile numbers must be literals. */
+#define DOT_TILES(SUM, X, W)                                                                                       \
+    do {                                                                                                           \
+        if (is_signed)                                                                                             \
+            _tile_dpbssd(SUM, X, W);                                                                               \
+        else                                                                                                       \
+            _tile_dpbsud(SUM, X, W);                                                                               \
+    } while (0)
+
+/* All tiles' rows by one or two panels and a group; `w` are bytes (of int4: unpacked and signed), `scales` the panels'
+ * scales, c is written from row `from` on. */
 AMX INLINE void amx_block(const Format weights, const int panels, const Section *s, const char *w, size_t panel_bytes,
                           const Scales *scales, int from, int rows, bool fetch) {
+    const bool is_signed = inputs_per_line(weights) == 8;
+    const int step = tile_inputs(weights), tile_bytes = step / 4 * LINE_BYTES;
     int32_t sums[2 * PANELS][TILE_ROWS * PANEL] __attribute__((aligned(LINE_BYTES)));
-    const char *x = s->x + split_at(s->begin);
     _tile_zero(0);
     _tile_zero(1);
     if (panels > 1) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int at = s->begin; at < s->end; at += SPLIT_K, x += 2 * SPLIT_K, w += TILE_BYTES) {
+    for (int at = s->begin; at < s->end; at += step, w += tile_bytes) {
+        const char *x = s->x + split_at(at);
         _tile_loadd(6, w, LINE_BYTES);
         _tile_loadd(4, x, s->x_stride);
-        _tile_dpbsud(0, 4, 6);
+        DOT_TILES(0, 4, 6);
         _tile_loadd(5, x + SPLIT_K, s->x_stride);
-        _tile_dpbsud(1, 5, 6);
+        DOT_TILES(1, 5, 6);
         if (panels > 1) _tile_loadd(7, w + panel_bytes, LINE_BYTES);
         if (fetch)
-            for (int line = 0; line < TILE_BYTES; line += LINE_BYTES) {
+            for (int line = 0; line < tile_bytes; line += LINE_BYTES) {
                 _mm_prefetch(w + line + 2 * AHEAD_BYTES, _MM_HINT_T0);
                 if (panels > 1) _mm_prefetch(w + panel_bytes + line + 2 * AHEAD_BYTES, _MM_HINT_T0);
             }
         if (panels > 1) {
-            _tile_dpbsud(2, 4, 7);
-            _tile_dpbsud(3, 5, 7);
+            DOT_TILES(2, 4, 7);
+            DOT_TILES(3, 5, 7);
         }
     }
     _tile_stored(0, sums[0], LINE_BYTES);
@@ -220,42 +283,54 @@ AMX INLINE void amx_block(const Format weights, const int panels, const Section 
     }
     for (int p = 0; p < panels; p++)
         for (int r = from; r < rows; r++)
-            finish(weights, s, s->begin, r, p, &scales[p], _mm512_load_si512(sums[2 * p] + r * PANEL),
-                   _mm512_load_si512(sums[2 * p + 1] + r * PANEL));
+            store_total(s, s->end, r, p,
+                        add_group(weights, tail_of(s, r), s->begin, &scales[p],
+                                  _mm512_load_si512(sums[2 * p] + r * PANEL),
+                                  _mm512_load_si512(sums[2 * p + 1] + r * PANEL), is_signed,
+                                  total_at(s, s->begin, r, p)));
 }
 
-VNNI static void unpack(const char *w, int k, char *out) {
+/* Lines of nibbles to twice as many of codes minus zeros. */
+VNNI static void unpack(const char *w, int k, __m512i zeros, char *out) {
     const __m512i mask = _mm512_set1_epi8(15);
+    const __m512i zero = _mm512_mullo_epi32(zeros, _mm512_set1_epi32(0x01010101));
     for (int at = 0; at < k; at += 8, w += LINE_BYTES, out += 2 * LINE_BYTES) {
         const __m512i line = _mm512_load_si512(w);
         _mm_prefetch(w + AHEAD_BYTES, _MM_HINT_T0);
-        _mm512_store_si512(out, _mm512_and_si512(line, mask));
-        _mm512_store_si512(out + LINE_BYTES, _mm512_and_si512(_mm512_srli_epi16(line, 4), mask));
+        _mm512_store_si512(out, _mm512_sub_epi8(_mm512_and_si512(line, mask), zero));
+        _mm512_store_si512(out + LINE_BYTES,
+                           _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(line, 4), mask), zero));
     }
 }
 
-/* Not for segments that are shorter than a tile. */
 AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
                     int panels, int k, float *c, size_t ldc) {
     const bool nibbles = inputs_per_line(weights) == 8;
-    char bytes[PANELS][NIBBLES_SEGMENT * PANEL] __attribute__((aligned(LINE_BYTES)));
+    const int groups = segment_inputs(weights) / group_inputs(weights);
+    const size_t codes_of_group = (size_t)(group_inputs(weights) / inputs_per_line(weights)) * LINE_BYTES;
+    char bytes[PANELS][NIBBLES_GROUP * PANEL] __attribute__((aligned(LINE_BYTES)));
     /* All tiles have one height; the last one overlaps the one before. */
     const int height = (m + (m + TILE_ROWS - 1) / TILE_ROWS - 1) / ((m + TILE_ROWS - 1) / TILE_ROWS);
-    configure((uint8_t)height);
+    configure((uint8_t)height, (uint8_t)tile_inputs(weights));
     for (int p = 0; p < panels; p += PANELS) {
         const int width = panels - p < PANELS ? panels - p : PANELS;
         Section s = {.x = x, .x_stride = x_stride, .k = k, .w = w + (size_t)p * panel_bytes, .panel_bytes = panel_bytes,
                      .c = c + p * PANEL, .ldc = ldc};
         for (; s.begin < k; s.begin = s.end) {
-            s.end = k - s.begin < segment_inputs(weights) ? k : s.begin + segment_inputs(weights);
+            s.end = k - s.begin < group_inputs(weights) ? k : s.begin + group_inputs(weights);
+            /* Its place in the segment, and what is between its codes and the scales. */
+            const int g = s.begin % segment_inputs(weights) / group_inputs(weights);
+            const size_t rest = (size_t)(groups - 1 - g) * codes_of_group;
             const size_t codes_bytes = (size_t)((s.end - s.begin) / inputs_per_line(weights)) * LINE_BYTES;
             const char *tiles = s.w;
             size_t tiles_stride = panel_bytes;
             Scales scales[PANELS];
-            for (int i = 0; i < width; i++)
-                scales[i] = scales_at(weights, s.w + (size_t)i * panel_bytes + codes_bytes);
+            for (int i = 0; i < width; i++) {
+                const char *panel = s.w + (size_t)i * panel_bytes;
+                scales[i] = scales_at(weights, panel + codes_bytes + rest, g);
+                if (nibbles) unpack(panel, s.end - s.begin, scales[i].zero, bytes[i]);
+            }
             if (nibbles) {
-                for (int i = 0; i < width; i++) unpack(s.w + (size_t)i * panel_bytes, s.end - s.begin, bytes[i]);
                 tiles = bytes[0];
                 tiles_stride = sizeof bytes[0];
             }
@@ -268,7 +343,7 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
                 else
                     amx_block(weights, 1, &part, tiles, tiles_stride, scales, row - first, height, fetch);
             }
-            s.w += codes_bytes + LINE_BYTES;
+            s.w += codes_bytes + (rest == 0 ? LINE_BYTES : 0);
         }
     }
     /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
@@ -292,10 +367,11 @@ AMX INLINE void amx(const Format weights, const char *x, size_t x_stride, int m,
         else                                                                                                       \
             amx(WEIGHTS, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);                                       \
     }
-GEMM_VNNI(int4_groups, INT4_GROUPS)
 #define GEMMS(NAME, WEIGHTS) GEMM_VNNI(NAME, WEIGHTS) GEMM_AMX(NAME, WEIGHTS)
 GEMMS(int8, INT8)
 GEMMS(int4, INT4)
+GEMMS(int4_groups, INT4_GROUPS)
+GEMMS(int4_short, INT4_SHORT)
 GEMMS(int8_groups, INT8_GROUPS)
 GEMMS(int8_zeros, INT8_ZEROS)
 #endif

@@ -28,6 +28,7 @@ bool plain_works(void) { return true; }
     {ISA, LEVEL##_works, INT8, FLOAT32, gemm_int8_##LEVEL},                                                        \
     {ISA, LEVEL##_works, INT4, FLOAT32, gemm_int4_##LEVEL},                                                        \
     {ISA, LEVEL##_works, INT4_GROUPS, FLOAT32, gemm_int4_groups_##LEVEL},                                          \
+    {ISA, LEVEL##_works, INT4_SHORT, FLOAT32, gemm_int4_short_##LEVEL},                                            \
     {ISA, LEVEL##_works, INT8_GROUPS, FLOAT32, gemm_int8_groups_##LEVEL},                                          \
     {ISA, LEVEL##_works, INT8_ZEROS, FLOAT32, gemm_int8_zeros_##LEVEL},                                            \
     {ISA, LEVEL##_works, FP8, FLOAT32, gemm_fp8_##LEVEL},                                                          \
@@ -38,15 +39,20 @@ const GemmKind gemm_kinds[] = {
     {"amx-bf16", amx_works, BFLOAT16, BFLOAT16, gemm_amx_bf16},
     {"avx512-bf16", avx512_bf16_works, BFLOAT16, BFLOAT16, gemm_avx512_bf16},
     {"avx512", avx512_works, FLOAT32, FLOAT32, gemm_avx512_f32},
+    {"amx-bf16", amx_works, FP8, BFLOAT16, gemm_amx_fp8},
+    {"amx-bf16", amx_works, MXFP4, BFLOAT16, gemm_amx_mxfp4},
     {"avx512-bf16", avx512_codes_works, FP8, BFLOAT16, gemm_avx512_fp8},
     {"avx512-bf16", avx512_codes_works, MXFP4, BFLOAT16, gemm_avx512_mxfp4},
     {"amx-int8", amx_int8_works, INT8, SPLIT, gemm_amx_int8},
     {"amx-int8", amx_int8_works, INT4, SPLIT, gemm_amx_int4},
+    {"amx-int8", amx_int8_works, INT4_GROUPS, SPLIT, gemm_amx_int4_groups},
+    {"amx-int8", amx_int8_works, INT4_SHORT, SPLIT, gemm_amx_int4_short},
     {"amx-int8", amx_int8_works, INT8_GROUPS, SPLIT, gemm_amx_int8_groups},
     {"amx-int8", amx_int8_works, INT8_ZEROS, SPLIT, gemm_amx_int8_zeros},
     {"avx512-vnni", vnni_works, INT8, SPLIT, gemm_vnni_int8},
     {"avx512-vnni", vnni_works, INT4, SPLIT, gemm_vnni_int4},
     {"avx512-vnni", vnni_works, INT4_GROUPS, SPLIT, gemm_vnni_int4_groups},
+    {"avx512-vnni", vnni_works, INT4_SHORT, SPLIT, gemm_vnni_int4_short},
     {"avx512-vnni", vnni_works, INT8_GROUPS, SPLIT, gemm_vnni_int8_groups},
     {"avx512-vnni", vnni_works, INT8_ZEROS, SPLIT, gemm_vnni_int8_zeros},
     KINDS_OF_FLOAT_ROWS("avx2", avx2),

@@ -42,6 +42,7 @@ TARGET INLINE Floats NAME(scales)(const Format weights, Words line, int g, Float
     if (weights == MXFP4) return (Floats)((line >> 8 * g & 255) << 23);
     const uint32_t mask = (1u << layouts[weights].zero_bits) - 1;
     *zero = (Floats)((mask ? line & mask : (Words){0} + layouts[weights].zero) | 0x4b000000);
+    if (weights == INT4_SHORT) return (Floats)(g == 0 ? line << 16 : line & 0xffff0000u);
     return (Floats)(line & ~mask);
 }
 
@@ -132,6 +133,7 @@ GEMM(NAME(gemm_bf16), BFLOAT16)
 GEMM(NAME(gemm_int8), INT8)
 GEMM(NAME(gemm_int4), INT4)
 GEMM(NAME(gemm_int4_groups), INT4_GROUPS)
+GEMM(NAME(gemm_int4_short), INT4_SHORT)
 GEMM(NAME(gemm_int8_groups), INT8_GROUPS)
 GEMM(NAME(gemm_int8_zeros), INT8_ZEROS)
 GEMM(NAME(gemm_fp8), FP8)

@@ -18,7 +18,8 @@
  *     MXFP4      8 inputs a line: the lower 16 bits have k = 0,2,4,6, the upper ones k = 1,3,5,7
  *
  * The weight of a code is scale * (code - zero). A scale is a float32, whose lowest bits hold the zero in formats with
- * zero points. MXFP4 has exponents of scales, byte g for the g-th 32 inputs of a segment.
+ * zero points. MXFP4 has exponents of scales, byte g for the g-th 32 inputs of a segment. int4 may have bfloat16 scales,
+ * half g of a word for the g-th 32 inputs.
  *
  * n is padded to 16 with zeros, and k to `padded_k` with codes of scale 0 or inputs of 0. In the first product of a gated
  * expert the panels alternate, 16 gate channels and then the same 16 up channels, so that one task has both and can apply
@@ -64,6 +65,7 @@ typedef enum {
     INT8,        /* One scale per channel. */
     INT4,        /* Groups of multiples of 128. */
     INT4_GROUPS, /* Groups of multiples of 32. */
+    INT4_SHORT,  /* The same with scales of 16 bits. */
     INT8_GROUPS, /* Groups of multiples of 128. */
     INT8_ZEROS,  /* Groups of multiples of 128, and zero points. */
     FP8,
@@ -104,16 +106,21 @@ static const Layout layouts[FORMATS] = {
     [INT8] = {"int8", 4, 64, 1024, 1024, 128, 0},
     [INT4] = {"int4", 8, 128, 128, 128, 0, 5},
     [INT4_GROUPS] = {"int4 in groups", 8, 64, 32, 32, 0, 5},
+    [INT4_SHORT] = {"int4 in groups, bfloat16 scales", 8, 64, 64, 32, 8, 0},
     [INT8_GROUPS] = {"int8 in groups", 4, 128, 128, 128, 128, 0},
     [INT8_ZEROS] = {"int8 with zero points", 4, 128, 128, 128, 0, 8},
     [FP8] = {"fp8", 4, 128, 128, 128, 0, 0},
     [MXFP4] = {"mxfp4", 8, 128, 128, 32, 0, 0},
 };
 
+/* The largest exponent of an MXFP4 scale, 2^(exponent - 127), with which the weight 6 is finite. */
+#define LARGEST_EXPONENT 252
+
 /* Inputs of a line of packed weights: 1, 2, 4 or 8. */
 static inline int inputs_per_line(Format weights) { return layouts[weights].per_line; }
 static inline bool has_scales(Format weights) { return layouts[weights].segment > 0; }
 static inline int segment_inputs(Format weights) { return layouts[weights].segment; }
+static inline int group_inputs(Format weights) { return layouts[weights].group; }
 
 static inline int padded_k(Format weights, int k) {
     const int unit = layouts[weights].unit;
@@ -130,20 +137,25 @@ static inline size_t panel_bytes_of(Format weights, int k) {
     return (size_t)(k / inputs_per_line(weights) + segments_of(weights, k)) * LINE_BYTES;
 }
 
-Gemm gemm_amx_bf16, gemm_amx_bf16_few, gemm_avx512_bf16, gemm_avx512_f32;
-/* gemm_amx_bf16 leaves up to this many rows to gemm_amx_bf16_few. */
+Gemm gemm_amx_bf16, gemm_amx_fp8, gemm_amx_mxfp4;
+Gemm gemm_amx_bf16_few, gemm_amx_fp8_few, gemm_amx_mxfp4_few;
+/* The AMX products of bfloat16 rows leave up to this many to these. Of MXFP4, FMA costs more than decoding for tiles. */
 #define AMX_FEW_ROWS 4
-bool amx_works(void), avx512_bf16_works(void), avx512_works(void);
-/* Configures the eight tiles: rows of LINE_BYTES. */
-void amx_configure(const uint8_t rows[8]);
-Gemm gemm_avx512_fp8, gemm_avx512_mxfp4;
-bool avx512_codes_works(void);
-Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int8_groups, gemm_amx_int8_zeros;
-Gemm gemm_vnni_int8, gemm_vnni_int4, gemm_vnni_int4_groups, gemm_vnni_int8_groups, gemm_vnni_int8_zeros;
+#define AMX_FEW_ROWS_MXFP4 2
+/* MXCSR of code that sums as tiles do: round to nearest, subnormals are zero, no exceptions. */
+#define AS_TILES_ROUND 0x9fc0
+bool amx_works(void);
+/* Configures the eight tiles. */
+void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]);
+Gemm gemm_avx512_bf16, gemm_avx512_f32, gemm_avx512_fp8, gemm_avx512_mxfp4;
+bool avx512_bf16_works(void), avx512_works(void), avx512_codes_works(void);
+Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int4_groups, gemm_amx_int4_short, gemm_amx_int8_groups, gemm_amx_int8_zeros;
+Gemm gemm_vnni_int8, gemm_vnni_int4, gemm_vnni_int4_groups, gemm_vnni_int4_short, gemm_vnni_int8_groups,
+    gemm_vnni_int8_zeros;
 bool amx_int8_works(void), vnni_works(void);
 #define GEMMS_OF_FLOAT_ROWS(LEVEL)                                                                                 \
     Gemm gemm_f32_##LEVEL, gemm_bf16_##LEVEL, gemm_int8_##LEVEL, gemm_int4_##LEVEL, gemm_int4_groups_##LEVEL,      \
-        gemm_int8_groups_##LEVEL, gemm_int8_zeros_##LEVEL, gemm_fp8_##LEVEL, gemm_mxfp4_##LEVEL
+        gemm_int4_short_##LEVEL, gemm_int8_groups_##LEVEL, gemm_int8_zeros_##LEVEL, gemm_fp8_##LEVEL, gemm_mxfp4_##LEVEL
 GEMMS_OF_FLOAT_ROWS(avx2);
 GEMMS_OF_FLOAT_ROWS(plain);
 bool avx2_works(void), plain_works(void);
@@ -158,7 +170,7 @@ bool avx2_works(void), plain_works(void);
 
 typedef struct {
     float scale;   /* NaN if a value of the row is NaN or infinite: then the result is NaN, too. */
-    int32_t sum[]; /* Of each segment's integers: corrects for the weights' zeros. */
+    int32_t sum[]; /* Of each group's integers: corrects for the weights' zeros. */
 } SplitTail;
 
 /* Where the high of an input is; its low is SPLIT_K further. */

@@ -62,8 +62,19 @@ static uint32_t scale_word(const Codes *codes, Format format, size_t channel, in
         uint32_t word = 0;
         for (int g = 0; g < 4 && at + g * layouts[MXFP4].group < codes->inputs; g++) {
             const uint32_t exponent = exponents[(at + g * layouts[MXFP4].group) / codes->group];
-            if (exponent == 255) *is_finite = false;
+            if (exponent > LARGEST_EXPONENT) *is_finite = false;
             word |= exponent << 8 * g;
+        }
+        return word;
+    }
+    if (format == INT4_SHORT) {
+        const uint32_t *scales = (const uint32_t *)codes->scales + channel * codes->scales_stride;
+        uint32_t word = 0;
+        for (int g = 0; g < 2 && at + g * layouts[INT4_SHORT].group < codes->inputs; g++) {
+            /* A bfloat16: its lower half is zero. */
+            const uint32_t scale = scales[(at + g * layouts[INT4_SHORT].group) / codes->group];
+            if ((scale & 0x7f800000) == 0x7f800000) *is_finite = false;
+            word |= scale >> 16 << 16 * g;
         }
         return word;
     }

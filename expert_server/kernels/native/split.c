@@ -47,8 +47,8 @@ INLINE float largest_of(const float *x, int width) {
 
 EACH_VECTOR_WIDTH
 void split_row(const float *x, int width, Format weights, char *row) {
-    const int k = padded_k(weights, width), segment_k = segment_inputs(weights);
-    const int together = segment_k < SPLIT_K ? segment_k : SPLIT_K;
+    const int k = padded_k(weights, width), group_k = group_inputs(weights);
+    const int together = group_k < SPLIT_K ? group_k : SPLIT_K;
     const float largest = largest_of(x, width);
     const bool is_zero = !(largest > SMALLEST && largest < INFINITY);
     const float inverse = is_zero ? 0.0f : LARGEST / largest;
@@ -69,14 +69,14 @@ void split_row(const float *x, int width, Format weights, char *row) {
     }
     SplitTail *tail = split_tail(row, k);
     tail->scale = largest < INFINITY ? largest / LARGEST : NAN;
-    for (int begin = 0; begin < k; begin += segment_k) {
-        const int end = k - begin < segment_k ? k : begin + segment_k;
+    for (int begin = 0; begin < k; begin += group_k) {
+        const int end = k - begin < group_k ? k : begin + group_k;
         int32_t high = 0, low = 0;
         for (int at = begin; at < end; at += together) {
             const int8_t *bytes = (const int8_t *)row + split_at(at);
             for (int i = 0; i < together; i++) high += bytes[i];
             for (int i = 0; i < together; i++) low += bytes[SPLIT_K + i];
         }
-        tail->sum[begin / segment_k] = 128 * high + low;
+        tail->sum[begin / group_k] = 128 * high + low;
     }
 }

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.checkpoint.files import ShardHeader, read_header
+from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import ConfigError
 from eaas_cli.commands import app
@@ -335,6 +336,8 @@ def test_pack_quantized_is_stored_as_published(written: Callable[[str], Path]) -
     assert found[f"{expert}_scale"] == ("BF16", (256, 3))
     assert found[f"{expert}_shape"] == ("I64", (2,))
     assert read(path, f"{expert}_shape").tolist() == [256, 96]
+    stored = Checkpoint.open(path).stored_format
+    assert stored == StoredFormat(WeightFormat.INT4, 32, has_short_scales=True)
     packed = {name for name in found if name.endswith("_packed")}
     assert len(packed) == 2 * 16 * 3
     assert all(".mlp.experts." in name for name in packed)

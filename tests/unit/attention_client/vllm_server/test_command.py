@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attention_client.engines.vllm.settings import EngineSettings, read_settings
-from attention_client.vllm_server.command import environment, refuse_options, words
+from attention_client.vllm_server.command import environment, not_quantized, refuse_options, words
 from attention_client.vllm_server.settings import EndpointSettings
 from eaas.config import AttentionClientConfig
 from eaas.errors import ConfigError
@@ -52,6 +52,38 @@ def test_the_model_has_its_names_of_the_embedded_engine() -> None:
     assert found[at : at + 4] == ("--served-model-name", "a", "b", "--host")
     found = words(MODEL, EngineSettings(monitor="m:1"), "h", 1, ("--served-model-name", "other"))
     assert found.count("--served-model-name") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([], ["--hf-overrides", '{"quantization_config": null}']),
+        (["--seed=7"], ["--seed=7", "--hf-overrides", '{"quantization_config": null}']),
+        (
+            ["--hf-overrides", '{"a": 1}', "--seed", "7"],
+            ["--seed", "7", "--hf-overrides", '{"a": 1, "quantization_config": null}'],
+        ),
+        (
+            ["--hf_overrides={}", "-q"],
+            ["-q", "--hf-overrides", '{"quantization_config": null}'],
+        ),
+        (
+            ["--hf-overrides.a.b", "1"],
+            ["--hf-overrides.a.b", "1", "--hf-overrides.quantization_config", "null"],
+        ),
+    ],
+)
+def test_vllm_sees_no_quantised_model(given: list[str], wanted: list[str]) -> None:
+    """The weights reach it dequantised. The user's own overrides stay."""
+    assert not_quantized(given) == wanted
+
+
+@pytest.mark.parametrize(
+    "given", [["--hf-overrides"], ["--hf-overrides", "[1]"], ["--hf-overrides={"]]
+)
+def test_overrides_that_are_no_object(given: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--hf-overrides: .* is no JSON object"):
+        not_quantized(given)
 
 
 def test_own_options_of_vllm_come_last_and_unchanged() -> None:

@@ -1,6 +1,8 @@
 """Checkpoints as transformers sees them: shapes, expert tensors, and what cannot be served."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,42 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
     write_demo_model(path, "deepseek_v3", max_shard_size="100KB", **sizes)
     return path
+
+
+KIMI = {
+    "model_type": "kimi_k2",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "auto_map": {
+        "AutoConfig": "configuration_deepseek.DeepseekV3Config",
+        "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    },
+}
+
+
+def changed(source: Path, to: Path, fields: dict[str, Any]) -> Path:
+    """A copy of a checkpoint with other fields in its config."""
+    shutil.copytree(source, to)
+    config = json.loads((to / "config.json").read_text()) | fields
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+def test_kimi_k2_is_read_as_deepseek_v3(deepseek: Path, tmp_path: Path) -> None:
+    """Its code is not run, and need not be there."""
+    own = Checkpoint.open(deepseek)
+    kimi = Checkpoint.open(changed(deepseek, tmp_path / "kimi", KIMI))
+    assert type(kimi.config) is type(own.config)
+    assert kimi.config.to_diff_dict() | {"transformers_version": ""} == (
+        own.config.to_diff_dict() | {"transformers_version": ""}
+    )
+    assert kimi.expert_keys() == own.expert_keys()
+    assert kimi.shape == replace(own.shape, digest=kimi.shape.digest)
+
+
+def test_another_kimi_k2_is_refused(deepseek: Path, tmp_path: Path) -> None:
+    path = changed(deepseek, tmp_path / "kimi", KIMI | {"architectures": ["KimiForCausalLM"]})
+    with pytest.raises(UnsupportedModelError, match="'kimi_k2'"):
+        Checkpoint.open(path)
 
 
 def test_shape_counts_moe_layers_only(deepseek: Path) -> None:

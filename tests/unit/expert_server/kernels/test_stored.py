@@ -26,6 +26,8 @@ FORMATS = [
     StoredFormat(FP8, 0),
     StoredFormat(MXFP4, 32),
     StoredFormat(INT4, 32),
+    StoredFormat(INT4, 32, has_short_scales=True),
+    StoredFormat(INT4, 96, has_order=True, has_short_scales=True),
     StoredFormat(INT4, 64, has_zeros=True),
     StoredFormat(INT4, 96),
     StoredFormat(INT4, 128, has_zeros=True, has_order=True),
@@ -308,6 +310,19 @@ def test_groups_that_no_panels_hold(stored: StoredFormat, supported: str) -> Non
 def test_what_is_quantised_is_not_quantised_again() -> None:
     with pytest.raises(ValueError, match="cannot be quantised to int8"):
         KernelSpec(torch.bfloat16, Quantization.INT8, stored=FORMATS[0])
+
+
+def test_short_scales_take_half_of_the_memory() -> None:
+    """4.5 bits a weight instead of 5; zero points need the longer ones."""
+    sizes = []
+    for short, zeros in ((False, False), (True, False), (True, True)):
+        stored = StoredFormat(INT4, 32, zeros, has_short_scales=short)
+        kernel = NativeKernel([FORMS["swiglu"]], KernelSpec(torch.bfloat16, stored=stored))
+        rng = torch.Generator().manual_seed(0)
+        kernel.load(0, 0, expert(stored, FORMS["swiglu"], 1024, 512, rng))
+        sizes.append(kernel.bytes * 8 / (3 * 1024 * 512))
+        kernel.close()
+    assert sizes == [5.0, 4.5, 5.0]
 
 
 def test_every_format_has_panels() -> None:
