@@ -54,21 +54,21 @@ def run(
     monitor_address: str,
     config: AttentionClientConfig,
     stopping: threading.Event,
+    leaving: threading.Event,
     on_serving: Callable[[str], None],
     tls: Identity | None = None,
     keys: ApiKeys | None = None,
     tracing: Tracing | None = None,
 ) -> None:
-    """Load the model and serve it over HTTP until `stopping` is set.
-
-    A signal sets it, and so does the operator who stops the cluster.
+    """Load the model and serve it over HTTP until `leaving` or `stopping` is set.
 
     Args:
         model_path: Directory of the checkpoint.
         client_id: Unique in the cluster.
         monitor_address: host:port.
         config: Endpoint, transport, timeouts.
-        stopping: Ends the call.
+        stopping: Ends the call at once. A second signal sets it, or the operator who stops the cluster.
+        leaving: Ends the call once running requests have ended. The first signal sets it.
         on_serving: Called with the endpoint's URL once it answers requests.
         tls: Identity of this process; None: plain text.
         keys: API keys, one of which each request must present; None: no key is needed.
@@ -156,12 +156,15 @@ def run(
         )
         server = HttpServer(app, listener, limits)
         server.start()
+        # Idempotent: after a drain no request is left.
         stack.callback(server.stop, _GRACE_S)
         cluster.serving()
         on_serving(url)
         # Wait in steps, because a signal handled by another thread does not wake this one.
         while not stopping.wait(_WAIT_STEP_S):
-            pass
+            if leaving.is_set():
+                server.stop(config.drain_timeout_s, stopping)
+                break
 
 
 def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:

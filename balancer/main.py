@@ -35,6 +35,7 @@ from eaas.membership.session import MemberSession, Report
 from eaas.net.grpc_client import Backoff
 from eaas.net.grpc_server import Service, serve
 from eaas.net.listen_policy import member_secret
+from eaas.net.probes import ProbeServer
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.shutdown import Shutdown
@@ -160,6 +161,12 @@ class Balancer:
             )
             undo.callback(self._server.stop, 0)
             self.address = self._server.address
+            self._probes: ProbeServer | None = None
+            if config.health_port:
+                self._probes = ProbeServer(
+                    config.host, config.health_port, lambda: self._server.serving, lambda: True
+                )
+                undo.callback(self._probes.close)
             self._metrics_server = self._serve_metrics(config)
             member = Member(
                 id=_ID,
@@ -280,6 +287,8 @@ class Balancer:
             self._write_ahead.close()
         self._session.close()
         self._reader.close()
+        if self._probes is not None:
+            self._probes.close()
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()

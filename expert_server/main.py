@@ -24,6 +24,7 @@ from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
 from eaas.net.grpc_server import Service, serve
 from eaas.net.listen_policy import member_secret
+from eaas.net.probes import ProbeServer
 from eaas.net.tls import Identity
 from eaas.telemetry import Tracing
 from eaas.types import Member, MemberState, Role
@@ -117,6 +118,8 @@ class ExpertServer:
         self._on_serving = on_serving
         self._state = MemberState.JOINING
         self._state_lock = threading.Lock()
+        # Whether a placement with this server is in force and all others are retired.
+        self._settled = False
         self._members: Mapping[str, Member] = {}
         self._unloadable: CheckpointError | None = None
         reader = ExpertReader(checkpoint)
@@ -188,6 +191,15 @@ class ExpertServer:
                 message_bytes=_CONTROL_BYTES + self._arena.request_stride,
             )
             undo.callback(self._server.stop, 0)
+            self._probes: ProbeServer | None = None
+            if config.health_port:
+                self._probes = ProbeServer(
+                    config.host,
+                    config.health_port,
+                    lambda: self._server.serving,
+                    lambda: not self._watchdog.stalled_s,
+                )
+                undo.callback(self._probes.close)
             member = Member(
                 id=server_id,
                 role=Role.EXPERT_SERVER,
@@ -241,6 +253,8 @@ class ExpertServer:
             self._watchdog.close()
             self._server.set_serving(False)
             self._session.close(deregister=True)
+            if self._probes is not None:
+                self._probes.close()
             # Clients see at once that their slots are revoked. The streams must end before the arena does.
             self._table.revoke_all()
             self._service.close()
@@ -295,8 +309,7 @@ class ExpertServer:
     def _on_liveness(self) -> None:
         """For the watchdog: report to health service and monitor that the loop has stalled or moves again."""
         with self._state_lock:
-            joined = self._state is not MemberState.JOINING
-            self._server.set_serving(joined and not self._watchdog.stalled_s)
+            self._server.set_serving(self._settled and not self._watchdog.stalled_s)
         self._session.report_now()
 
     def _on_prepared(self, epoch: int) -> None:
@@ -310,11 +323,18 @@ class ExpertServer:
         if first:
             self._joined.wait()
             self._session.report_now()
-            self._server.set_serving(not self._watchdog.stalled_s)
             self._on_serving(self._server.address, self._about_kernel)
 
     def _on_retired(self, epoch: int) -> None:
-        self._loop.epoch = epoch
+        """On the end of a roll-out. The first makes this server ready.
+
+        Then a server that drains has handed over its experts, and the next one may leave.
+        """
+        with self._state_lock:
+            self._loop.epoch = epoch
+            if not self._settled:
+                self._settled = True
+                self._server.set_serving(not self._watchdog.stalled_s)
 
     def _on_unloadable(self, error: CheckpointError) -> None:
         """Handle an expert that cannot be loaded: keep serving the others; if none is served, stop.

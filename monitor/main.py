@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from eaas.config import MonitorConfig
 from eaas.errors import ConfigError, EaasError, StoreError
 from eaas.log import get_logger
 from eaas.net.grpc_aio_server import serve_aio
+from eaas.net.probes import ProbeServer
 from eaas.net.tls import Identity
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Role
@@ -38,6 +40,8 @@ _MESSAGE_BYTES = 4 << 20
 _STREAMS = 4096
 _LINGER_S = 1.0
 _GRACE_S = 0.2
+# The loop ticks several times a second; after this long without a tick the process is not alive.
+_STUCK_S = 10.0
 
 
 class Monitor:
@@ -104,7 +108,17 @@ class Monitor:
                 raise
         # Run in the loop that receives the heartbeats, so that blocking the loop counts as a pause of the
         # monitor.
+        self._ticked_at = time.monotonic()
         self._ticker = asyncio.run_coroutine_threadsafe(self._tick(), self._server.loop)
+        self._probes: ProbeServer | None = None
+        if config.health_port:
+            try:
+                self._probes = ProbeServer(
+                    config.host, config.health_port, lambda: self._server.serving, self._is_alive
+                )
+            except EaasError:
+                self.stop()
+                raise
 
     @property
     def _service(self) -> MonitorService | None:
@@ -158,12 +172,16 @@ class Monitor:
     async def _tick(self) -> None:
         try:
             while True:
+                self._ticked_at = time.monotonic()
                 service = self._leader_proxy.service
                 self._on_tick()
                 await asyncio.sleep(service.tick() if service else self._config.lease_s / 8)
         except Exception as error:  # noqa: BLE001 (logged, and the end: leases would never end)
             _log.exception("the monitor's tick failed: no lease would end")
             self._on_failure(f"the monitor failed: {error!r}")
+
+    def _is_alive(self) -> bool:
+        return time.monotonic() - self._ticked_at < _STUCK_S
 
     def _close_store(self) -> None:
         if self._store is not None:
@@ -174,6 +192,8 @@ class Monitor:
         if self._config.stop_members_on_exit and (service := self._leader_proxy.service):
             service.announce_stop(_LINGER_S)
         self._ticker.cancel()
+        if self._probes is not None:
+            self._probes.close()
         if self._candidate is not None:
             self._candidate.close()
         self._follow(None)

@@ -16,7 +16,7 @@ from eaas.net.api_keys import ApiKeys
 __all__ = ["Access"]
 
 # Health checks and Prometheus send no key.
-_OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+_OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
 
 # The same answer for a wrong key and for no key.
 _UNKNOWN = ApiError(

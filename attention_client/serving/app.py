@@ -135,6 +135,12 @@ def _add_post(app: FastAPI, path: str, handler: _Handler) -> None:
         return await handler.handle_request(body, request.scope[MORE_SEQUENCES])
 
 
+def _health(good: bool, reason: str) -> JSONResponse:
+    if good:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
+
+
 def _add_routes(
     app: FastAPI,
     service: Service,
@@ -154,15 +160,21 @@ def _add_routes(
     def version() -> dict[str, str]:
         return {"version": __version__}
 
+    def engine_works() -> tuple[bool, str]:
+        failure = service.engine.failure()
+        return failure is None, f"engine: {failure}"
+
     @app.get("/health")
     @app.get("/ping")
     @app.post("/ping")
     def health() -> JSONResponse:
-        failure = service.engine.failure()
-        good, reason = (False, f"engine: {failure}") if failure is not None else healthy()
-        if not good:
-            return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
-        return JSONResponse({"status": "ok"})
+        good, reason = engine_works()
+        return _health(*(healthy() if good else (good, reason)))
+
+    @app.get("/live")
+    def live() -> JSONResponse:
+        # Not the cluster: a restart of this process brings no expert back.
+        return _health(*engine_works())
 
     @app.get("/metrics")
     def metrics() -> Response:

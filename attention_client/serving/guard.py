@@ -36,6 +36,7 @@ _NAMED_PATHS = _BODY_PATHS | {
     "/v1/models",
     "/version",
     "/health",
+    "/live",
     "/ping",
     "/metrics",
     "/eaas/v1/status",

@@ -115,6 +115,7 @@ def openapi_document() -> dict[str, Any]:
             "/eaas/v1/status": _get("Get the members of the cluster.", _json("Status")),
             "/version": _get("Get the version of this software.", _json("Version")),
             "/health": health,
+            "/live": health,
             "/ping": health | {"post": health["get"]},
             "/metrics": _get("Get Prometheus metrics.", {"text/plain": {}}, {}),
         },

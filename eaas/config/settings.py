@@ -76,6 +76,9 @@ class MonitorConfig(_Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    health_port: Port = Field(
+        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
+    )
     lease_s: Seconds = Field(
         2.0,
         description="A member is marked DEAD after this long without a heartbeat, and SUSPECT before.",
@@ -109,6 +112,9 @@ class BalancerConfig(_Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    health_port: Port = Field(
+        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
+    )
     expected_servers: int = Field(
         3, ge=1, description="Number of expert servers to wait for before the first placement."
     )
@@ -204,6 +210,9 @@ class ExpertServerConfig(_Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    health_port: Port = Field(
+        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
+    )
     threads: int = Field(
         0, ge=0, description="Torch threads; 0 divides the cores among the servers."
     )
@@ -344,6 +353,11 @@ class AttentionClientConfig(_Section):
     checksum: bool = Field(False, description="Verify a checksum of every slot in both directions.")
     layer_timeout_s: Seconds = Field(
         10.0, description="Deadline of one MoE layer, over all attempts."
+    )
+    drain_timeout_s: Seconds = Field(
+        60.0,
+        description="Longest wait for running requests after SIGTERM; a second signal ends it. Embedded "
+        "engine only.",
     )
     patience_s: Seconds = Field(
         240.0,

@@ -31,7 +31,10 @@ class RunningAioServer:
     Attributes:
         address: See `eaas.net.grpc_server.RunningServer`.
         loop: Runs the handlers.
+        serving: The health that probes get.
     """
+
+    serving = False
 
     def __init__(
         self, server: Any, health_servicer: Any, service: str, address: str, loop: Any
@@ -47,6 +50,7 @@ class RunningAioServer:
         run_on_loop(self._set_serving(serving), _PATIENCE_S)
 
     async def _set_serving(self, serving: bool) -> None:
+        self.serving = serving
         status = health_pb2.HealthCheckResponse
         for name in self._services:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
@@ -56,6 +60,7 @@ class RunningAioServer:
         run_on_loop(self._stop(grace_s), grace_s + _PATIENCE_S)
 
     async def _stop(self, grace_s: float) -> None:
+        self.serving = False
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 

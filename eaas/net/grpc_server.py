@@ -31,6 +31,7 @@ __all__ = [
     "check_port",
     "host_to_tell",
     "join_host_port",
+    "port_error",
     "serve",
     "server_options",
 ]
@@ -108,7 +109,10 @@ class RunningServer:
 
     Attributes:
         address: host:port for clients; the machine's host name if the server listens on all interfaces.
+        serving: The health that probes get.
     """
+
+    serving = False
 
     def __init__(
         self,
@@ -127,12 +131,14 @@ class RunningServer:
 
     def set_serving(self, serving: bool) -> None:
         """Set the health that probes get, for the whole server ("") and for each service."""
+        self.serving = serving
         status = health_pb2.HealthCheckResponse
         for name in self._services:
             self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     def stop(self, grace_s: float) -> None:
         """Stop the server: refuse new calls, and cancel running ones after `grace_s` seconds. Blocks."""
+        self.serving = False
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait()
         self._workers.shutdown(wait=False)
@@ -210,7 +216,7 @@ def add_port(
     except RuntimeError as error:
         # gRPC gives no cause, but a plain bind does. If that succeeds, the port was in use a moment ago.
         code = _try_bind(listen_host, port) or errno.EADDRINUSE
-        raise _refusal(code, host, port) from error
+        raise port_error(code, host, port) from error
     address = join_host_port(host_to_tell(listen_host), bound)
     if secret is None:
         server_records.withdraw(address)
@@ -228,7 +234,7 @@ def check_port(host: str, port: int) -> None:
     """
     code = _try_bind(_listen_host(host, port), port)
     if code:
-        raise _refusal(code, host, port)
+        raise port_error(code, host, port)
 
 
 def host_to_tell(host: str) -> str:
@@ -268,7 +274,8 @@ def _try_bind(listen_host: str, port: int) -> int:
     return 0
 
 
-def _refusal(code: int, host: str, port: int) -> Exception:
+def port_error(code: int, host: str, port: int) -> Exception:
+    """Make the error of a port that cannot be listened on: PortInUseError or ConfigError, by the errno."""
     where = join_host_port(host, port)
     if code == errno.EADDRINUSE:
         return PortInUseError(

@@ -239,17 +239,24 @@ def attention_client(
     own = identity(cluster.security, "attention-client")
     keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
     check_port(loaded.host, loaded.port)
-    stopping = threading.Event()
+    stopping, leaving = threading.Event(), threading.Event()
 
-    def end(_number: int, _frame: object) -> None:
-        # Use a thread, because the main thread may hold the event's lock.
+    # Both set events in a thread, because the main thread may hold an event's lock.
+    def leave_now(_number: int, _frame: object) -> None:
         threading.Thread(target=stopping.set, daemon=True).start()
         _exit_after()
 
+    def drain(_number: int, _frame: object) -> None:
+        # A second signal ends the process without waiting for running requests.
+        signal.signal(signal.SIGTERM, leave_now)
+        signal.signal(signal.SIGINT, leave_now)
+        threading.Thread(target=leaving.set, daemon=True).start()
+        _exit_after(loaded.drain_timeout_s)
+
     def serves(address: str) -> None:
         # Before this point a signal ends the process at once, because there are no requests to finish.
-        signal.signal(signal.SIGTERM, end)
-        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, drain)
+        signal.signal(signal.SIGINT, drain)
         ready(address)
 
     with collector_off():
@@ -257,7 +264,7 @@ def attention_client(
         from eaas.telemetry import start_tracing
 
     tracing = start_tracing(cluster.telemetry, "attention-client", client_id)
-    run(model, client_id, join, loaded, stopping, serves, own, keys, tracing)
+    run(model, client_id, join, loaded, stopping, leaving, serves, own, keys, tracing)
     leave()
 
 

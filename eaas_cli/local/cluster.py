@@ -199,7 +199,8 @@ class LocalCluster:
         if self._engine == "vllm":
             stop_all(clients, grace_s=_VLLM_END_S)
         else:
-            stop_all(clients)
+            # A second signal: no wait for running requests.
+            stop_all(clients, at_once=True)
         others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
         stop_all(others, at_once=True)
         stop_all(c for c in self.children.values() if c.name == _MONITOR)

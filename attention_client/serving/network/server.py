@@ -29,7 +29,11 @@ __all__ = ["HttpServer", "bind"]
 _log = get_logger(__name__)
 _DATE_S = 1.0  # interval at which the Date header is updated
 _START_TIMEOUT_S = 60.0
+_POLL_S = 0.2
 _CLOSE_PAGES_S = 5.0
+# At the end a kept connection is closed only after this long without a request, since its client may just be
+# sending one. Each answer from then on says that it is the connection's last.
+_QUIET_S = 1.0
 _AFTER_GRACE_S = 10.0  # failed requests and the engine need less time to end
 
 
@@ -127,8 +131,14 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         return bool(await super().on_tick(counter))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, close the dashboard, and let requests end in the grace period; then fail them."""
+        """Stop accepting, close the dashboard, and let requests end in the grace period; then fail them.
+
+        A client may send its next request on a connection as soon as it has an answer. If the connection
+        closed at that moment, the request would fail.
+        """
         self._acceptor.close()
+        # In place, because requests whose answers have not begun share this list.
+        self.server_state.default_headers.append((b"connection", b"close"))
         loop = asyncio.get_running_loop()
         close_pages = self.config.app.state.close_pages
         if close_pages is not None:
@@ -137,11 +147,26 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
                     await close_pages()
             except Exception:  # noqa: BLE001 (logged; requests must still end)
                 _log.exception("the dashboard did not close")
-        end_requests = self.config.app.state.end_requests
         self.config.timeout_graceful_shutdown = math.ceil(self.grace_s + _AFTER_GRACE_S)
-        timer = loop.call_later(self.grace_s, loop.run_in_executor, None, end_requests)
+        timer = loop.call_later(self.grace_s, loop.run_in_executor, None, self.end_requests)
+        await self._wait_quiet(loop.time() + self.grace_s)
         await super().shutdown(sockets)
         timer.cancel()
+
+    async def _wait_quiet(self, deadline: float) -> None:
+        """Wait until no connection has had a request for a moment, at most until `deadline` (loop's time)."""
+        loop = asyncio.get_running_loop()
+        busy_at = loop.time()
+        while self.server_state.connections and loop.time() < deadline:
+            if self.server_state.tasks:
+                busy_at = loop.time()
+            elif loop.time() - busy_at >= min(_QUIET_S, self.grace_s / 4):
+                return
+            await asyncio.sleep(_POLL_S / 10)
+
+    def end_requests(self) -> None:
+        """Stop the engine, which fails all running requests. Blocks; any thread but the loop's."""
+        self.config.app.state.end_requests()
 
 
 class HttpServer:
@@ -187,16 +212,27 @@ class HttpServer:
             time.sleep(0.02)
         raise ClusterError(f"the HTTP server on {self.address} did not start")
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, at_once: threading.Event | None = None) -> None:
         """Stop accepting connections, give running requests `grace_s` to end, then fail them.
 
-        Raises ClusterError if the server's thread does not end.
+        Args:
+            grace_s: Longest wait for running requests.
+            at_once: Ends the wait early.
+
+        Raises:
+            ClusterError: The server's thread does not end.
         """
         self._server.grace_s = grace_s
         self._server.should_exit = True
         if self._thread is None:
             return
-        self._thread.join(grace_s + 2 * _AFTER_GRACE_S)
+        deadline = time.monotonic() + grace_s + 2 * _AFTER_GRACE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(_POLL_S)
+            if at_once is not None and at_once.is_set():
+                self._server.end_requests()
+                self._thread.join(2 * _AFTER_GRACE_S)
+                break
         if self._thread.is_alive():
             raise ClusterError(f"the HTTP server on {self.address} did not stop")
         self._thread = None

@@ -24,6 +24,7 @@ def own_machine_box() -> Iterator[Box]:
     [
         ("GET", "/v1/models"),
         ("GET", "/health"),
+        ("GET", "/live"),
         ("GET", "/metrics"),
         ("GET", "/eaas/v1/status"),
         ("GET", "/openapi.json"),

@@ -91,6 +91,7 @@ def test_a_bug_in_the_model_fails_all_requests(own_box: Box) -> None:
     ]:
         assert response.status_code == 503
         assert "a bug" in error_of(response)["message"]
+    assert own_box.http.get("/live").status_code == 503
     health = own_box.http.get("/health")
     assert health.status_code == 503
     assert "a bug" in health.json()["reason"]

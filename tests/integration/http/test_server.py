@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from attention_client.serving.limits import ServeLimits
@@ -24,6 +25,8 @@ def test_health_status_and_metrics(box: Box) -> None:
     response = box.http.get("/health")
     assert response.status_code == 503
     assert response.json()["reason"] == "no expert server"
+    # A restart would not bring the server back.
+    assert box.http.get("/live").json() == {"status": "ok"}
     assert box.http.get("/eaas/v1/status").json() == {"epoch": 3, "members": []}
     names = ("eaas_prompt_tokens_total", "eaas_generation_tokens_total")
     before = [box.metric(name) for name in names]
@@ -97,3 +100,23 @@ def test_running_requests_end_within_the_grace(own_box: Box, close_pages: Any) -
             time.sleep(0.005)
         own_box.server.stop(20.0)
         assert answer.result()["choices"][0]["text"] == own_box.text("Hello")
+
+
+def test_a_kept_connection_gets_a_last_answer(own_box: Box) -> None:
+    """A client that sends its next request as soon as it has an answer must not meet a closed connection."""
+    own_box.slow_s = 0.01
+    body = {"prompt": "Hello", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor(1) as pool:
+        with own_box.http.stream("POST", "/v1/completions", json=body) as response:
+            pieces = response.iter_text()
+            next(pieces)
+            stopped = pool.submit(own_box.server.stop, 20.0)
+            text = "".join(pieces)
+        last = own_box.http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 3})
+        assert "[DONE]" in text
+        assert "connection" not in response.headers
+        assert last.status_code == 200
+        assert last.headers["connection"] == "close"
+        with pytest.raises(httpx.ConnectError):
+            own_box.http.get("/health")
+        stopped.result()

@@ -1,4 +1,4 @@
-"""The manifests match Kubernetes' schemas and fit together. No cluster has run them."""
+"""The manifests match Kubernetes' schemas and fit together. `deploy/kubernetes/try/try.sh` runs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eaas.config import BalancerConfig, ExpertServerConfig
+from eaas.config import AttentionClientConfig, BalancerConfig, ExpertServerConfig, load_config
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 VERSION = "1.37"
@@ -34,7 +34,7 @@ def the(name: str) -> dict[str, Any]:
     return found
 
 
-WORKLOADS = [o for o in OBJECTS if o["kind"] in ("Deployment", "StatefulSet")]
+WORKLOADS = [o for o in OBJECTS if o["kind"] == "Deployment"]
 
 
 def containers(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -94,19 +94,27 @@ def test_commands_are_those_of_the_program(workload: dict[str, Any]) -> None:
         known = {p.opts[0] for p in typer.main.get_command(app).commands[command].params}
         options = [a.partition("=")[0] for a in arguments if a.startswith("--")]
         assert set(options) <= known
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
-            if "exec" in container.get(probe, {}):
-                # The kubelet's own probe of gRPC cannot show a certificate.
-                shell, _, line = container[probe]["exec"]["command"]
-                asked = f'exec python -m eaas.health "$POD_IP:{ports["grpc"]}" {command}'
-                assert (shell, line) == ("sh", asked)
-                assert container[probe]["timeoutSeconds"] > 4
-            elif probe in container:
-                assert container[probe]["httpGet"]["port"] in ports
-        for port in container.get("ports", []):
-            words = " ".join(arguments).replace("=", " ").split()
-            assert words[words.index("--port") + 1] == str(port["containerPort"])
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        health = ports.pop("health", None)
+        for probe, path in (("startup", "/live"), ("readiness", "/health"), ("liveness", "/live")):
+            asked = container[f"{probe}Probe"]["httpGet"]
+            assert asked == {"path": path, "port": "http" if health is None else "health"}
+        (port,) = ports.values()
+        words = " ".join(arguments).replace("=", " ").split()
+        assert words[words.index("--port") + 1] == str(port)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
+def test_variables_are_settings(workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings accept the variables; the port of the probes is the container's."""
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable.get("value", "1"))
+    settings = load_config()
+    section = getattr(settings, workload["metadata"]["name"].replace("-", "_"))
+    for port in container["ports"]:
+        if port["name"] == "health":
+            assert section.health_port == port["containerPort"]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=name_of)
@@ -144,22 +152,43 @@ def test_numbers_that_depend_on_one_another() -> None:
     assert command[command.index("--servers") + 1] == str(autoscaler["minReplicas"])
     assert autoscaler["minReplicas"] >= BalancerConfig().redundancy
     assert autoscaler["scaleTargetRef"]["name"] == "expert-server"
-    servers = the("StatefulSet/expert-server")["spec"]
+    servers = the("Deployment/expert-server")["spec"]
     drain_s = ExpertServerConfig().drain_timeout_s
     assert servers["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s + 5
     # Else the number would be this file's at each `kubectl apply`.
     assert "replicas" not in servers
-    # None is ready before all that the balancer waits for are there.
-    assert servers["podManagementPolicy"] == "Parallel"
+    client = the("Deployment/attention-client")["spec"]["template"]["spec"]
+    _, notice_s = client["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    ends_s = AttentionClientConfig().drain_timeout_s + float(notice_s)
+    assert client["terminationGracePeriodSeconds"] > ends_s + 5
 
 
-def test_kustomize_builds_it(tmp_path: Path) -> None:
-    """kustomize builds them, also with the component for a checkpoint of docs/deploy.md."""
+@pytest.mark.parametrize("name", ["expert-server", "attention-client"])
+def test_replicas_are_spread_and_leave_one_at_a_time(name: str) -> None:
+    """Fewer pods fit on one machine than there are: losing a machine leaves some."""
+    spec = the(f"Deployment/{name}")["spec"]
+    labels = {"matchLabels": {"app.kubernetes.io/name": name}}
+    replicas = spec.get(
+        "replicas", the("HorizontalPodAutoscaler/expert-server")["spec"]["minReplicas"]
+    )
+    constraints = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert all(c["labelSelector"] == labels for c in constraints)
+    (strict,) = [c for c in constraints if c["whenUnsatisfiable"] == "DoNotSchedule"]
+    assert strict["maxSkew"] < replicas
+    # Without these a lost machine, or the only one, would count as another domain or as none.
+    assert strict["minDomains"] == 2
+    assert strict["nodeTaintsPolicy"] == "Honor"
+    assert the(f"PodDisruptionBudget/{name}")["spec"] == {"maxUnavailable": 1, "selector": labels}
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def built_with(component: str, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """What kustomize builds of the manifests with a component, by kind and name."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     (tmp_path / "kustomization.yaml").write_text(
-        "resources: [kubernetes]\ncomponents: [kubernetes/checkpoint]\n"
+        f"resources: [kubernetes]\ncomponents: [kubernetes/{component}]\n"
     )
     done = subprocess.run(
         ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, timeout=60
@@ -167,7 +196,21 @@ def test_kustomize_builds_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     built = {name_of(o): o for o in yaml.safe_load_all(done.stdout)}
     assert built.keys() == {name_of(o) for o in OBJECTS}
-    for name in ("StatefulSet/expert-server", "Deployment/attention-client"):
+    return built
+
+
+def test_one_node(tmp_path: Path) -> None:
+    """All pods fit on one machine."""
+    built = built_with("one-node", tmp_path)
+    for name in ("Deployment/expert-server", "Deployment/attention-client"):
+        pod = built[name]["spec"]["template"]["spec"]
+        assert "topologySpreadConstraints" not in pod
+        assert pod["containers"][0]["resources"]["requests"]["cpu"] == "100m"
+
+
+def test_a_checkpoint_of_your_own(tmp_path: Path) -> None:
+    built = built_with("checkpoint", tmp_path)
+    for name in ("Deployment/expert-server", "Deployment/attention-client"):
         assert built[name]["metadata"]["namespace"] == "eaas"
         pod = built[name]["spec"]["template"]["spec"]
         assert "initContainers" not in pod
