@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,11 +64,11 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
         # vLLM logs how long the loading took since then.
         self.counter_before_loading_weights = time.perf_counter()
         experts = self._checkpoint.expert_keys()
-        shards: dict[Path, list[str]] = defaultdict(list)
+        shards: dict[str, list[str]] = defaultdict(list)
         for name, shard in self._checkpoint.keys.items():
             if name not in experts:
                 shards[shard].append(name)
         for shard, names in shards.items():
-            with safe_open(shard, framework="pt") as file:
+            with safe_open(self._checkpoint.path / shard, framework="pt") as file:
                 for name in names:
                     yield name, file.get_tensor(name)
