@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.local import LocalSource
+from eaas.checkpoint.source import Source, is_url
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
 from eaas.errors import CheckpointError, ExpertMismatchError
@@ -45,9 +46,10 @@ from expert_server.loop.loop import ServeLoop
 from expert_server.loop.tracing import BatchTraces
 from expert_server.service import ROLES, SERVICE, ExpertService, add_expert_service, transports
 from expert_server.transports.slot_ownership import SlotTable, last_gone
+from expert_server.weights.peers import PeerReader, peer_source, serving_peers
 from expert_server.weights.reader import ExpertReader
-from expert_server.weights.remote_checkpoint import PeerReader, checkpoint_of_peers, serving_peers
 from expert_server.weights.sharing import CheckpointSharer
+from expert_server.weights.url_source import UrlSource
 
 __all__ = ["ExpertServer"]
 
@@ -70,7 +72,7 @@ class ExpertServer:
     The loop runs in the thread that calls `run`; all other threads sleep until they have work.
 
     Args:
-        model: Directory of the checkpoint; None: read the weights from the cluster's other servers.
+        model: Directory or URL of the checkpoint; None: read the weights from the cluster's other servers.
         server_id: Unique in the cluster, kept over restarts.
         monitor_address: host:port.
         config: Threads, kernel, slots.
@@ -89,7 +91,7 @@ class ExpertServer:
 
     def __init__(
         self,
-        model: Path | None,
+        model: str | None,
         server_id: str,
         monitor_address: str,
         config: ExpertServerConfig,
@@ -108,26 +110,24 @@ class ExpertServer:
         self._peers = (
             [m.address for m in serving_peers(monitor_address, tls)] if model is None else []
         )
-        self._peer_reader: PeerReader | None = None
-        if model is None:
-            self._peer_reader = PeerReader(self._peer_addresses, tls)
-            checkpoint = checkpoint_of_peers(self._peer_reader, self._peers)
-        else:
-            checkpoint = Checkpoint.open(model)
-        self.shape = checkpoint.shape
-        self._on_serving = on_serving
-        self._state = MemberState.JOINING
-        self._state_lock = threading.Lock()
-        # Whether a placement with this server is in force and all others are retired.
-        self._settled = False
-        self._members: Mapping[str, Member] = {}
-        self._unloadable: CheckpointError | None = None
-        reader = ExpertReader(checkpoint)
-        spec = spec_of(reader, threads, config.quantization)
-        sizes = ExpertSizes.of(
-            checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
-        )
+        self._has_model = model is not None
+        self._source = self._find_source(model, tls)
         with ExitStack() as undo:
+            undo.callback(self._source.close)
+            checkpoint = Checkpoint.open(self._source)
+            self.shape = checkpoint.shape
+            self._on_serving = on_serving
+            self._state = MemberState.JOINING
+            self._state_lock = threading.Lock()
+            # Whether a placement with this server is in force and all others are retired.
+            self._settled = False
+            self._members: Mapping[str, Member] = {}
+            self._unloadable: CheckpointError | None = None
+            reader = ExpertReader(checkpoint)
+            spec = spec_of(reader, threads, config.quantization)
+            sizes = ExpertSizes.of(
+                checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
+            )
             self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
             undo.callback(self._kernel.close)
             size = 0
@@ -175,7 +175,11 @@ class ExpertServer:
                 self._table,
                 self.shape,
                 placements,
-                CheckpointSharer(model, config.share_bytes_per_s, self.shape.digest),
+                CheckpointSharer(
+                    self._source.directory if isinstance(self._source, LocalSource) else None,
+                    config.share_bytes_per_s,
+                    self.shape.digest,
+                ),
                 hotness,
                 self.drain,
                 self._living_clients,
@@ -259,8 +263,7 @@ class ExpertServer:
             self._table.revoke_all()
             self._service.close()
             self._server.stop(_GRACE_S)
-            if self._peer_reader is not None:
-                self._peer_reader.close()
+            self._source.close()
             self._arena.close()
             self._kernel.close()
         if self._unloadable is not None:
@@ -277,6 +280,13 @@ class ExpertServer:
         """
         self._joined.wait()
         self._leaving.start()
+
+    def _find_source(self, model: str | None, tls: Identity | None) -> Source:
+        if model is None:
+            return peer_source(PeerReader(self._peer_addresses, tls), self._peers)
+        if is_url(model) and not model.lower().startswith("file:"):
+            return UrlSource(model)
+        return LocalSource(model)
 
     def _peer_addresses(self) -> list[str]:
         """Addresses of servers to read weights from, for a server without a checkpoint; in random order."""
@@ -342,7 +352,7 @@ class ExpertServer:
         Other servers may lack the experts that match. Peers may send again what a server without a checkpoint
         lacks, but not experts that differ from the cluster's.
         """
-        is_final = self._peer_reader is None or isinstance(error, ExpertMismatchError)
+        is_final = self._has_model or isinstance(error, ExpertMismatchError)
         with self._state_lock:
             serves = self._state is not MemberState.JOINING
         if serves or not is_final:

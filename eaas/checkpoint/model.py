@@ -6,21 +6,26 @@ neither transformers nor numpy.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.files import CheckpointFiles, ShardHeader, read_files
+from eaas.checkpoint.files import CheckpointFiles, read_files
 from eaas.checkpoint.formats import StoredFormat
+from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.checkpoint.shard import Shard, TensorSlice
+from eaas.checkpoint.source import CONFIG, Source
 from eaas.errors import (
     CorruptShardError,
     DenseModelError,
@@ -69,40 +74,35 @@ class Checkpoint:
     """A Mixture-of-Experts checkpoint with separable experts; created by `Checkpoint.open`.
 
     Attributes:
-        path: Directory.
+        source: Where the files are.
         config: transformers' config.
         skeleton: The model on the meta device, without weights.
         shape: Properties that the cluster must agree on. H is the width of an expert's input.
-        open_shard: Opens a shard with a known header; replaced if the bytes are on another machine.
-        elsewhere: Iterates over remote sources; tensors are read from the current one. Empty for local files.
     """
 
     def __init__(
         self, files: CheckpointFiles, config: Any, skeleton: Any, shape: ModelShape
     ) -> None:
-        self.path = files.path
+        self.source = files.source
         self.config = config
         self.skeleton = skeleton
         self.shape = shape
-        self.open_shard: Callable[[Path, ShardHeader], Shard] = Shard
-        self.elsewhere: Callable[[], Iterable[object]] = tuple
         self._files = files
-        self._shards: dict[Path, Shard] = {}
+        self._shards: dict[str, Shard] = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], digest: str = "") -> Checkpoint:
-        """Validate a local checkpoint directory and read its config, index and headers.
+    def open(cls, source: str | os.PathLike[str] | Source) -> Checkpoint:
+        """Validate a checkpoint and read its config, index and headers.
 
         Args:
-            path: The directory.
-            digest: `shape.digest`, if the tensors for its computation are not local.
+            source: A local directory, or where else its files are.
 
         Raises:
-            NotACheckpointError, MissingShardError, CorruptShardError: See `precheck`.
+            NotACheckpointError, MissingShardError, CorruptShardError, CheckpointError: See `precheck`.
             DenseModelError: The model has no experts.
             UnsupportedModelError: transformers does not know the model, or its experts are not separable.
         """
-        files = read_files(path)
+        files = read_files(source)
         with quiet_transformers():
             config = _load_config(files)
             model_class = _model_class(files, config)
@@ -112,13 +112,21 @@ class Checkpoint:
             raise _dense(files, config)
         checkpoint = cls(files, config, skeleton, _shape(files, config, skeleton, modules))
         # Experts have digests of their own.
-        digest = digest or files.digest(checkpoint.stored_keys(checkpoint.other_keys()))
+        digest = files.source.digest or files.digest(
+            checkpoint.stored_keys(checkpoint.other_keys())
+        )
         checkpoint.shape = replace(checkpoint.shape, digest=digest)
         return checkpoint
 
+    @property
+    def path(self) -> Path:
+        """The directory; attention clients read local checkpoints only."""
+        assert isinstance(self.source, LocalSource)
+        return self.source.directory
+
     @cached_property
-    def keys(self) -> Mapping[str, Path]:
-        """All tensors of the checkpoint, as they are stored: name -> path of the shard that holds it."""
+    def keys(self) -> Mapping[str, str]:
+        """All tensors of the checkpoint, as they are stored: name -> name of the shard that holds it."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
 
     @property
@@ -172,7 +180,7 @@ class Checkpoint:
                 tensors.append(ExpertTensor(keys[0], layer, None, target, pattern))
             else:
                 raise UnsupportedModelError(
-                    f"{self.path}: {target} is made of {len(keys)} tensors ({keys[0]}, ...) for "
+                    f"{self.source}: {target} is made of {len(keys)} tensors ({keys[0]}, ...) for "
                     f"{num_experts} experts: save the model again with this version of transformers"
                 )
         return tuple(tensors)
@@ -219,7 +227,7 @@ class Checkpoint:
         if len(formats) > 1:
             names = ", ".join(sorted(str(each or "not quantised") for each in formats))
             raise UnsupportedModelError(
-                f"{self.path}: its routed experts have several number formats ({names}): quantise all of "
+                f"{self.source}: its routed experts have several number formats ({names}): quantise all of "
                 "them alike"
             )
         return next(iter(formats), None)
@@ -235,16 +243,19 @@ class Checkpoint:
         return self._files.tensors[key].shape if matrix is None else matrix.shape
 
     def _stored_slice(self, key: str) -> TensorSlice:
-        path = self.keys[key]
+        shard = self.keys[key]
         try:
-            if path not in self._shards:
-                self._shards[path] = self.open_shard(path, self._files.headers[path])
-            return self._shards[path].slice(key)
+            if shard not in self._shards:
+                self._shards[shard] = self.source.open_shard(shard, self._files.headers[shard])
+            return self._shards[shard].slice(key)
         except FileNotFoundError as error:
-            raise MissingShardError(f"{path} (tensor {key}) is missing: restore it") from error
+            raise MissingShardError(
+                f"{self.source.place(shard)} (tensor {key}) is missing: restore it"
+            ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptShardError(
-                f"{path}: tensor {key} cannot be read ({error!r}): download the shard again"
+                f"{self.source.place(shard)}: tensor {key} cannot be read ({error!r}): "
+                "download the shard again"
             ) from error
 
     @cached_property
@@ -282,16 +293,19 @@ def _load_config(files: CheckpointFiles) -> Any:
 
     architecture, model_type = _SAME_AS.get(files.config["model_type"], ("", ""))
     try:
-        if architecture and files.config.get("architectures") == [architecture]:
-            fields = {k: v for k, v in files.config.items() if k not in ("auto_map", "model_type")}
-            config = CONFIG_MAPPING[model_type].from_dict(fields, name_or_path=str(files.path))
-        else:
-            config = AutoConfig.from_pretrained(
-                files.path, local_files_only=True, trust_remote_code=False
-            )
+        with _directory_with_config(files) as directory:
+            if architecture and files.config.get("architectures") == [architecture]:
+                fields = {
+                    k: v for k, v in files.config.items() if k not in ("auto_map", "model_type")
+                }
+                config = CONFIG_MAPPING[model_type].from_dict(fields, name_or_path=str(directory))
+            else:
+                config = AutoConfig.from_pretrained(
+                    directory, local_files_only=True, trust_remote_code=False
+                )
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModelError(
-            f"{files.path}: transformers cannot load the config of model_type "
+            f"{files.source}: transformers cannot load the config of model_type "
             f"{files.config['model_type']!r} ({_one_line(error)}): "
             "use a model that transformers knows"
         ) from error
@@ -299,6 +313,17 @@ def _load_config(files: CheckpointFiles) -> Any:
     for part in (config, config.get_text_config()):
         vars(part).pop("quantization_config", None)
     return config
+
+
+@contextmanager
+def _directory_with_config(files: CheckpointFiles) -> Iterator[Path]:
+    """A local directory with config.json, as transformers wants it."""
+    if isinstance(files.source, LocalSource):
+        yield files.source.directory
+        return
+    with tempfile.TemporaryDirectory(prefix="eaas-config-") as name:
+        Path(name, CONFIG).write_text(json.dumps(files.config))
+        yield Path(name)
 
 
 def _model_class(files: CheckpointFiles, config: Any) -> type:
@@ -309,7 +334,7 @@ def _model_class(files: CheckpointFiles, config: Any) -> type:
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModelError(
-            f"{files.path}: transformers has no causal language model for model_type "
+            f"{files.source}: transformers has no causal language model for model_type "
             f"{config.model_type!r}: use a text-generation checkpoint"
         )
     # This imports the model's code and most of transformers.
@@ -319,7 +344,7 @@ def _model_class(files: CheckpointFiles, config: Any) -> type:
     if not any(isinstance(cls, type) and _is_experts_class(cls) for cls in code.values()):
         if _has_experts(config):
             raise UnsupportedModelError(
-                f"{files.path}: transformers' {config.model_type} has custom experts code "
+                f"{files.source}: transformers' {config.model_type} has custom experts code "
                 "outside its experts interface: this architecture cannot be served"
             )
         raise _dense(files, config)
@@ -343,7 +368,7 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
         ArithmeticError,
     ) as error:
         raise UnsupportedModelError(
-            f"{files.path}: transformers cannot build this {config.model_type} model "
+            f"{files.source}: transformers cannot build this {config.model_type} model "
             f"({_one_line(error)}): check config.json"
         ) from error
 
@@ -375,7 +400,7 @@ def _has_experts(config: Any) -> bool:
 
 def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
     return DenseModelError(
-        f"{files.path}: {config.model_type} with this config has no layer with experts: "
+        f"{files.source}: {config.model_type} with this config has no layer with experts: "
         "serve it with another engine"
     )
 
@@ -386,7 +411,7 @@ def _shape(
     """Compute what all processes must agree on, from config and modules; the digest comes later."""
     from eaas.types import ModelShape
 
-    name = f"{files.path}: {config.model_type}"
+    name = f"{files.source}: {config.model_type}"
     sizes = set()
     for module in modules.values():
         if any("." in parameter for parameter, _ in module.named_parameters()):

@@ -96,10 +96,10 @@ class QuantizedSlice:
         first = next(iter(self.parts.values()))
         try:
             matrix = self.matrix.assemble(tensors)
-            matrix.check(f"{first.shard.path}: tensor {first.key}")
+            matrix.check(f"{first.shard.place}: tensor {first.key}")
         except (Unreadable, RuntimeError) as error:
             why = " ".join(str(error).split())[:200]
             raise CorruptShardError(
-                f"{first.shard.path}: tensor {first.key}: {why}: download the shard again"
+                f"{first.shard.place}: tensor {first.key}: {why}: download the shard again"
             ) from error
         return matrix

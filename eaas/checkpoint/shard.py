@@ -1,4 +1,4 @@
-"""Safetensors shards as open files, read on demand without memory mapping.
+"""Safetensors shards whose tensors are read on demand, without memory mapping.
 
 A memory mapping counts as memory of the process, is charged in full without overcommit, and kills the process
 (SIGBUS) if the file shrinks. A read copies the bytes to their destination without the GIL, or raises an
@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
-from eaas.checkpoint.files import ShardHeader
+from eaas.checkpoint.header import ShardHeader
 from eaas.checkpoint.pieces import Look, Pause, at_once, pieces, unseen
 from eaas.errors import CorruptShardError, UnsupportedModelError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Shard", "TensorSlice", "prefetch"]
+__all__ = ["LocalShard", "Shard", "TensorSlice", "prefetch"]
 
 _TORCH_DTYPES = {
     "BOOL": "bool",
@@ -48,8 +49,41 @@ _TORCH_DTYPES = {
 }
 
 
-class Shard:
-    """A safetensors file, open until the last reference to it or to its slices is dropped.
+class Shard(ABC):
+    """A safetensors file whose tensors are read on demand.
+
+    Args:
+        name: Name of the file.
+        place: Names the file in messages.
+        header: Its header.
+    """
+
+    def __init__(self, name: str, place: str, header: ShardHeader) -> None:
+        self.name = name
+        self.place = place
+        self.header = header
+
+    def slice(self, key: str) -> TensorSlice:
+        """Return a tensor of the shard; its bytes are read when it is used. Raises KeyError if unknown."""
+        entry = self.header.tensors[key]
+        return TensorSlice(self, key, entry.shape, entry.offset, entry.nbytes)
+
+    @abstractmethod
+    def read_into(
+        self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
+    ) -> None:
+        """Fill a buffer from an offset of the file; call `pause` before and `look` after each piece.
+
+        Raises OSError, ValueError or CheckpointError.
+        """
+
+    @abstractmethod
+    def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
+        """Start to read these ranges (offset, count; ascending), so that `read_into` waits less."""
+
+
+class LocalShard(Shard):
+    """A local file, open until the last reference to it or to its slices is dropped.
 
     Args:
         path: The file.
@@ -61,8 +95,8 @@ class Shard:
     """
 
     def __init__(self, path: Path, header: ShardHeader) -> None:
+        super().__init__(path.name, str(path), header)
         self.path = path
-        self.header = header
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
         # Not parsed again, because with thousands of tensors json holds the GIL for milliseconds.
@@ -72,18 +106,10 @@ class Shard:
         if file_bytes != header.file_bytes or hashlib.sha256(begin).digest() != header.digest:
             raise ValueError("it has changed since the checkpoint was opened")
 
-    def slice(self, key: str) -> TensorSlice:
-        """Return a tensor of the shard; its bytes are read when it is used. Raises KeyError if unknown."""
-        entry = self.header.tensors[key]
-        return TensorSlice(self, key, entry.shape, entry.offset, entry.nbytes)
-
     def read_into(
         self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
     ) -> None:
-        """Fill a buffer from an offset of the file; call `pause` before and `look` after each piece.
-
-        Raises OSError or ValueError.
-        """
+        """Fill a buffer from an offset of the file. Raises OSError or ValueError."""
         for first, end in pieces(len(buffer)):
             pause()
             begin = first
@@ -95,7 +121,7 @@ class Shard:
             look(buffer[first:end])
 
     def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
-        """Ask the operating system to read ahead these ranges (offset, count), so that reads do not wait."""
+        """Ask the operating system to read these ranges ahead."""
         for offset, count in places:
             for begin, end in pieces(count):
                 pause()
@@ -129,7 +155,7 @@ class TensorSlice:
 
         if self.get_dtype() not in _TORCH_DTYPES:
             raise UnsupportedModelError(
-                f"{self.shard.path}: tensor {self.key} is {self.get_dtype()}, which torch lacks: "
+                f"{self.shard.place}: tensor {self.key} is {self.get_dtype()}, which torch lacks: "
                 "convert the checkpoint first"
             )
         dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[self.get_dtype()])
@@ -167,7 +193,7 @@ class TensorSlice:
             self.shard.read_into(buffer, self.offset, pause, look)
         except (OSError, ValueError) as error:
             raise CorruptShardError(
-                f"{self.shard.path}: tensor {self.key} cannot be read ({error}): "
+                f"{self.shard.place}: tensor {self.key} cannot be read ({error}): "
                 "download the shard again"
             ) from error
 
@@ -182,7 +208,7 @@ class TensorSlice:
 
 
 def prefetch(slices: Iterable[TensorSlice], pause: Pause = at_once) -> None:
-    """Ask the operating system to read these slices ahead: the next experts while others are loaded."""
+    """Start to read these slices: the next experts while others are loaded."""
     places: dict[Shard, list[tuple[int, int]]] = {}
     for part in slices:
         places.setdefault(part.shard, []).append((part.offset, part.nbytes))

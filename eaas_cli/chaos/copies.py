@@ -41,7 +41,7 @@ def _stored(weight: TensorSlice | QuantizedSlice) -> list[TensorSlice]:
 
 def flip(part: TensorSlice, at: int, bit: int) -> None:
     """Flip one bit in a tensor's file: bit `bit` of byte `at` of the tensor."""
-    with part.shard.path.open("r+b") as file:
+    with Path(part.shard.place).open("r+b") as file:
         file.seek(part.offset + at)
         (byte,) = file.read(1)
         file.seek(part.offset + at)

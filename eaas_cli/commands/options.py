@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from eaas.checkpoint.source import local_directory
 from eaas.config.environment import ENDPOINT_VARIABLE
 from eaas_cli.local.running_clusters import latest_up
 
@@ -30,11 +31,23 @@ DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 
 Model = Annotated[
     Path,
-    typer.Option("--model", help="Directory of a Hugging Face MoE checkpoint.", show_default=False),
+    typer.Option(
+        "--model",
+        help="Directory of a Hugging Face MoE checkpoint.",
+        parser=local_directory,
+        metavar="DIR",
+        show_default=False,
+    ),
 ]
 DemoModel = Annotated[
     Path | None,
-    typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint"),
+    typer.Option(
+        "--model",
+        help="Checkpoint.",
+        parser=local_directory,
+        metavar="DIR",
+        show_default="a demo checkpoint",
+    ),
 ]
 Transport = Annotated[str, typer.Option(help="Transport to the servers: auto, shm, grpc or nixl.")]
 ConfigFile = Annotated[

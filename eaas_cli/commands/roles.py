@@ -75,16 +75,16 @@ def register(app: typer.Typer) -> None:
     app.command("balancer")(balancer)
 
 
-def begin(role: str) -> None:
-    """Prepare this process for a role: signals, log, limit of open files."""
+def begin(role: str, offline: bool = True) -> None:
+    """Prepare this process for a role: signals, log, limit of open files; by default no Hugging Face Hub."""
     if os.getpid() == 1:
         # The first process of a container gets only signals for which it has a handler.
         signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
     bind_to_launcher()
     configure_logging(role)
     prepare_open_files(f"eaas {role}")
-    # Checkpoints are local directories, so nothing is downloaded.
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def security_of(tls: Path | None, insecure: bool) -> dict[str, Any]:
@@ -126,10 +126,12 @@ def leave() -> NoReturn:
 def expert_server(
     join: Join,
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--model",
-            help="Directory of a Hugging Face MoE checkpoint.",
+            metavar="DIR|URL",
+            help="Directory of a Hugging Face MoE checkpoint, or its URL (s3://, gs://, https://, ...), "
+            "of which this server reads its experts only.",
             show_default="weights from the other servers",
         ),
     ] = None,
@@ -160,7 +162,7 @@ def expert_server(
     from eaas.net.grpc_server import check_port
     from eaas.net.listen_policy import guarded_port
 
-    begin("expert-server")
+    begin("expert-server", offline=not (model or "").lower().startswith("hf://"))
     settings: dict[str, Any] = {
         "host": host,
         "port": port,

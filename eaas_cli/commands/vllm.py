@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from eaas.checkpoint.source import local_directory
 from eaas.config import ClusterConfig
 from eaas.errors import ClusterError, ConfigError, NotACheckpointError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
@@ -57,7 +58,13 @@ def register(app: typer.Typer) -> None:
 
 def vllm(
     model: Annotated[
-        Path, typer.Argument(help="Directory of a Hugging Face MoE checkpoint.", show_default=False)
+        Path,
+        typer.Argument(
+            help="Directory of a Hugging Face MoE checkpoint.",
+            parser=local_directory,
+            metavar="MODEL",
+            show_default=False,
+        ),
     ],
     join: Join,
     options: Annotated[

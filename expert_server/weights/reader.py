@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -121,13 +120,14 @@ class ExpertReader:
                 del read  # Its memory is reused for the next chunk.
             return
         readings = deque[Future[_Chunk]](
-            ahead.submit(self._read_other, layer, c, pause) for c in chunks[:1]
+            ahead.submit(self._read_other, layer, chunks[:2], pause) for _ in chunks[:1]
         )
         try:
-            for chunk, following in zip_longest(chunks, chunks[1:], fillvalue=none):
+            for place, chunk in enumerate(chunks, 1):
                 read = readings.popleft().result()
-                if following:
-                    readings.append(ahead.submit(self._read_other, layer, following, pause))
+                if chunks[place:]:
+                    some = chunks[place : place + 2]
+                    readings.append(ahead.submit(self._read_other, layer, some, pause))
                 yield from self._experts(layer, chunk, *read)
         finally:
             # The read must not fill its buffer while the next layer is read.
@@ -147,7 +147,7 @@ class ExpertReader:
 
         Empty for a local checkpoint. The store retries an expert with a wrong digest.
         """
-        return self._checkpoint.elsewhere()
+        return self._checkpoint.source.others()
 
     def place_of(self, layer: int, expert: int) -> str:
         """Describe the tensors and files that an expert is read from, for an error message."""
@@ -155,7 +155,8 @@ class ExpertReader:
         for sources in self._sources[layer].values():
             for tensors in sources.values():
                 key = tensors[0 if tensors[0].expert is None else expert].key
-                keys.setdefault(str(self._checkpoint.keys[key]), []).append(key)
+                place = self._checkpoint.source.place(self._checkpoint.keys[key])
+                keys.setdefault(place, []).append(key)
         return "; ".join(f"{shard}: tensor {' or '.join(of)}" for shard, of in keys.items())
 
     def release(self) -> None:
@@ -197,10 +198,16 @@ class ExpertReader:
                 ),
             )
 
-    def _read_other(self, layer: int, experts: list[int], pause: Pause) -> _Chunk:
-        """Read a chunk into the other buffer, because the previous chunk is still in use."""
+    def _read_other(self, layer: int, chunks: list[list[int]], pause: Pause) -> _Chunk:
+        """Read the first of these chunks into the other buffer, because the previous chunk is still in use.
+
+        Over a network, the next chunk is on the way meanwhile. A disk would only seek more.
+        """
         self._buffers.reverse()
-        return self._read_chunk(layer, experts, pause)
+        if self._checkpoint.source.is_remote:
+            for experts in chunks:
+                self._prefetch(layer, experts, pause)
+        return self._read_chunk(layer, chunks[0], pause)
 
     def _read_chunk(self, layer: int, experts: list[int], pause: Pause) -> _Chunk:
         """Read a chunk: parameter of the experts module -> its rows for these experts (ascending).
@@ -217,15 +224,17 @@ class ExpertReader:
         with _shrunk(module, wanted):
             for target, sources in self._sources[layer].items():
                 found |= self._convert(target, sources, experts, pause, digests)
-        path = self._checkpoint.path
+        source = self._checkpoint.source
         for parameter, shape in wanted.items():
             full_name = f"{name}.{parameter}"
             if full_name not in found:
-                raise MissingShardError(f"{path}: no file holds {full_name}: complete the download")
+                raise MissingShardError(
+                    f"{source}: no file holds {full_name}: complete the download"
+                )
             is_shape = _shape(found[full_name], self.forms[layer].is_transposed)
             if is_shape != shape:
                 raise CorruptShardError(
-                    f"{path}: {full_name} is {tuple(is_shape)} where config.json says "
+                    f"{source}: {full_name} is {tuple(is_shape)} where config.json says "
                     f"{tuple(shape)}: fetch the checkpoint again"
                 )
         return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}, digests
@@ -255,7 +264,7 @@ class ExpertReader:
         if any(isinstance(part, QuantizedSlice) for column in located.values() for part in column):
             if rule is not None and not _only_stacks(rule):
                 raise UnsupportedModelError(
-                    f"{self._checkpoint.path}: {target} is quantised, and transformers changes it on "
+                    f"{self._checkpoint.source}: {target} is quantised, and transformers changes it on "
                     "loading: dequantise the checkpoint with transformers and save it"
                 )
             columns = [located[pattern] for pattern in patterns]
@@ -283,7 +292,7 @@ class ExpertReader:
         except SkipParameters as error:
             why = info.conversion_errors[target].strip().splitlines()[-1]
             raise CorruptShardError(
-                f"{self._checkpoint.path}: {target} cannot be converted ({why}): "
+                f"{self._checkpoint.source}: {target} cannot be converted ({why}): "
                 "fetch the shards again"
             ) from error
         return found
@@ -309,7 +318,8 @@ class ExpertReader:
         Like `_stack`, reads to memory that is kept for the next chunk.
         """
         rows = [
-            _quantized(self._checkpoint.path, target, row) for row in zip(*columns, strict=True)
+            _quantized(str(self._checkpoint.source), target, row)
+            for row in zip(*columns, strict=True)
         ]
         stored = [tensor for row in rows for part in row for tensor in part.parts.values()]
         size = sum(_aligned(tensor.nbytes) for tensor in stored)
@@ -327,7 +337,7 @@ class ExpertReader:
                 found.append(concatenate(parts))
             except ValueError as error:
                 raise UnsupportedModelError(
-                    f"{self._checkpoint.path}: {target}: {error}: quantise them alike"
+                    f"{self._checkpoint.source}: {target}: {error}: quantise them alike"
                 ) from error
         return found
 
@@ -370,13 +380,13 @@ def _aligned(nbytes: int) -> int:
 
 
 def _quantized(
-    path: Path, target: str, parts: Sequence[TensorSlice | QuantizedSlice]
+    source: str, target: str, parts: Sequence[TensorSlice | QuantizedSlice]
 ) -> list[QuantizedSlice]:
     """Return an expert's parts of a parameter if all are quantised; raise if only some are."""
     found = [part for part in parts if isinstance(part, QuantizedSlice)]
     if len(found) < len(parts):
         raise UnsupportedModelError(
-            f"{path}: only some parts of {target} are quantised: quantise all of them alike"
+            f"{source}: only some parts of {target} are quantised: quantise all of them alike"
         )
     return found
 

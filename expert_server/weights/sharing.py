@@ -13,7 +13,7 @@ from typing import ClassVar
 import grpc
 import xxhash
 
-from eaas.checkpoint.files import CONFIG, INDEX, SINGLE
+from eaas.checkpoint.source import CONFIG, INDEX, SINGLE
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire.chunk import encode_chunk
 from expert_server.weights.background import step_back
@@ -60,7 +60,7 @@ class CheckpointSharer:
     """Serves the checkpoint calls of `expert.proto` to other expert servers. Thread-safe.
 
     Args:
-        path: The checkpoint's directory; None if this server has none.
+        path: The checkpoint's local directory; None if this server has none.
         bytes_per_s: Limit of the sum of all streams.
         model_digest: Digest of the checkpoint's `ModelShape`.
     """

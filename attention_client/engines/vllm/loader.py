@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,12 +78,12 @@ class ExpertlessLoader(DefaultModelLoader):  # type: ignore[misc]
             checkpoint.release()
             return
         experts = checkpoint.expert_keys()
-        shards: dict[Path, list[str]] = defaultdict(list)
+        shards: dict[str, list[str]] = defaultdict(list)
         for name, shard in checkpoint.keys.items():
             if name not in experts:
                 shards[shard].append(name)
         for shard, names in shards.items():
-            with safe_open(shard, framework="pt") as file:
+            with safe_open(checkpoint.path / shard, framework="pt") as file:
                 for name in names:
                     yield name, file.get_tensor(name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from eaas.checkpoint.formats.awq import awq_matrices
@@ -27,12 +26,12 @@ _REMEDY = "use another version of the model, or dequantise it with transformers 
 
 
 def find_matrices(
-    file: Path, config: Mapping[str, Any], tensors: Mapping[str, Entry]
+    file: str, config: Mapping[str, Any], tensors: Mapping[str, Entry]
 ) -> dict[str, StoredMatrix]:
     """Find the quantised matrices of a checkpoint: name of the weight -> matrix.
 
     Args:
-        file: Path of config.json, for messages.
+        file: Names config.json in messages.
         config: Its content.
         tensors: Name -> header entry of every tensor.
 

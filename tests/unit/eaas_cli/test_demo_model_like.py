@@ -22,8 +22,9 @@ from transformers import (
 from typer.testing import CliRunner
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
-from eaas.checkpoint.files import ShardHeader, read_header
 from eaas.checkpoint.formats import StoredFormat
+from eaas.checkpoint.header import ShardHeader, read_header
+from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import ConfigError
 from eaas_cli.commands import app
@@ -103,7 +104,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def headers(path: Path) -> dict[str, ShardHeader]:
     """Header of each tensor's shard, by the index."""
     weight_map = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-    of_shard = {shard: read_header(path / shard) for shard in set(weight_map.values())}
+    of_shard = {shard: read_header(LocalSource(path), shard) for shard in set(weight_map.values())}
     assert sorted(of_shard) == sorted(file.name for file in path.glob("*.safetensors"))
     assert {name for header in of_shard.values() for name in header.tensors} == set(weight_map)
     return {name: of_shard[shard] for name, shard in weight_map.items()}

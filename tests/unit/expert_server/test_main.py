@@ -104,7 +104,7 @@ def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int
 
     def start(port: int) -> None:
         config = ExpertServerConfig(kernel="reference", threads=1, port=port)
-        ExpertServer(path, "server", "127.0.0.1:1", config, lambda *_: None)
+        ExpertServer(str(path), "server", "127.0.0.1:1", config, lambda *_: None)
 
     yield start
     sys.setswitchinterval(switch_s)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,16 @@ from hypothesis import strategies as st
 
 from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.files import read_files
 from eaas.errors import ClusterError, CorruptShardError
 from eaas.net.grpc_client import channel
 from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.rpc.v1 import expert_pb2_grpc, monitor_pb2, monitor_pb2_grpc
 from eaas.types import Member, MemberState, Role
+from expert_server.weights.peers import PeerReader, peer_source, serving_peers
 from expert_server.weights.reader import ExpertReader
-from expert_server.weights.remote_checkpoint import (
-    PeerReader,
-    checkpoint_of_peers,
-    runs,
-    serving_peers,
-)
+from expert_server.weights.remote_shard import runs
 from expert_server.weights.sharing import CheckpointSharer, Pace
 
 FAST = 1e12
@@ -171,7 +170,7 @@ def test_peers_without_a_checkpoint_are_skipped(files: Path, start: Callable[...
     with pytest.raises(ConnectionError, match="there is no peer"):
         read([], 0, 10)
     with pytest.raises(ClusterError, match=r"has a checkpoint to share .*: give --model"):
-        checkpoint_of_peers(PeerReader(lambda: [without]), [without])
+        peer_source(PeerReader(lambda: [without]), [without])
 
 
 @pytest.mark.parametrize(
@@ -250,13 +249,32 @@ def test_adjacent_places_form_runs(steps: list[tuple[int, int]], most_bytes: int
         assert following[0][0] > sum(run[-1]) or together > most_bytes
 
 
+def test_the_first_load_has_several_streams(
+    checkpoint: Callable[..., Path], start: Callable[..., Any]
+) -> None:
+    """Two reads must be on the way at once, else the peer would wait for ever."""
+    peer, address = start(checkpoint("qwen3_moe"))
+    reader = PeerReader(lambda: [address])
+    weights = ExpertReader(Checkpoint.open(peer_source(reader, [address])))
+    both = threading.Barrier(2, timeout=20)
+
+    def together(responses: Iterator[Any]) -> Iterator[Any]:
+        both.wait()
+        yield from responses
+
+    peer.spoil = together
+    with ThreadPoolExecutor(1) as ahead:
+        assert [expert for expert, _ in weights.read(0, [0, 4], ahead=ahead)] == [0, 4]
+    reader.close()
+
+
 def test_adjacent_tensors_are_read_in_one_stream(
     checkpoint: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
     path = checkpoint("qwen3_moe")
     peer, address = start(path)
     reader = PeerReader(lambda: [address])
-    weights = ExpertReader(checkpoint_of_peers(reader, [address]))
+    weights = ExpertReader(Checkpoint.open(peer_source(reader, [address])))
     asked = len(peer.asked)
     assert len(list(weights.read(0, range(8)))) == 8
     # Gate, up and down of eight experts are 24 tensors.
@@ -273,7 +291,7 @@ def test_a_checkpoint_of_peers_equals_the_local_one(
     peer, address = start(path)
     here = Checkpoint.open(path)
     reader = PeerReader(lambda: [address])
-    there = checkpoint_of_peers(reader, [address])
+    there = Checkpoint.open(peer_source(reader, [address]))
     assert there.shape == here.shape
     asked = len(peer.asked)
     theirs, ours = ExpertReader(there), ExpertReader(here)
@@ -285,9 +303,11 @@ def test_a_checkpoint_of_peers_equals_the_local_one(
             assert torch.equal(got.down, wanted.down)
             assert got.digest == wanted.digest
     assert len(peer.asked) > asked
-    # Two experts of eight: only part of the file.
+    # Two experts of eight, and no byte more; before them the headers.
     moved = sum(end - begin for begin, end, _ in peer.asked[asked:])
-    assert moved < 0.3 * sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert moved == sum(2 * ours.expert_bytes(layer) for layer in range(here.shape.num_layers))
+    opened = sum(end - begin for begin, end, _ in peer.asked[:asked])
+    assert opened == sum(header.nbytes for header in read_files(path).headers.values())
     reader.close()
 
 
@@ -299,7 +319,7 @@ def test_peers_send_quantised_experts_as_they_are_stored(
     quantized_copy(source, tmp_path / "m", SCHEMES[name])
     _, address = start(tmp_path / "m")
     reader = PeerReader(lambda: [address])
-    theirs = ExpertReader(checkpoint_of_peers(reader, [address]))
+    theirs = ExpertReader(Checkpoint.open(peer_source(reader, [address])))
     ours = ExpertReader(Checkpoint.open(tmp_path / "m"))
     assert theirs.stored == ours.stored
     for (_, got), (_, wanted) in zip(theirs.read(1, [2, 6]), ours.read(1, [2, 6]), strict=True):

@@ -96,7 +96,7 @@ def test_direct_reads_equal_transformers_conversion(
 def rewrite(path: Path, change: dict[str, torch.dtype | tuple[int, ...]]) -> Checkpoint:
     """Change the dtype or shape of tensors in their shard."""
     checkpoint = Checkpoint.open(path)
-    for shard in {checkpoint.keys[key] for key in change}:
+    for shard in {path / checkpoint.keys[key] for key in change}:
         content = load_file(shard)
         for key, to in change.items():
             if key in content and isinstance(to, torch.dtype):
@@ -146,7 +146,7 @@ def test_rules_that_do_more_than_stack(
     whole = checkpoint.slice(name)[...]
     shape = checkpoint.expert_modules()[checkpoint.shape.layer_names[0]].gate_up_proj.shape
     stored = undo(whole).contiguous()
-    shard = checkpoint.keys[name]
+    shard = checkpoint.path / checkpoint.keys[name]
     save_file({**load_file(shard), name: stored}, shard, metadata={"format": "pt"})
 
     mapping = Checkpoint.weight_mapping

@@ -139,7 +139,7 @@ def test_a_shard_removed_or_damaged_after_opening(deepseek: Path, tmp_path: Path
         (tmp_path / file.name).write_bytes(file.read_bytes())
     checkpoint = Checkpoint.open(tmp_path)
     key = "lm_head.weight"
-    shard = checkpoint.keys[key]
+    shard = tmp_path / checkpoint.keys[key]
     shard.write_bytes(b"nothing")
     with pytest.raises(CorruptShardError, match=f"{shard.name}.*{key}"):
         checkpoint.slice(key)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from eaas.checkpoint.files import read_header
-from eaas.checkpoint.shard import Shard
+from eaas.checkpoint.header import ShardHeader, read_header
+from eaas.checkpoint.local import LocalSource
+from eaas.checkpoint.shard import LocalShard, Shard
 from eaas.errors import CorruptShardError, UnsupportedModelError
 
 DTYPES = [
@@ -32,7 +33,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def opened(path: Path) -> Shard:
-    return Shard(path, read_header(path))
+    return LocalShard(path, header_of(path))
+
+
+def header_of(path: Path) -> ShardHeader:
+    return read_header(LocalSource(path.parent), path.name)
 
 
 def raw(tensor: torch.Tensor) -> bytes:
@@ -103,17 +108,17 @@ def test_a_file_that_shrinks_under_a_slice(file: Path) -> None:
 
 @pytest.mark.parametrize("cut", [0, 7, 100, -1])
 def test_a_shortened_file(file: Path, cut: int) -> None:
-    header = read_header(file)
+    header = header_of(file)
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(ValueError, match=r"ends at byte|has changed"):
-        Shard(file, header)
+        LocalShard(file, header)
 
 
 def test_another_file_of_the_same_size(file: Path) -> None:
-    header = read_header(file)
+    header = header_of(file)
     file.write_bytes(file.read_bytes().replace(b'"bias"', b'"sail"'))
     with pytest.raises(ValueError, match="has changed"):
-        Shard(file, header)
+        LocalShard(file, header)
 
 
 def test_a_dtype_that_torch_lacks(tmp_path: Path) -> None:

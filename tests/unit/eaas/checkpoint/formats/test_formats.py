@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from benchmarks.quality.quantized_checkpoint import SCHEMES, Packed, Scheme
 from eaas.checkpoint.files import read_files
 from eaas.checkpoint.quantized_slice import QuantizedSlice
-from eaas.checkpoint.shard import Shard
+from eaas.checkpoint.shard import LocalShard
 from eaas.errors import CorruptShardError, UnsupportedModelError
 
 ROWS, INPUTS = 96, 384
@@ -42,7 +42,7 @@ def opened(path: Path, name: str = "m.weight") -> QuantizedSlice:
     files = read_files(path)
     (shard,) = files.headers
     matrix = files.matrices[name]
-    open_shard = Shard(shard, files.headers[shard])
+    open_shard = LocalShard(path / shard, files.headers[shard])
     parts = {part: open_shard.slice(key) for part, key in matrix.parts.items()}
     return QuantizedSlice(matrix, parts, matrix.shape)
 

@@ -1,22 +1,20 @@
-"""A checkpoint of an expert server without --model: it reads headers from its peers, tensors when needed."""
+"""The checkpoint of an expert server without --model: its peers send headers, and tensors when needed."""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import xxhash
 
-from eaas.checkpoint import Checkpoint
-from eaas.checkpoint.files import CONFIG, INDEX, ShardHeader
-from eaas.checkpoint.pieces import Look, Pause, at_once, pieces, unseen
+from eaas.checkpoint.header import ShardHeader
 from eaas.checkpoint.shard import Shard
+from eaas.checkpoint.source import CONFIG, INDEX
 from eaas.errors import ClusterError, CorruptShardError
 from eaas.log import get_logger
 from eaas.membership.monitors import Monitors, ask_members
@@ -28,10 +26,13 @@ from eaas.types import Member, MemberState, Role
 from eaas.wire.chunk import Chunk, decode_chunk
 from eaas.wire.frame import paste
 from expert_server.weights.background import step_back
+from expert_server.weights.remote_shard import RemoteShard
 
-__all__ = ["PeerReader", "checkpoint_of_peers", "runs", "serving_peers"]
+__all__ = ["PeerReader", "PeerSource", "peer_source", "serving_peers"]
 
 _log = get_logger(__name__)
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _CALL_S = 10.0
 # Limit of one stream. Received bytes are kept, and the next peer sends the missing ones.
@@ -39,9 +40,6 @@ _STREAM_S = 5.0
 # Rounds over all peers without one new byte. With the pauses between them they last longer than gRPC waits
 # before it retries an address that refused a connection.
 _ROUNDS = 5
-_LENGTH_BYTES = 8
-# First read of a shard: nearly always covers its header.
-_HEADER_GUESS_BYTES = 64 << 10
 # Concurrent reads.
 _READERS = 4
 # Limit for neighbouring tensors in one stream: below it, a request takes longer than the bytes.
@@ -93,6 +91,10 @@ class PeerReader:
     def start(self, work: Callable[..., None], *arguments: object) -> Future[None]:
         """Run a function, such as `read`, in the pool of low-priority threads, so that reads overlap."""
         return self._ahead.submit(work, *arguments)
+
+    def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """Like `map`, in that pool."""
+        return self._ahead.map(work, items)
 
     def each_first(self) -> Iterator[str]:
         """Iterate over the peers, to read wrong bytes again; until the next step, reads ask it first."""
@@ -174,110 +176,74 @@ class PeerReader:
             line.close()
 
 
-class _Run:
-    """A read of adjacent tensors in progress, shared by the readers of its parts."""
+class PeerSource:
+    """The checkpoint that other expert servers have, as a `Source`.
 
-    def __init__(self, begin: int, data: bytearray, coming: Future[None]) -> None:
-        self.begin = begin
-        self.data = data
-        self.coming = coming
-        self.readers = 0
-
-
-class _PeerShard(Shard):
-    """A shard on other servers, with its header in memory here. One thread at a time."""
-
-    def __init__(self, path: Path, header: ShardHeader, reader: PeerReader) -> None:
-        self.path = path
-        self.header = header
-        self._reader = reader
-        # Places requested and not read yet.
-        self._coming: dict[tuple[int, int], _Run] = {}
-        # Memory of finished runs, by size: touching new pages takes longer than copying.
-        self._free: dict[int, list[bytearray]] = {}
-
-    def prefetch(self, places: Sequence[tuple[int, int]], pause: Pause = at_once) -> None:
-        """Request these places of the shard from peers ahead of `read_into`, adjacent ones together."""
-        for neighbours in runs(places, _RUN_BYTES):
-            pause()
-            begin, (last, count) = neighbours[0][0], neighbours[-1]
-            size = last + count - begin
-            free = self._free.get(size)
-            data = free.pop() if free else bytearray(size)
-            read = self._reader.start(self._reader.read, self.path.name, begin, memoryview(data))
-            run = _Run(begin, data, read)
-            for place in neighbours:
-                self._coming[place] = run
-                run.readers += 1
-
-    def read_into(
-        self, buffer: memoryview, offset: int, pause: Pause = at_once, look: Look = unseen
-    ) -> None:
-        """Fill the buffer from a position in the file; call `pause` before each piece and `look` on it after.
-
-        Raises OSError on failure.
-        """
-        run = self._coming.pop((offset, len(buffer)), None)
-        if run is None:
-            if len(buffer):
-                pause()
-                self._reader.read(self.path.name, offset, buffer)
-                look(buffer)
-            return
-        run.coming.result()
-        data = memoryview(run.data)[offset - run.begin :]
-        for begin, end in pieces(len(buffer)):
-            pause()
-            paste(buffer, begin, data[begin:end])
-            look(buffer[begin:end])
-        run.readers -= 1
-        if not run.readers:
-            self._free.setdefault(len(run.data), []).append(run.data)
-
-
-def runs(places: Sequence[tuple[int, int]], most_bytes: int) -> Iterator[Sequence[tuple[int, int]]]:
-    """Group adjacent places, (offset, count) each in ascending order, into runs of at most `most_bytes`.
-
-    Empty places are left out.
+    Args:
+        reader: Reads their shards.
+        described: What one of them says of the checkpoint.
     """
-    run: list[tuple[int, int]] = []
-    for offset, count in places:
-        if not count:
-            continue
-        if run and (offset != sum(run[-1]) or offset + count - run[0][0] > most_bytes):
-            yield run
-            run = []
-        run.append((offset, count))
-    if run:
-        yield run
+
+    is_remote = True
+
+    def __init__(self, reader: PeerReader, described: pb.DescribeCheckpointResponse) -> None:
+        self.digest = described.model_digest
+        self._reader = reader
+        self._texts = {CONFIG: described.config}
+        if described.index:
+            self._texts[INDEX] = described.index
+        self._sizes = {shard.name: shard.bytes for shard in described.shards}
+
+    def __str__(self) -> str:
+        return "the other servers' checkpoint"
+
+    def place(self, name: str) -> str:
+        """Name a file in messages."""
+        return f"{name} of {self}"
+
+    def size(self, name: str) -> int | None:
+        """Size of a file in bytes; None if there is none of that name."""
+        return len(self._texts[name]) if name in self._texts else self._sizes.get(name)
+
+    def names(self) -> list[str]:
+        """Sorted names of the files."""
+        return sorted([*self._texts, *self._sizes])
+
+    def read(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from an offset of a file. Raises CorruptShardError."""
+        text = self._texts.get(name)
+        if text is not None:
+            buffer[:] = text[offset : offset + len(buffer)]
+            return
+        try:
+            self._reader.read(name, offset, buffer)
+        except OSError as error:
+            raise CorruptShardError(f"{self.place(name)} cannot be read: {error}") from error
+
+    def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """Like `map`, several at a time."""
+        return self._reader.each(work, items)
+
+    def open_shard(self, name: str, header: ShardHeader) -> Shard:
+        """Return a shard with a known header."""
+        return RemoteShard(name, self.place(name), header, self._reader, _RUN_BYTES)
+
+    def others(self) -> Iterable[object]:
+        """Iterate over the peers; until the next step, reads ask the current one first."""
+        return self._reader.each_first()
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
 
 
-def checkpoint_of_peers(reader: PeerReader, addresses: Sequence[str]) -> Checkpoint:
-    """Open the checkpoint that these peers serve; its tensors stay with them until they are read.
+def peer_source(reader: PeerReader, addresses: Sequence[str]) -> PeerSource:
+    """Find the checkpoint that these peers serve.
 
     Raises:
         ClusterError: None of them has a checkpoint.
-        CheckpointError: It cannot be served, or not be read (see its subclasses).
     """
-    described = _describe(addresses, reader.tls)
-    with tempfile.TemporaryDirectory(prefix="eaas-checkpoint-") as name:
-        directory = Path(name)
-        (directory / CONFIG).write_bytes(described.config)
-        if described.index:
-            (directory / INDEX).write_bytes(described.index)
-        coming = [
-            (f.name, reader.start(_write_header, directory / Path(f.name).name, f.bytes, reader))
-            for f in described.shards
-        ]
-        for shard, written in coming:
-            try:
-                written.result()
-            except OSError as error:
-                raise CorruptShardError(f"{shard}: its header cannot be read: {error}") from error
-        checkpoint = Checkpoint.open(directory, described.model_digest)
-    checkpoint.open_shard = lambda path, header: _PeerShard(path, header, reader)
-    checkpoint.elsewhere = reader.each_first
-    return checkpoint
+    return PeerSource(reader, _describe(addresses, reader.tls))
 
 
 def _describe(addresses: Sequence[str], tls: Identity | None) -> pb.DescribeCheckpointResponse:
@@ -292,17 +258,3 @@ def _describe(addresses: Sequence[str], tls: Identity | None) -> pb.DescribeChec
             except grpc.RpcError as error:
                 why = f"{address}: {error.details()}"
     raise ClusterError(f"no server of the cluster has a checkpoint to share ({why}): give --model")
-
-
-def _write_header(path: Path, size: int, reader: PeerReader) -> None:
-    """Write a sparse file of the shard's size that holds only its header, read from a peer."""
-    begin = bytearray(min(size, _HEADER_GUESS_BYTES))
-    reader.read(path.name, 0, memoryview(begin))
-    header_end = min(_LENGTH_BYTES + int.from_bytes(begin[:_LENGTH_BYTES], "little"), size)
-    with path.open("wb") as file:
-        file.truncate(size)
-        file.write(begin)
-        rest = bytearray(max(0, header_end - len(begin)))
-        if rest:
-            reader.read(path.name, len(begin), memoryview(rest))
-            file.write(rest)

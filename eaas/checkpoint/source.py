@@ -1,0 +1,95 @@
+"""The interface to a checkpoint's bytes: a local directory, a URL, or the cluster's other expert servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from eaas.errors import NotACheckpointError
+
+if TYPE_CHECKING:
+    from eaas.checkpoint.header import ShardHeader
+    from eaas.checkpoint.shard import Shard
+
+__all__ = ["CONFIG", "INDEX", "SINGLE", "Source", "is_url", "local_directory", "shown"]
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Source(Protocol):
+    """Where a checkpoint's files are, and how to read ranges of them. Thread-safe.
+
+    `str(source)` names it in messages, without credentials.
+
+    Attributes:
+        is_remote: Whether reads wait for a network.
+        digest: `ModelShape.digest`, if a peer has computed it; else empty.
+    """
+
+    is_remote: bool
+    digest: str
+
+    def place(self, name: str) -> str:
+        """Name a file in messages, without credentials."""
+
+    def size(self, name: str) -> int | None:
+        """Size of a file in bytes; None if there is none of that name. Raises OSError or CheckpointError."""
+
+    def names(self) -> list[str]:
+        """Sorted names of the files, for messages; empty if the source cannot list them."""
+
+    def read(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from an offset of a file.
+
+        Raises OSError, CheckpointError, or ValueError if the file ends before.
+        """
+
+    def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """Like `map`, but several at a time if reads wait for a network."""
+
+    def open_shard(self, name: str, header: ShardHeader) -> Shard:
+        """Open a shard with a known header. Raises OSError, ValueError (changed) or CheckpointError."""
+
+    def others(self) -> Iterable[object]:
+        """Iterate over the sources of the same bytes; until the next step, reads ask this one first."""
+
+    def close(self) -> None:
+        """Release connections and cancel reads, when the process ends."""
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL rather than a path."""
+    return _URL.match(text) is not None
+
+
+def shown(url: str) -> str:
+    """Return a URL for messages: without user, password, query and fragment, which may hold credentials."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+
+
+def local_directory(text: str) -> Path:
+    """Return the path that a text or a file:// URL names.
+
+    Raises:
+        NotACheckpointError: It is another URL.
+    """
+    if not is_url(text):
+        return Path(text)
+    parts = urlsplit(text)
+    if parts.scheme.lower() == "file" and parts.netloc in ("", "localhost"):
+        return Path(unquote(parts.path))
+    raise NotACheckpointError(
+        f"{shown(text)}: the attention client reads a local directory; only `eaas expert-server` "
+        "reads a URL"
+    )

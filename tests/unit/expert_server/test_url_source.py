@@ -1,0 +1,532 @@
+"""A checkpoint behind a URL: only the wanted ranges are read; a store that fails gives one typed error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
+from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.files import read_files
+from eaas.checkpoint.header import ShardHeader
+from eaas.checkpoint.source import is_url, local_directory, shown
+from eaas.errors import (
+    CheckpointError,
+    CorruptShardError,
+    EaasError,
+    MissingShardError,
+    NotACheckpointError,
+)
+from eaas_cli.demo_model import write_demo_model
+from expert_server.weights import reader as reader_module
+from expert_server.weights import url_source
+from expert_server.weights.reader import ExpertReader
+from expert_server.weights.remote_shard import RemoteShard
+from expert_server.weights.url_source import UrlSource
+from range_server import RangeServer
+
+SINGLE = "model.safetensors"
+SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a small checkpoint of an architecture in a single file."""
+    directory = tmp_path_factory.mktemp("single")
+
+    def make(arch: str = "qwen3_moe") -> Path:
+        if not (directory / arch).exists():
+            write_demo_model(directory / arch, arch, max_shard_size="1GB", **SIZES)
+        return directory / arch
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(url_source.Backoff, "next_s", lambda _self: 0.001)
+
+
+class Store:
+    """A directory of fsspec's memory file system; counts the bytes that are read from it."""
+
+    def __init__(self, directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url = f"memory://{name}"
+        self.read: list[tuple[str, int, int]] = []
+        self.fs = fsspec.filesystem("memory")
+        for file in directory.iterdir():
+            self.put(file.name, file.read_bytes())
+        cat_file = MemoryFileSystem.cat_file
+
+        def counted(fs: Any, path: str, start: int, end: int, **options: Any) -> bytes:
+            # What fsspec's file systems without asyncio pass on to their open files.
+            assert options == {"cache_type": "none"}
+            data = cat_file(fs, path, start, end)
+            self.read.append((path.rpartition("/")[2], start, end))
+            return data
+
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.fs.pipe_file(f"{self.url}/{name}", data)
+
+    @property
+    def bytes(self) -> int:
+        return sum(end - begin for _, begin, end in self.read)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Store]]:
+    made: list[Store] = []
+
+    def make(directory: Path) -> Store:
+        made.append(Store(directory, f"eaas-test-{len(made)}", monkeypatch))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.fs.rm(each.url, recursive=True)
+
+
+@pytest.fixture
+def source() -> Iterator[Callable[..., UrlSource]]:
+    made: list[UrlSource] = []
+
+    def make(url: str, deadline_s: float = 20.0) -> UrlSource:
+        made.append(UrlSource(url, deadline_s))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def server(checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(Path(shutil.copytree(checkpoint(), tmp_path / "served"))) as server:
+        yield server
+
+
+def assert_same_experts(
+    there: ExpertReader, here: ExpertReader, layer: int, wanted: list[int]
+) -> None:
+    pairs = zip(there.read(layer, wanted), here.read(layer, wanted), strict=True)
+    for (_, got), (_, own) in pairs:
+        assert got.digest == own.digest
+        for part in ("up", "down"):
+            ours, theirs = getattr(own, part), getattr(got, part)
+            if isinstance(ours, torch.Tensor):
+                assert torch.equal(ours, theirs)
+            else:
+                assert torch.equal(ours.codes, theirs.codes)
+                assert torch.equal(ours.scales, theirs.scales)
+
+
+# -- what is read -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_only_headers_and_wanted_experts_are_read(
+    arch: str,
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+) -> None:
+    """Also where one tensor holds all experts."""
+    path = checkpoint(arch)
+    here, box = Checkpoint.open(path), store(path)
+    there = Checkpoint.open(source(box.url))
+    assert there.shape == here.shape
+    assert there.shape.digest
+    texts = (path / "config.json").stat().st_size
+    headers = sum(header.nbytes for header in read_files(path).headers.values())
+    samples = sum(min(here.nbytes(key), 4096) for key in here.other_keys())
+    assert box.bytes == texts + headers + samples
+    opened = box.bytes
+    theirs, ours = ExpertReader(there), ExpertReader(here)
+    wanted = [1, 2, 5]
+    for layer in range(here.shape.num_layers):
+        assert_same_experts(theirs, ours, layer, wanted)
+    experts = sum(3 * ours.expert_bytes(layer) for layer in range(here.shape.num_layers))
+    assert box.bytes - opened == experts
+    assert experts < 0.5 * (path / SINGLE).stat().st_size
+    # No byte twice.
+    data = sorted((begin, end) for name, begin, end in box.read if name == SINGLE)
+    assert all(first[1] <= second[0] for first, second in pairwise(data))
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp4"])
+def test_quantised_experts_are_read_as_they_are_stored(
+    name: str,
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+    tmp_path: Path,
+) -> None:
+    arch = "gpt_oss" if name == "mxfp4" else "qwen3_moe"
+    quantized_copy(checkpoint(arch), tmp_path / "m", SCHEMES[name])
+    box = store(tmp_path / "m")
+    theirs = ExpertReader(Checkpoint.open(source(box.url)))
+    ours = ExpertReader(Checkpoint.open(tmp_path / "m"))
+    opened = box.bytes
+    assert theirs.stored == ours.stored
+    assert_same_experts(theirs, ours, 1, [2, 6])
+    assert box.bytes - opened == 2 * ours.expert_bytes(1)
+
+
+def test_a_checkpoint_in_shards(
+    store: Callable[[Path], Store], source: Callable[..., UrlSource], tmp_path: Path
+) -> None:
+    write_demo_model(tmp_path / "m", "mixtral", max_shard_size="40KB", **SIZES)
+    box = store(tmp_path / "m")
+    here, there = Checkpoint.open(tmp_path / "m"), Checkpoint.open(source(box.url))
+    assert there.shape == here.shape
+    assert len(set(here.keys.values())) > 4
+    box.read.clear()
+    assert_same_experts(ExpertReader(there), ExpertReader(here), 1, [3])
+    assert box.bytes == ExpertReader(here).expert_bytes(1)
+
+
+def test_the_first_load_reads_ahead_in_several_threads(
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two reads must be on the way at once, else this would wait for ever."""
+    box = store(checkpoint())
+    reader = ExpertReader(Checkpoint.open(source(box.url)))
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", reader.expert_bytes(0))
+    both = threading.Barrier(2, timeout=20)
+    counted = MemoryFileSystem.cat_file
+
+    def together(fs: Any, path: str, start: int, end: int, **options: Any) -> bytes:
+        both.wait()
+        return counted(fs, path, start, end, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", together)
+    with ThreadPoolExecutor(1) as ahead:
+        found = [expert for expert, _ in reader.read(0, [0, 4], ahead=ahead)]
+    assert found == [0, 4]
+
+
+class Ranges:
+    """Records the ranges of a shard that are read, of which each byte is its position modulo 251."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def read(self, name: str, offset: int, buffer: memoryview) -> None:
+        self.asked.append((offset, len(buffer)))
+        buffer[:] = bytes(at % 251 for at in range(offset, offset + len(buffer)))
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> Any:
+        done: Future[None] = Future()
+        done.set_result(work(*arguments))
+        return done
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=20),
+    st.integers(1, 25),
+    st.randoms(use_true_random=False),
+)
+def test_ranges_are_read_once_and_bounded(
+    steps: list[tuple[int, int]], most: int, dice: Any
+) -> None:
+    """Steps: the gap before a place, and its size. Places are requested in two parts, read in any order."""
+    places, end = [], 0
+    for gap, count in steps:
+        places.append((end + gap, count))
+        end += gap + count
+    ranges = Ranges()
+    shard = RemoteShard("s", "s", ShardHeader({}, 0, end, b""), ranges, most)
+    shard.prefetch(places[: len(places) // 2])
+    shard.prefetch(places)
+    dice.shuffle(places)
+    for offset, count in places:
+        buffer, seen = bytearray(count), bytearray()
+        shard.read_into(memoryview(buffer), offset, look=seen.extend)
+        assert buffer == seen == bytes(at % 251 for at in range(offset, offset + count))
+    assert all(0 < count <= most for _, count in ranges.asked)
+    assert sum(count for _, count in ranges.asked) == sum(count for _, count in places)
+
+
+# -- stores that fail -------------------------------------------------------------------------------
+
+
+def raised(work: Callable[[], object], kind: type[EaasError]) -> str:
+    with pytest.raises(kind) as error:
+        work()
+    assert type(error.value) is not EaasError
+    return str(error.value)
+
+
+def test_not_there(
+    store: Callable[[Path], Store], source: Callable[..., UrlSource], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    box = store(tmp_path)
+    text = raised(lambda: Checkpoint.open(source(box.url)), NotACheckpointError)
+    assert text.startswith(
+        f"{box.url} has no model.safetensors and no model.safetensors.index.json"
+    )
+    text = raised(lambda: Checkpoint.open(source("memory://nothing")), NotACheckpointError)
+    assert text.startswith("memory://nothing has no config.json")
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    box.put("model.safetensors.index.json", json.dumps(index).encode())
+    text = raised(lambda: Checkpoint.open(source(box.url)), MissingShardError)
+    assert text == f"{box.url}/model-1.safetensors is missing: complete the download"
+
+
+@pytest.mark.parametrize("cut", [5, 100, -1])
+def test_a_truncated_object_is_refused_by_its_header(
+    cut: int,
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+) -> None:
+    """The checks of local files."""
+    path = checkpoint()
+    box = store(path)
+    box.put(SINGLE, (path / SINGLE).read_bytes()[:cut])
+    assert f"{box.url}/{SINGLE}" in raised(
+        lambda: Checkpoint.open(source(box.url)), CorruptShardError
+    )
+
+
+def test_a_lying_header(
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+) -> None:
+    path = checkpoint()
+    box = store(path)
+    box.put(SINGLE, (1 << 40).to_bytes(8, "little") + (path / SINGLE).read_bytes()[8:])
+    text = raised(lambda: Checkpoint.open(source(box.url)), CorruptShardError)
+    assert "header of 1099511627776 bytes in a file of" in text
+    assert box.bytes < 10_000
+
+
+def test_an_object_that_changes_after_its_header(
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+) -> None:
+    """Also with the same size: experts of two versions must not mix."""
+    path = checkpoint()
+    box = store(path)
+    reader = ExpertReader(Checkpoint.open(source(box.url)))
+    assert len(list(reader.read(0, [0]))) == 1
+    box.put(SINGLE, (path / SINGLE).read_bytes())
+    text = raised(lambda: list(reader.read(0, [1])), CorruptShardError)
+    assert text.startswith(f"{box.url}/{SINGLE} has changed since its header was read")
+    box.fs.rm(f"{box.url}/{SINGLE}")
+    reader.release()
+    text = raised(lambda: list(reader.read(0, [1])), MissingShardError)
+    assert text.startswith(f"{box.url}/{SINGLE} is missing")
+
+
+def test_a_stalled_read_ends_at_its_deadline(
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file system that blocks, without asyncio."""
+    box = store(checkpoint())
+    reader = ExpertReader(Checkpoint.open(source(box.url, 0.2)))
+    stalled, calls = threading.Event(), []
+
+    def stall(*_: Any, **__: Any) -> bytes:
+        calls.append(0)
+        stalled.wait(60)
+        return b""
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", stall)
+    try:
+        text = raised(lambda: list(reader.read(0, [0])), CheckpointError)
+    finally:
+        stalled.set()
+    assert "also at the last of 5 attempts (no answer within 0.2 s): check the store" in text
+    assert len(calls) >= 5
+
+
+def test_http_ranges(server: RangeServer, source: Callable[..., UrlSource]) -> None:
+    here = Checkpoint.open(server.directory)
+    there = Checkpoint.open(source(server.url))
+    assert there.shape == here.shape
+    ours = ExpertReader(here)
+    opened = server.sent.total()
+    assert_same_experts(ExpertReader(there), ours, 0, [3, 4])
+    assert server.sent.total() - opened == 2 * ours.expert_bytes(0)
+    assert server.headers["Accept-Encoding"] == "identity"
+
+
+def test_http_stalls_and_failures_are_tried_again(
+    server: RangeServer, source: Callable[..., UrlSource]
+) -> None:
+    """Each third request fails in another way."""
+    faults: list[int | str | float] = [503, 60.0, "cut", 429, 500]
+
+    def fault(_method: str, _name: str, number: int) -> int | str | float | None:
+        return None if number % 3 else faults[number // 3 % len(faults)]
+
+    server.fault = fault
+    there = ExpertReader(Checkpoint.open(source(server.url, 0.5)))
+    assert_same_experts(there, ExpertReader(Checkpoint.open(server.directory)), 1, [0, 7])
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "match"),
+    [
+        (503, CheckpointError, "attempts (status 503): check the store and the network"),
+        (60.0, CheckpointError, "attempts (no answer within 0.3 s): check the store"),
+        ("cut", CheckpointError, "cannot be read, also at the last of 5 attempts"),
+        ("whole", CheckpointError, "its server does not answer range requests: use one that does"),
+        (404, MissingShardError, "is missing: restore it"),
+        (
+            403,
+            CheckpointError,
+            "(status 403): check the URL, and give credentials by the environment",
+        ),
+        (400, CheckpointError, "cannot be read (status 400): check the URL"),
+    ],
+)
+def test_http_faults(
+    fault: int | str | float,
+    kind: type[EaasError],
+    match: str,
+    server: RangeServer,
+    source: Callable[..., UrlSource],
+) -> None:
+    reader = ExpertReader(Checkpoint.open(source(server.url, 0.3 if fault == 60.0 else 20)))
+    server.fault = lambda method, *_: fault if method == "GET" else None
+    sent = server.sent.total()
+    text = raised(lambda: list(reader.read(1, [2])), kind)
+    assert text.startswith(f"{server.url}/{SINGLE}")
+    assert match in text
+    # A server that ignores ranges is not read to the end, but sockets have buffers.
+    assert fault == "whole" or server.sent.total() - sent < 10 * reader.expert_bytes(1)
+    server.fault = lambda *_: None
+    assert_same_experts(reader, ExpertReader(Checkpoint.open(server.directory)), 1, [2])
+
+
+def test_http_object_that_changes(server: RangeServer, source: Callable[..., UrlSource]) -> None:
+    reader = ExpertReader(Checkpoint.open(source(server.url)))
+    file = server.directory / SINGLE
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    text = raised(lambda: list(reader.read(0, [1])), CorruptShardError)
+    assert "has changed since its header was read: start this server again" in text
+
+
+def test_http_server_that_is_gone(source: Callable[..., UrlSource]) -> None:
+    text = raised(lambda: Checkpoint.open(source("http://127.0.0.1:1/m")), CheckpointError)
+    assert text.startswith("http://127.0.0.1:1/m/config.json cannot be read, also at the last of 5")
+
+
+def test_refused_files_count_as_missing_once_one_was_read(
+    server: RangeServer, source: Callable[..., UrlSource]
+) -> None:
+    """S3 answers 403 for a file that does not exist, if the user may not list files."""
+    server.fault = lambda _method, name, _: None if name == "config.json" else 403
+    raised(lambda: Checkpoint.open(source(server.url)), NotACheckpointError)
+    server.fault = lambda *_: 403
+    assert "give credentials" in raised(
+        lambda: Checkpoint.open(source(server.url)), CheckpointError
+    )
+
+
+# -- URLs and credentials ---------------------------------------------------------------------------
+
+
+def test_credentials_reach_the_server_and_no_message(
+    server: RangeServer,
+    source: Callable[..., UrlSource],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level("DEBUG", "expert_server")
+    url = server.url.replace("http://", "http://someone:pass%20word@") + "?sig=sEcReT"
+    reader = ExpertReader(Checkpoint.open(source(url)))
+    assert server.targets[-1].endswith(f"/models/m/{SINGLE}?sig=sEcReT")
+    assert server.headers["Authorization"].startswith("Basic ")
+    server.fault = lambda method, *_: 500 if method == "GET" else None
+    texts = [raised(lambda: list(reader.read(1, [2])), CheckpointError)]
+    assert texts[0].startswith(f"{server.url}/{SINGLE} ")
+    server.fault = lambda *_: 403
+    texts.append(raised(lambda: Checkpoint.open(source(url)), CheckpointError))
+    server.fault = lambda *_: 404
+    texts.append(raised(lambda: Checkpoint.open(source(url)), CheckpointError))
+    texts += [caplog.text, *capfd.readouterr()]
+    for secret in ("someone", "pass", "sEcReT", "sig="):
+        assert secret not in "\n".join(texts)
+
+
+def test_credentials_of_an_url_that_cannot_be_opened(source: Callable[..., UrlSource]) -> None:
+    for url in ("nothing://me:secret@host/x?token=t", "https://[me:secret@host/x"):
+        with pytest.raises(EaasError) as error:
+            Checkpoint.open(source(url, 1.0))
+        assert "secret" not in str(error.value)
+        assert "token" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("s3://bucket/a/b/", "s3://bucket/a/b"),
+        ("https://me:pw@host:80/a?token=x#y", "https://host:80/a"),
+        ("https://me:p@w@host/a@b", "https://host/a@b"),
+        ("https://host?sig=a/b@c", "https://host"),
+        ("http://[::1]:80/m", "http://[::1]:80/m"),
+    ],
+)
+def test_urls_are_shown_without_credentials(url: str, text: str) -> None:
+    assert shown(url) == text
+
+
+@given(
+    st.text("abc:@/?#%", min_size=1),
+    st.text("xyz:%", min_size=1),
+    st.text("tuv=&/@:", min_size=1),
+)
+def test_no_password_or_query_is_shown(user: str, password: str, query: str) -> None:
+    user = user.translate(dict.fromkeys(map(ord, "/?#"), "-"))
+    found = shown(f"s3://{user}:{password}@bucket/path?{query}")
+    assert found == "s3://bucket/path"
+
+
+def test_urls_and_paths() -> None:
+    assert is_url("s3://b/p")
+    assert not is_url("/models/s3:/b")
+    assert local_directory("models/m") == Path("models/m")
+    assert local_directory("file:///models/a%20b") == Path("/models/a b")
+    with pytest.raises(NotACheckpointError, match=r"^s3://b/p: the attention client reads a local"):
+        local_directory("s3://u:p@b/p")
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(NotACheckpointError) as error:
+        UrlSource("s3://bucket/m")
+    assert str(error.value) == "s3://bucket/m: s3:// needs s3fs: pip install s3fs"
+
+
+def test_an_unknown_scheme() -> None:
+    with pytest.raises(NotACheckpointError, match=r"nothing://b: fsspec cannot open nothing://"):
+        UrlSource("nothing://b")
