@@ -28,7 +28,7 @@ def refused(child: ChildProcess, *named: str) -> None:
         wait_ready([child], PATIENCE_S)
     why = str(caught.value)
     assert "\n" not in why
-    for word in (*named, ".safetensors: tensor ", "differs from the cluster's other replicas"):
+    for word in (*named, ".safetensors", ": tensor ", "differs from the cluster's other replicas"):
         assert word in why, why
     assert "copy the checkpoint again" in why
     assert child.reap(PATIENCE_S)

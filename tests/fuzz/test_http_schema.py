@@ -33,6 +33,7 @@ OPERATIONS = (
     ("GET", "/eaas/v1/status"),
     ("GET", "/version"),
     ("GET", "/health"),
+    ("GET", "/live"),
     ("GET", "/ping"),
     ("POST", "/ping"),
     ("GET", "/metrics"),
