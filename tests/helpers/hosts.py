@@ -124,7 +124,11 @@ class Host:
     def pids(self, *parts: str) -> list[int]:
         """Processes of the host, by ids of this machine, whose command line has all the parts."""
         found = []
-        space = Path(f"/proc/{self.pid}/ns/pid").readlink()
+        try:
+            space = Path(f"/proc/{self.pid}/ns/pid").readlink()
+        except FileNotFoundError:
+            # The host was killed.
+            return []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
