@@ -166,7 +166,9 @@ class Hosts:
         self._network = f"10.77.{number}"
         self.gateway = f"{self._network}.254"
         self.hosts: list[Host] = []
-        _call("ip", "link", "add", self._bridge, "type", "bridge")
+        # A bridge without its own address takes one of its links', and hosts lose this machine when that ends.
+        own = f"02:00:00:00:{number:02x}:fe"
+        _call("ip", "link", "add", self._bridge, "address", own, "type", "bridge")
         try:
             _call("ip", "addr", "add", f"{self.gateway}/24", "dev", self._bridge)
             _call("ip", "link", "set", self._bridge, "up")
