@@ -166,7 +166,7 @@ class Hosts:
         self._network = f"10.77.{number}"
         self.gateway = f"{self._network}.254"
         self.hosts: list[Host] = []
-        # A bridge without its own address takes one of its links', and hosts lose this machine when that ends.
+        # A bridge without its own address takes one of its links', and hosts lose this machine when it ends.
         own = f"02:00:00:00:{number:02x}:fe"
         _call("ip", "link", "add", self._bridge, "address", own, "type", "bridge")
         try:
