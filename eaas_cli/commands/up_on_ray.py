@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from eaas.checkpoint import precheck
 from eaas.counted import counted
-from eaas.errors import ClusterError, ConfigError
+from eaas.errors import ClusterError
 from eaas.log import print_line
 from eaas.net.listen_policy import guarded_keys
 from eaas_cli.commands.greeting import greet
 from eaas_cli.commands.loading import loading_shown
+from eaas_cli.local.arguments import refuse_few_servers
 from eaas_cli.local.memory import MemoryNeed, memory_need
 from eaas_cli.local.restart import role_environment
 from eaas_cli.local.running_clusters import forget_on_ray, record_on_ray
@@ -55,11 +56,7 @@ def up_on_ray(
     """
     from eaas_cli.ray.connection import connected
 
-    if redundancy > servers:
-        raise ConfigError(
-            f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
-            f"give --servers {redundancy} or a lower --redundancy"
-        )
+    refuse_few_servers(servers, redundancy)
     need = memory_need(precheck(model), redundancy, settings.expert_server.quantization)
     started = time.monotonic()
     with connected():

@@ -15,6 +15,7 @@ __all__ = [
     "client_words",
     "make_log_dir",
     "monitor_words",
+    "refuse_few_servers",
     "server_words",
     "vllm_words",
 ]
@@ -80,6 +81,15 @@ def vllm_words(
 def _without(words: tuple[str, ...], option: str) -> tuple[str, ...]:
     at = words.index(option)
     return words[:at] + words[at + 2 :]
+
+
+def refuse_few_servers(servers: int, redundancy: int) -> None:
+    """Raise ConfigError if there are fewer servers than replicas of each expert."""
+    if redundancy > servers:
+        raise ConfigError(
+            f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
+            f"give --servers {redundancy} or a lower --redundancy"
+        )
 
 
 def make_log_dir(wanted: Path) -> None:

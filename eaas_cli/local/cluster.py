@@ -12,7 +12,7 @@ from typing import Literal, Self
 from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import server_core, usable_cores
-from eaas.errors import ClusterError, ConfigError
+from eaas.errors import ClusterError
 from eaas.free_memory import free_bytes
 from eaas.net import server_records
 from eaas.net.listen_policy import guarded_keys, identity, only_here
@@ -22,6 +22,7 @@ from eaas_cli.local.arguments import (
     client_words,
     make_log_dir,
     monitor_words,
+    refuse_few_servers,
     server_words,
     vllm_words,
 )
@@ -91,11 +92,7 @@ class LocalCluster:
         fork_server: ForkServer | None = None,
     ) -> None:
         self.config = config or ClusterConfig()
-        if redundancy > servers:
-            raise ConfigError(
-                f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
-                f"give --servers {redundancy} or a lower --redundancy"
-            )
+        refuse_few_servers(servers, redundancy)
         security, client = self.config.security, self.config.attention_client
         # The launcher drains servers, which needs the role of an operator.
         self.tls = identity(security, _OPERATOR)

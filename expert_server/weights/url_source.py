@@ -351,7 +351,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_missing(error: Exception, status: int | None) -> bool:
-    """Whether an error says that there is no such file.
+    """Return whether an error means a missing file.
 
     fsspec's HTTP raises FileNotFoundError for all failures of a HEAD request, with the failure as its cause.
     """
