@@ -51,11 +51,14 @@ def stream_through(url: str, then: Callable[[], None]) -> list[str]:
 
 @pytest.fixture
 def cluster(
-    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster]
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> LocalCluster:
     # An answer takes several seconds, longer than a client that ends at once waits.
-    config = load_config(attention_client={"port": 0}, expert_server={"added_latency_us": 30_000})
-    return start_cluster(checkpoint(), servers=1, redundancy=1, config=config)
+    file = tmp_path / "slow.yaml"
+    file.write_text("attention_client: {port: 0}\nexpert_server: {added_latency_us: 5000}")
+    return start_cluster(
+        checkpoint(), servers=1, redundancy=1, config=load_config(file), config_file=file
+    )
 
 
 def test_an_attention_client_finishes_its_requests(cluster: LocalCluster) -> None:
