@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ __all__ = ["down_on_ray", "up_on_ray"]
 # Processes start slower than on one machine, since each imports torch.
 _START_S = 300.0
 _CONTROLLER_S = 60.0
+# Above those of Ray's workers, and below those that systems choose for outgoing connections.
+_MONITOR_PORTS = range(20_000, 32_000)
 # Memory of a role's process without weights, bytes.
 _PROCESS_BYTES = 500 << 20
 # Room for buffers, as a part of the weights.
@@ -151,6 +154,8 @@ def _spec(
         loopback=loopback,
         home=home,
         candidates=tuple(monitor_candidates(nodes, home)),
+        # Known from the start, because Ray restarts an actor on another node with the same arguments.
+        monitor_port=settings.monitor.port or random.choice(_MONITOR_PORTS),
     )
     return spec, nodes
 

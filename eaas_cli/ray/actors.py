@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import ray
 
-from eaas.log import configure_logging
+from eaas.log import configure_logging, get_logger
 from eaas_cli.ray.cluster import ClusterSpec, RayCluster
 from eaas_cli.ray.controller import Controller
 from eaas_cli.ray.placement import live_nodes
@@ -16,6 +17,10 @@ from eaas_cli.ray.pool import ActorPool
 from eaas_cli.ray.role import Report, RoleProcess, RoleSpec
 
 __all__ = ["ControllerActor", "RoleActor", "ray_cluster"]
+
+_log = get_logger(__name__)
+# Ray starts an actor again at once.
+_BACKOFF_S = 2.0
 
 
 def _session_dir() -> Path | None:
@@ -48,12 +53,24 @@ class RoleActor:
 
 
 class ControllerActor:
-    """Follows the wanted number of servers and replaces lost actors, in a thread (`Controller`)."""
+    """Follows the wanted number of servers and replaces lost actors, in a thread (`Controller`).
+
+    If the thread fails, for example while Ray's head is away, the process ends and Ray starts the actor again.
+    """
 
     def __init__(self, spec: ClusterSpec) -> None:
         configure_logging("controller")
         self._controller = Controller(ray_cluster(spec))
-        threading.Thread(target=self._controller.run, name="controller", daemon=True).start()
+        threading.Thread(target=self._run, name="controller", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._controller.run()
+        except Exception:
+            _log.exception("the controller failed and starts again")
+            time.sleep(_BACKOFF_S)
+        finally:
+            os._exit(1)
 
     def report(self) -> None:
         """Answer once the actor runs. It has no process of its own to report."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eaas.config import ClusterConfig
 from eaas.errors import ClusterError, EaasError
 from eaas.net.listen_policy import identity
 from eaas_cli.local.arguments import balancer_words, client_words, vllm_words
-from eaas_cli.ray.placement import Node, actor_options, least_loaded
+from eaas_cli.ray.placement import Node, actor_options, least_loaded, monitor_places
 from eaas_cli.ray.role import Report, RoleSpec
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ClusterSpec:
         loopback: Members listen on loopback only, since the Ray cluster has one node and there is no TLS.
         home: Ray's id of the node that ran `eaas up`; the endpoint stays there if it can.
         candidates: Nodes that may run the monitor, best first.
-        monitor_port: Port of the monitor at each candidate; 0 until it is known.
+        monitor_port: Port of the monitor at each candidate.
     """
 
     model: Path
@@ -72,7 +72,7 @@ class ClusterSpec:
     loopback: bool
     home: str
     candidates: tuple[Node, ...]
-    monitor_port: int = 0
+    monitor_port: int
 
     @property
     def monitor_addresses(self) -> str:
@@ -165,8 +165,8 @@ class RayCluster:
 
     @property
     def monitor_address(self) -> str:
-        """Every address at which the monitor may be; empty until it has started."""
-        return self.spec.monitor_addresses if self.spec.monitor_port else ""
+        """Every address at which the monitor may be."""
+        return self.spec.monitor_addresses
 
     @property
     def endpoint(self) -> str:
@@ -198,10 +198,8 @@ class RayCluster:
         """
         deadline = time.monotonic() + timeout_s
         try:
-            self.create_monitor(self.spec.candidates[0])
+            self.create_monitor()
             self._wait([MONITOR], min(deadline, time.monotonic() + _MONITOR_S), interrupt, on_wait)
-            port = (self._address_of(MONITOR) or "").rpartition(":")[2]
-            self.spec = replace(self.spec, monitor_port=int(port))
             self.create_client()
             self.create_balancer()
             names = [MONITOR, CLIENT, BALANCER]
@@ -248,14 +246,22 @@ class RayCluster:
 
     # -- roles -----------------------------------------------------------------------------------------
 
-    def create_monitor(self, node: Node) -> None:
-        """Create the monitor's actor on a node."""
-        port = self.spec.monitor_port or self.config.monitor.port
-        words = ("monitor", "--host", "{host}", "--port", str(port), "--data-dir", "{data}")
-        options = actor_options(self.spec.resources["control"], [node.node_id])
-        # Nowhere else, since members know the candidates' addresses only.
-        del options["fallback_strategy"]
-        self._create(MONITOR, words, options)
+    def create_monitor(self) -> None:
+        """Create the monitor's actor on the best candidate; Ray moves it to another one if that is lost.
+
+        Raises:
+            ClusterError: No candidate is alive. A former actor is still there.
+        """
+        places = monitor_places(self.spec.candidates, self._nodes())
+        if not places:
+            hosts = " or ".join(node.address for node in self.spec.candidates)
+            raise ClusterError(
+                f"no node can run the monitor: members look for it at {hosts}; start Ray there"
+            )
+        self.pool.kill(MONITOR)
+        port = str(self.spec.monitor_port)
+        words = ("monitor", "--host", "{host}", "--port", port, "--data-dir", "{data}")
+        self._create(MONITOR, words, actor_options(self.spec.resources["control"], places[:1], places))
 
     def create_balancer(self) -> None:
         """Create the balancer's actor, on Ray's head if that has room."""
@@ -308,15 +314,16 @@ class RayCluster:
                 yield self._intended[name]
 
     def recreate(self, name: str) -> None:
-        """Create an actor again that Ray does not start again."""
-        self.pool.kill(name)
+        """Create an actor again that Ray does not start again.
+
+        Raises:
+            ClusterError: No node can run the monitor.
+        """
         if name == MONITOR:
-            alive = {node.node_id for node in self._nodes()}
-            candidates = [node for node in self.spec.candidates if node.node_id in alive]
-            if not candidates:
-                raise ClusterError("none of the monitor's nodes is alive: end this cluster")
-            self.create_monitor(candidates[0])
-        elif name == BALANCER:
+            self.create_monitor()
+            return
+        self.pool.kill(name)
+        if name == BALANCER:
             self.create_balancer()
         elif name == CLIENT:
             self.create_client()

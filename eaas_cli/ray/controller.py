@@ -11,7 +11,7 @@ from eaas.log import get_logger
 from eaas.membership.monitors import Monitors, ask_members
 from eaas.types import Role
 from eaas_cli.local.scaling import Scaler, ScaleWatch
-from eaas_cli.ray.cluster import CONTROLLER
+from eaas_cli.ray.cluster import CONTROLLER, MONITOR
 
 if TYPE_CHECKING:
     from eaas_cli.ray.cluster import RayCluster
@@ -23,6 +23,8 @@ _STEP_S = 0.5
 _SCALING_S = 0.1
 _POLL_S = 2.0
 _ASK_S = 2.0
+# Longer than Ray takes to start an actor again.
+_MONITOR_S = 30.0
 
 
 class Controller:
@@ -30,18 +32,25 @@ class Controller:
 
     Ray restarts lost actors, on another node if need be. The controller does the rest: it creates and drains
     expert servers for `eaas scale` and `eaas autoscale`, removes servers that have left, and recreates actors
-    that Ray gave up, such as the monitor when its node is lost.
+    that Ray gave up. Ray keeps a monitor's actor waiting for nodes by their ids, which a replaced machine does
+    not have, so the controller also recreates a monitor that has not run for 30 s.
 
     Args:
         cluster: The cluster, whose actors exist.
         live_servers: Returns the ids of all live expert servers. Raises ClusterError: no monitor answers.
+        clock: Monotonic seconds.
     """
 
     def __init__(
-        self, cluster: RayCluster, live_servers: Callable[[], set[str]] | None = None
+        self,
+        cluster: RayCluster,
+        live_servers: Callable[[], set[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._live_servers = live_servers or self._ask_monitor
+        self._clock = clock
+        self._monitor_ran = clock()
         self._scaler = Scaler(cluster, self._started_by_hand)
 
     def run(self) -> None:
@@ -66,15 +75,25 @@ class Controller:
         """
         cluster, lines = self._cluster, []
         cluster.pool.poll(_POLL_S)
-        for name, view in list(cluster.pool.views.items()):
-            if view.lost and name != CONTROLLER:
-                cluster.recreate(name)
-                lines.append(f"{name} was lost and is created again")
+        for name in self._lost():
+            cluster.recreate(name)
+            lines.append(f"{name} was lost and is created again")
         lines += self._scaler.step()
         for name in cluster.left_servers():
             cluster.forget(name)
             lines.append(f"{name} has left")
         return lines
+
+    def _lost(self) -> list[str]:
+        views, now = self._cluster.pool.views, self._clock()
+        monitor = views.get(MONITOR)
+        if monitor is not None and monitor.report is not None:
+            self._monitor_ran = now
+        lost = [name for name, view in views.items() if view.lost and name != CONTROLLER]
+        if now - self._monitor_ran >= _MONITOR_S:
+            self._monitor_ran = now
+            return [MONITOR, *(name for name in lost if name != MONITOR)]
+        return lost
 
     def _started_by_hand(self) -> set[str]:
         own = {server.name for server in self._cluster.running_servers()}

@@ -15,6 +15,7 @@ __all__ = [
     "least_loaded",
     "live_nodes",
     "monitor_candidates",
+    "monitor_places",
     "refuse_open_network",
 ]
 
@@ -77,12 +78,29 @@ def least_loaded(nodes: Iterable[Node], servers: Iterable[str]) -> str | None:
     return ranked[0].node_id if ranked else None
 
 
-def actor_options(resources: Mapping[str, float], preferred: Sequence[str]) -> dict[str, Any]:
+def monitor_places(candidates: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
+    """List the ids of the live nodes that may run the monitor, best first.
+
+    Members know the candidates' addresses, and a machine that Ray started on again has another id.
+
+    Args:
+        candidates: The monitor's candidates when the cluster started, best first.
+        nodes: Live nodes.
+    """
+    by_address = {node.address: node.node_id for node in nodes}
+    by_address |= {c.address: c.node_id for c in candidates if c in nodes}
+    return [by_address[c.address] for c in candidates if c.address in by_address]
+
+
+def actor_options(
+    resources: Mapping[str, float], preferred: Sequence[str], others: Sequence[str] = ()
+) -> dict[str, Any]:
     """Build the options of a Ray actor from the resources that it reserves.
 
     Args:
         resources: Amounts by name, as Ray's bundles have them: "CPU", "GPU", "memory" (bytes), or your own.
-        preferred: Ids of preferred nodes; if these have no room, another node takes the actor.
+        preferred: Ids of preferred nodes.
+        others: Ids of the nodes that take the actor if the preferred ones have no room; empty: any node.
     """
     custom = dict(resources)
     options: dict[str, Any] = {
@@ -92,9 +110,13 @@ def actor_options(resources: Mapping[str, float], preferred: Sequence[str]) -> d
         "resources": custom,
     }
     if preferred:
-        options["label_selector"] = {_NODE_LABEL: f"in({','.join(preferred)})"}
-        options["fallback_strategy"] = [{"label_selector": {}}]
+        options["label_selector"] = _one_of(preferred)
+        options["fallback_strategy"] = [{"label_selector": _one_of(others) if others else {}}]
     return options
+
+
+def _one_of(nodes: Sequence[str]) -> dict[str, str]:
+    return {_NODE_LABEL: f"in({','.join(nodes)})"}
 
 
 def refuse_open_network(nodes: Sequence[Node], has_tls: bool, insecure: bool) -> bool:

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -141,6 +140,8 @@ class Host:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._outer.wait()
+        # The kernel removes the link of an ended namespace a moment later.
+        eventually(lambda: not Path("/sys/class/net", self._link).exists(), what="no link")
 
     def cut(self) -> None:
         """Pull its network cable: peers see only silence."""
@@ -192,8 +193,6 @@ class Hosts:
         """End all machines."""
         for host in self.hosts:
             host.kill()
-        # The kernel removes the links of ended namespaces a moment later.
-        time.sleep(0.2)
         _call("ip", "link", "del", self._bridge)
 
 

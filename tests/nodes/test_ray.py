@@ -88,7 +88,11 @@ def test_the_head_ends_and_comes_back(hosts_with_redis: RayHosts) -> None:
     world.wait_whole(2)
 
     def event() -> None:
+        former = {role: world.member(role) for role in ("monitor", "balancer")}
         world.head.kill()
         world.replace_head()
+        for role, one in former.items():
+            world.wait_replaced(role, one)
+        world.scale(3)
 
-    under_load(world, event, 2, _HOST_S)
+    under_load(world, event, 3, _HOST_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Pool:
         self.specs: dict[str, RoleSpec] = {}
         self.options: dict[str, Mapping[str, Any]] = {}
         self.ended: list[str] = []
+        self.waiting: set[str] = set()
         self.fail = dict(fail or {})
 
     def adopt(self) -> None:
@@ -39,11 +40,12 @@ class Pool:
     ) -> ActorView:
         self.specs[name], self.options[name] = argument, options
         self.views[name] = ActorView()
+        self.waiting.discard(name)
         return self.views[name]
 
     def poll(self, timeout_s: float) -> None:
         for name, view in self.views.items():
-            if view.report is None and not view.lost and name != CONTROLLER:
+            if view == ActorView() and name not in {CONTROLLER, *self.waiting}:
                 wanted = self.options[name]["label_selector"]["ray.io/node-id"]
                 failure = self.fail.get(name)
                 address = None if failure else "10.0.0.0:7000"
@@ -71,6 +73,11 @@ class Pool:
     def lose(self, name: str) -> None:
         self.views[name] = ActorView(lost=True)
 
+    def wait_forever(self, name: str) -> None:
+        """No node is left that the actor's selector names."""
+        self.views[name] = ActorView()
+        self.waiting.add(name)
+
 
 def spec(**changes: Any) -> ClusterSpec:
     roles = ("monitor", "balancer", "expert-server", "attention-client", "vllm")
@@ -89,6 +96,7 @@ def spec(**changes: Any) -> ClusterSpec:
             "loopback": False,
             "home": "a",
             "candidates": (HEAD, A),
+            "monitor_port": 7000,
         }
         | changes
     )
@@ -114,8 +122,9 @@ def test_roles_join_every_address_of_the_monitor_and_servers_are_spread() -> Non
     assert {places[f"expert-server-{i}"] for i in range(3)} == {"h", "a", "b"}
     assert (places[MONITOR], places["attention-client"]) == ("h", "a")
     # The monitor cannot go where members do not look for it.
-    assert "fallback_strategy" not in pool.options[MONITOR]
-    assert "fallback_strategy" in pool.options["expert-server-0"]
+    (others,) = pool.options[MONITOR]["fallback_strategy"]
+    assert others["label_selector"] == {"ray.io/node-id": "in(h,a)"}
+    assert pool.options["expert-server-0"]["fallback_strategy"] == [{"label_selector": {}}]
 
 
 def test_on_one_node_members_stay_on_loopback() -> None:
@@ -150,6 +159,14 @@ def test_the_monitor_is_the_last_to_end() -> None:
     assert not pool.views
 
 
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
     pool, nodes = Pool(), [HEAD, A, B]
     steered = Controller(started(pool, nodes), set)
@@ -159,10 +176,29 @@ def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
     assert pool.options[MONITOR]["label_selector"] == {"ray.io/node-id": "in(a)"}
     words = pool.specs[MONITOR].words
     assert words[words.index("--port") + 1] == "7000"
-    nodes.remove(A)
-    pool.lose(MONITOR)
-    with pytest.raises(ClusterError, match="none of the monitor's nodes"):
+
+
+def test_a_monitor_without_its_nodes_returns_with_one_of_their_addresses() -> None:
+    pool, nodes, clock = Pool(), [HEAD, A, B], Clock()
+    steered = Controller(started(pool, nodes), set, clock)
+    assert steered.step() == []
+    nodes[:] = [B]
+    pool.wait_forever(MONITOR)
+    clock.now = 29.0
+    assert steered.step() == []
+    clock.now = 31.0
+    with pytest.raises(ClusterError, match=r"members look for it at 10\.0\.0\.0 or 10\.0\.0\.1"):
         steered.step()
+    # The controller steps again soon, with other work.
+    assert steered.step() == []
+    # Ray's head is started again: the same address, another id.
+    nodes.append(replace(HEAD, node_id="new"))
+    clock.now = 62.0
+    assert steered.step() == ["monitor was lost and is created again"]
+    assert pool.options[MONITOR]["label_selector"] == {"ray.io/node-id": "in(new)"}
+    assert steered.step() == []
+    clock.now = 100.0
+    assert steered.step() == []
 
 
 def test_it_scales_and_forgets_servers_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
