@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -195,15 +195,21 @@ class Member:
         return pb.Member(**(vars(self) | converted | changes))
 
     @classmethod
-    def from_proto(cls, message: pb.Member) -> Member:
-        """Convert a protobuf message to a member. Raises ValueError for an unknown role or state."""
+    def from_proto(cls, message: pb.Member, models: Sequence[ModelShape] = ()) -> Member:
+        """Convert a protobuf message to a member.
+
+        Args:
+            message: The member.
+            models: Those of its snapshot, to which `model_number` refers.
+
+        Raises:
+            ValueError: An unknown role, state or model number.
+        """
         return cls(
             **{name: getattr(message, name) for name in _AS_SENT},
             role=Role.from_number(message.role),
             state=MemberState.from_number(message.state),
-            model=_shape_of(message.model.SerializeToString())
-            if message.HasField("model")
-            else None,
+            model=_model_of(message, models),
             # An unset speed means average speed.
             speed=message.speed or 1.0,
             transports=tuple(message.transports),
@@ -213,6 +219,14 @@ class Member:
 
 _CONVERTED = ("role", "state", "model", "speed", "transports", "reach")
 _AS_SENT = tuple(f.name for f in fields(Member) if f.name not in _CONVERTED)
+
+
+def _model_of(message: pb.Member, models: Sequence[ModelShape]) -> ModelShape | None:
+    if message.model_number > len(models):
+        raise ValueError(f"{message.id}: model {message.model_number} of {len(models)}")
+    if message.model_number:
+        return models[message.model_number - 1]
+    return _shape_of(message.model.SerializeToString()) if message.HasField("model") else None
 
 
 # All members of a cluster serve one model, so that thousands of members can share one object.

@@ -31,7 +31,7 @@ from monitor.refusal import (
     require_valid,
 )
 from monitor.registry import IdTakenError, Registry
-from monitor.snapshots import Snapshots
+from monitor.snapshots import Knows, Snapshots
 from monitor.store import Store
 from monitor.store.kept import new_life
 from monitor.store_writer import StoreWriter
@@ -373,7 +373,7 @@ class MonitorService:
 
     async def _send_all(self, seen: int, request: pb.WatchRequest, context: Any) -> None:
         """Send the events after `seen` to a watcher, until the cluster stops."""
-        heartbeats_tell, knows_left = request.heartbeats_tell, request.knows_left
+        heartbeats_tell, knows = request.heartbeats_tell, Knows.of(request)
         unstored: tuple[int, bytes] | None = None
         sent = not heartbeats_tell
         while True:
@@ -382,12 +382,12 @@ class MonitorService:
                 stored, stopping = self._stored, self._stopping
                 events = () if unstored else self._registry.since(seen)
             if events is None:
-                unstored = await self._snapshots.take(knows_left)
+                unstored = await self._snapshots.take(knows)
                 continue
             messages = []
             if events:
                 messages = [
-                    self._fanout.message(e, knows_left) for e in events if e.revision <= stored
+                    self._fanout.message(e, knows.left) for e in events if e.revision <= stored
                 ]
                 seen = stored
             if unstored and unstored[0] <= stored:

@@ -5,6 +5,7 @@ than the loop may be held, so the loop gets its turn between two parts.
 
     capture            revision, and each member as it is now: immutable objects, no copies
     part, part, ...    some members each, as bytes; heartbeats and events go on in between
+    models             each once, at the end; members have their numbers
     join               one message: protobuf merges the parts of a repeated field, and those of a submessage
 
 A watcher gets the events after the snapshot's revision next, so changes during the build are not lost. Only
@@ -18,6 +19,7 @@ import functools
 import math
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 from eaas.rpc.v1 import common_pb2
@@ -27,7 +29,7 @@ from eaas.wire.protobuf import bytes_tag, varint
 from monitor.incarnation import MemberEntry
 from monitor.registry import Registry
 
-__all__ = ["Snapshots", "message_of"]
+__all__ = ["Knows", "Snapshots", "message_of"]
 
 # Members that are serialized in one turn of the loop, which takes some milliseconds.
 _PART = 200
@@ -36,8 +38,27 @@ _SHARED_S = 0.05
 _SHARED_BUILDS = 4.0
 
 _MODEL_TAG = bytes_tag(common_pb2.Member.MODEL_FIELD_NUMBER)
+_MODELS_TAG = bytes_tag(pb.Snapshot.MODELS_FIELD_NUMBER)
 _MEMBER_TAG = bytes_tag(pb.Snapshot.MEMBERS_FIELD_NUMBER)
 _SNAPSHOT_TAG = bytes_tag(pb.WatchResponse.SNAPSHOT_FIELD_NUMBER)
+
+
+@dataclass(frozen=True)
+class Knows:
+    """What a watcher understands; those of earlier releases lack some of it.
+
+    Attributes:
+        left: See `WatchRequest.knows_left`.
+        models: See `WatchRequest.knows_models`.
+    """
+
+    left: bool = True
+    models: bool = True
+
+    @classmethod
+    def of(cls, request: pb.WatchRequest) -> Knows:
+        """Read it from a request."""
+        return cls(request.knows_left, request.knows_models)
 
 
 @dataclass(frozen=True)
@@ -63,36 +84,38 @@ class Snapshots:
         self._registry = registry
         self._lock = lock
         self._life = life
-        # The last snapshot for watchers that know LEFT, and for those that do not.
-        self._last = {True: _Snapshot(), False: _Snapshot()}
+        # The last snapshot for watchers that know the same.
+        self._last: defaultdict[Knows, _Snapshot] = defaultdict(_Snapshot)
         # It goes on when the watcher that began it is cancelled, because others wait for it too.
         self._building: asyncio.Task[None] | None = None
 
-    async def take(self, knows_left: bool) -> tuple[int, bytes]:
+    async def take(self, knows: Knows) -> tuple[int, bytes]:
         """Return a snapshot's revision and message; no event before this call is missing in it.
 
         Args:
-            knows_left: See `WatchRequest`.
+            knows: What the watcher understands.
         """
         asked_at, asked_revision = time.monotonic(), self._registry.revision
         while True:
-            last = self._last[knows_left]
+            last = self._last[knows]
             # Captured after the call, or else unchanged since then.
             if last.captured_at >= asked_at or (
                 last.revision == asked_revision and last.shared_until >= asked_at
             ):
                 return last.revision, last.message
             if self._building is None:
-                self._building = asyncio.create_task(self._build(knows_left))
+                self._building = asyncio.create_task(self._build(knows))
             await asyncio.shield(self._building)
 
-    async def _build(self, knows_left: bool) -> None:
+    async def _build(self, knows: Knows) -> None:
         try:
-            self._last[knows_left] = await self._built(knows_left)
+            self._last[knows] = await self._built(knows)
         finally:
             self._building = None
 
-    async def _built(self, knows_left: bool) -> _Snapshot:
+    async def _built(self, knows: Knows) -> _Snapshot:
+        # Numbers of the models, from 1; None: each member has its own.
+        numbers: dict[ModelShape, int] | None = {} if knows.models else None
         began = time.monotonic()
         with self._lock:
             revision = self._registry.revision
@@ -103,12 +126,13 @@ class Snapshots:
                 await asyncio.sleep(0)
             now = time.monotonic()
             members = (
-                _member_bytes(member, entry, now, knows_left)
+                _member_bytes(member, entry, now, knows.left, numbers)
                 for member, entry in zip(
                     captured[start : start + _PART], entries[start : start + _PART], strict=True
                 )
             )
             parts.append(_part(b"".join(members)))
+        parts.append(_part(b"".join(_model_bytes(shape, _MODELS_TAG) for shape in numbers or ())))
         shared_s = max(_SHARED_S, _SHARED_BUILDS * (time.monotonic() - began))
         return _Snapshot(revision, began, began + shared_s, b"".join(parts))
 
@@ -118,21 +142,33 @@ def _part(snapshot: bytes) -> bytes:
     return _SNAPSHOT_TAG + varint(len(snapshot)) + snapshot
 
 
-def _member_bytes(member: Member, entry: MemberEntry, now: float, knows_left: bool) -> bytes:
+def _member_bytes(
+    member: Member,
+    entry: MemberEntry,
+    now: float,
+    knows_left: bool,
+    numbers: dict[ModelShape, int] | None,
+) -> bytes:
     """Serialize a captured member as a field of a Snapshot, with the current counters of its entry."""
+    model, number = b"", 0
+    if member.model is not None:
+        if numbers is None:
+            model = _model_bytes(member.model, _MODEL_TAG)
+        else:
+            number = numbers.setdefault(member.model, len(numbers) + 1)
+    counters = entry.counters(now - entry.arrivals.heard_at)
     message = message_of(
-        member, knows_left, model=None, **entry.counters(now - entry.arrivals.heard_at)
+        member, knows_left, model=None, model_number=number, **counters
     ).SerializeToString()
-    model = b"" if member.model is None else _model_bytes(member.model)
     return b"".join((_MEMBER_TAG, varint(len(message) + len(model)), message, model))
 
 
 # All members of a cluster serve one model, which is nine tenths of a member's bytes.
 @functools.lru_cache(maxsize=8)
-def _model_bytes(shape: ModelShape) -> bytes:
-    """Serialize a model as the last field of a member."""
+def _model_bytes(shape: ModelShape, tag: bytes) -> bytes:
+    """Serialize a model as the last field of a member, or as a field of a Snapshot."""
     model = shape.to_proto().SerializeToString()
-    return _MODEL_TAG + varint(len(model)) + model
+    return tag + varint(len(model)) + model
 
 
 def message_of(member: Member, knows_left: bool, **changes: object) -> common_pb2.Member:

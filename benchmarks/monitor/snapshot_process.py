@@ -26,7 +26,9 @@ from eaas.rpc.v1 import monitor_pb2 as pb
 
 __all__ = ["SnapshotReaders", "main"]
 
-_REQUEST = pb.WatchRequest(knows_left=True, heartbeats_tell=True).SerializeToString()
+_REQUEST = pb.WatchRequest(
+    knows_left=True, knows_models=True, heartbeats_tell=True
+).SerializeToString()
 _SELECT_S = 0.05
 
 

@@ -70,7 +70,7 @@ class Stage:
         began = time.monotonic()
         with channel(self.address) as link:
             call = monitor_pb2_grpc.MonitorServiceStub(link).Watch(
-                pb.WatchRequest(), timeout=_SNAPSHOT_S
+                pb.WatchRequest(knows_left=True, knows_models=True), timeout=_SNAPSHOT_S
             )
             snapshot = next(iter(call)).snapshot
             leave(call)

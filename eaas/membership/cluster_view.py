@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 from eaas.net.message_validation import check
 from eaas.rpc.v1 import monitor_pb2 as pb
-from eaas.types import Member, MemberState, Role
+from eaas.types import Member, MemberState, ModelShape, Role
 
-__all__ = ["MembershipFold", "MembershipView"]
+__all__ = ["MembershipFold", "MembershipView", "members_of"]
 
 _MOST_MEMBERS = 1 << 16
 # A member that this process itself marked DEAD is forgotten after this long, as no monitor will report it.
@@ -66,7 +66,9 @@ class MembershipFold:
     @property
     def position(self) -> pb.WatchRequest:
         """The Watch request that continues the stream from the current view, for each new connection."""
-        return pb.WatchRequest(from_revision=self.view.revision, life=self._life, knows_left=True)
+        return pb.WatchRequest(
+            from_revision=self.view.revision, life=self._life, knows_left=True, knows_models=True
+        )
 
     def take(self, response: pb.WatchResponse, now: float) -> bool:
         """Fold in one message of the Watch stream; return whether the members changed (then `on_change`).
@@ -108,7 +110,7 @@ class MembershipFold:
         return changed
 
     def _snapshot(self, snapshot: pb.Snapshot, now: float) -> dict[str, Member]:
-        known = {message.id: Member.from_proto(message) for message in snapshot.members}
+        known = {member.id: member for member in members_of(snapshot)}
         missing = {
             member_id: member
             for member_id, member in self.view.members.items()
@@ -129,3 +131,9 @@ class MembershipFold:
                 self._lost[member_id] = now + _FORGET_S
             kept[member_id] = member
         return known | kept
+
+
+def members_of(snapshot: pb.Snapshot) -> list[Member]:
+    """Convert the members of a snapshot. Raises ValueError: an unknown role, state or model number."""
+    models = [ModelShape.from_proto(message) for message in snapshot.models]
+    return [Member.from_proto(message, models) for message in snapshot.members]

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from eaas.errors import ClusterError
+from eaas.membership.cluster_view import members_of
 from eaas.net.async_channel import AsyncChannel
 from eaas.net.grpc_client import Backoff
 from eaas.net.tls import Identity
@@ -67,11 +68,12 @@ class MonitorConnection:
         Raises:
             grpc.RpcError: It does not answer in time, or is not the leader.
         """
-        call = self.stub.Watch(monitor_pb2.WatchRequest(knows_left=True), timeout=timeout_s)
+        request = monitor_pb2.WatchRequest(knows_left=True, knows_models=True)
+        call = self.stub.Watch(request, timeout=timeout_s)
         try:
             for response in call:
                 if response.WhichOneof("kind") == "snapshot":
-                    return [Member.from_proto(message) for message in response.snapshot.members]
+                    return members_of(response.snapshot)
         finally:
             call.cancel()
         return None

@@ -55,7 +55,7 @@ class RoleActor:
 class ControllerActor:
     """Follows the wanted number of servers and replaces lost actors, in a thread (`Controller`).
 
-    If the thread fails, for example while Ray's head is away, the process ends and Ray starts the actor again.
+    If the thread fails, for example while Ray's head is away, the process ends and Ray restarts the actor.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
@@ -66,7 +66,7 @@ class ControllerActor:
     def _run(self) -> None:
         try:
             self._controller.run()
-        except Exception:
+        except Exception:  # noqa: BLE001 (logged; the process ends)
             _log.exception("the controller failed and starts again")
             time.sleep(_BACKOFF_S)
         finally:

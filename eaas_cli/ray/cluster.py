@@ -261,7 +261,9 @@ class RayCluster:
         self.pool.kill(MONITOR)
         port = str(self.spec.monitor_port)
         words = ("monitor", "--host", "{host}", "--port", port, "--data-dir", "{data}")
-        self._create(MONITOR, words, actor_options(self.spec.resources["control"], places[:1], places))
+        self._create(
+            MONITOR, words, actor_options(self.spec.resources["control"], places[:1], places)
+        )
 
     def create_balancer(self) -> None:
         """Create the balancer's actor, on Ray's head if that has room."""

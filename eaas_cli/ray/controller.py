@@ -32,8 +32,8 @@ class Controller:
 
     Ray restarts lost actors, on another node if need be. The controller does the rest: it creates and drains
     expert servers for `eaas scale` and `eaas autoscale`, removes servers that have left, and recreates actors
-    that Ray gave up. Ray keeps a monitor's actor waiting for nodes by their ids, which a replaced machine does
-    not have, so the controller also recreates a monitor that has not run for 30 s.
+    that Ray gave up. It also recreates a monitor that has not run for 30 s: Ray keeps its actor waiting for
+    nodes by their ids, and a machine that replaces a node has another id.
 
     Args:
         cluster: The cluster, whose actors exist.

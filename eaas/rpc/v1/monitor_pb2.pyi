@@ -66,16 +66,18 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("from_revision", "life", "heartbeats_tell", "knows_left")
+    __slots__ = ("from_revision", "life", "heartbeats_tell", "knows_left", "knows_models")
     FROM_REVISION_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEATS_TELL_FIELD_NUMBER: _ClassVar[int]
     KNOWS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_MODELS_FIELD_NUMBER: _ClassVar[int]
     from_revision: int
     life: int
     heartbeats_tell: bool
     knows_left: bool
-    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ..., heartbeats_tell: _Optional[bool] = ..., knows_left: _Optional[bool] = ...) -> None: ...
+    knows_models: bool
+    def __init__(self, from_revision: _Optional[int] = ..., life: _Optional[int] = ..., heartbeats_tell: _Optional[bool] = ..., knows_left: _Optional[bool] = ..., knows_models: _Optional[bool] = ...) -> None: ...
 
 class MemberEvent(_message.Message):
     __slots__ = ("revision", "member", "reason", "forgotten", "left")
@@ -92,14 +94,16 @@ class MemberEvent(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ..., forgotten: _Optional[bool] = ..., left: _Optional[bool] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("revision", "members", "life")
+    __slots__ = ("revision", "members", "life", "models")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     members: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
     life: int
-    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., life: _Optional[int] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelShape]
+    def __init__(self, revision: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., life: _Optional[int] = ..., models: _Optional[_Iterable[_Union[_common_pb2.ModelShape, _Mapping]]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("snapshot", "event", "still_at_revision", "stopping")

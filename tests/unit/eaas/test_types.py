@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,6 +78,15 @@ def placements(draw: st.DrawFn) -> Placement:
 @given(MEMBERS)
 def test_members_round_trip(member: Member) -> None:
     assert Member.from_proto(pb.Member.FromString(member.to_proto().SerializeToString())) == member
+
+
+@given(MEMBERS, st.integers(1, 2**32 - 1))
+def test_a_member_refers_to_a_model_of_its_snapshot(member: Member, number: int) -> None:
+    shape = ModelShape("m", 4, 8, 2, ("a",), "float32", "0" * 64)
+    with pytest.raises(ValueError, match=f"model {number} of 0"):
+        Member.from_proto(member.to_proto(model_number=number))
+    message = member.to_proto(model=None, model_number=1)
+    assert Member.from_proto(message, [shape]) == replace(member, model=shape)
 
 
 @given(placements())

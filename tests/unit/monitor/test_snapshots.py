@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaas.membership.cluster_view import MembershipFold
+from eaas.membership.cluster_view import MembershipFold, members_of
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, ModelShape, Role
 from monitor import snapshots as module
 from monitor.fanout import Fanout
 from monitor.registry import IdTakenError, Registry, UnknownIncarnationError
 from monitor.service import MonitorService
-from monitor.snapshots import Snapshots
+from monitor.snapshots import Knows, Snapshots
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
 LIFE = 77
@@ -51,10 +51,10 @@ def told(message: bytes) -> pb.Snapshot:
     return response.snapshot
 
 
-@pytest.mark.parametrize("knows_left", [True, False])
+@pytest.mark.parametrize("knows", [Knows(), Knows(models=False), Knows(left=False, models=False)])
 @given(data=st.data(), count=st.integers(0, 12), part=st.integers(1, 5))
 def test_the_parts_join_to_the_snapshot_in_one_piece(
-    data: st.DataObject, count: int, part: int, knows_left: bool
+    data: st.DataObject, count: int, part: int, knows: Knows
 ) -> None:
     registry = Registry(LEASE_S, HEARTBEAT_S, time.monotonic())
     for number in range(count):
@@ -76,18 +76,19 @@ def test_the_parts_join_to_the_snapshot_in_one_piece(
             registry.deregister(f"m{number}", 1, "goodbye", now)
     with pytest.MonkeyPatch.context() as monkeypatch:
         small_parts(monkeypatch, part)
-        revision, message = asyncio.run(snapshots_of(registry).take(knows_left))
+        revision, message = asyncio.run(snapshots_of(registry).take(knows))
     found = told(message)
     assert (found.revision, found.life) == (revision, LIFE) == (registry.revision, LIFE)
     assert all(m.silence_s >= 0 for m in found.members)
     for one in found.members:
         one.silence_s = 0.0
-    expected = pb.Snapshot(revision=revision, life=LIFE)
-    for one in registry.members(0.0):
-        if one.state is MemberState.LEFT and not knows_left:
-            one = replace(one, state=MemberState.DEAD)
-        expected.members.append(replace(one, silence_s=0.0).to_proto())
-    assert found == expected
+        assert not (one.HasField("model") if knows.models else one.model_number)
+    shapes = {m.model for m in registry.members(0.0) if m.model is not None}
+    assert len(found.models) == (len(shapes) if knows.models else 0)
+    states = {} if knows.left else {MemberState.LEFT: MemberState.DEAD}
+    assert members_of(found) == [
+        replace(m, silence_s=0.0, state=states.get(m.state, m.state)) for m in registry.members(0.0)
+    ]
 
 
 CHANGES = st.lists(
@@ -124,7 +125,7 @@ def test_events_after_the_revision_complete_the_view(
     async def scenario() -> None:
         for kind, number in before:
             change(registry, kind, number)
-        taking = asyncio.create_task(snapshots_of(registry).take(True))
+        taking = asyncio.create_task(snapshots_of(registry).take(Knows()))
         # Changes between any two parts of the build.
         for changes in during:
             await asyncio.sleep(0)
@@ -158,14 +159,14 @@ def test_watchers_that_come_together_share_one_build(monkeypatch: pytest.MonkeyP
         for number in range(10):
             change(registry, "register", number)
         snapshots = snapshots_of(registry)
-        first = [asyncio.create_task(snapshots.take(True)) for _ in range(100)]
+        first = [asyncio.create_task(snapshots.take(Knows())) for _ in range(100)]
         for _ in range(3):
             await asyncio.sleep(0)
         # The build goes on without the watcher that began it.
         first[0].cancel()
         change(registry, "register", 10)
         # They need a later build, and share it too.
-        second = [asyncio.create_task(snapshots.take(True)) for _ in range(100)]
+        second = [asyncio.create_task(snapshots.take(Knows())) for _ in range(100)]
         before = {id(message) for _, message in await asyncio.gather(*first[1:])}
         later = await asyncio.gather(*second)
         assert len(before) == 1
@@ -185,7 +186,7 @@ def test_heartbeats_are_answered_during_a_build(monkeypatch: pytest.MonkeyPatch)
         service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
         for number in range(members):
             service._registry.register(member(number, SHAPES[1]), 0, time.monotonic())
-        taking = asyncio.create_task(service._snapshots.take(True))
+        taking = asyncio.create_task(service._snapshots.take(Knows()))
         heartbeat = pb.HeartbeatRequest(id="m1", incarnation=1, state=SERVING.number)
         answered = 0
         while not taking.done():
@@ -208,7 +209,7 @@ def test_no_step_of_the_loop_takes_much_of_a_build() -> None:
             registry.register(member(number, SHAPES[1]), 0, time.monotonic())
         snapshots = snapshots_of(registry)
         began = time.thread_time()
-        taking = asyncio.create_task(snapshots.take(True))
+        taking = asyncio.create_task(snapshots.take(Knows()))
         while not taking.done():
             at = time.thread_time()
             await asyncio.sleep(0)
