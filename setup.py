@@ -136,7 +136,7 @@ setup(
                     for name in (
                         *("plan", "layer", "items", "fill", "one_by_one"),
                         *("keep", "chains", "deal", "refill"),
-                        *("improve", "search", "spare", "swap"),
+                        *("improve", "search", "spare", "swap", "together", "together_plan"),
                     )
                 ),
             ],
@@ -148,13 +148,13 @@ setup(
                 ),
                 *(
                     f"balancer/policies/fractional/{name}.h"
-                    for name in ("layer", "items", "fill", "refill", "search")
+                    for name in ("layer", "items", "fill", "refill", "search", "together")
                 ),
             ],
             # No fused operations: a plan is the same on every machine.
             extra_compile_args=[
                 *("-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"),
-                *("-Wall", "-Wextra"),
+                *("-Wall", "-Wextra", "-Wno-psabi"),
             ],
             py_limited_api=True,
         ),

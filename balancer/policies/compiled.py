@@ -26,6 +26,7 @@ __all__ = [
     "pack",
     "place",
     "plan_fractional",
+    "plan_together",
     "refine",
     "replay",
     "replicate",
@@ -95,7 +96,7 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
 
 
 # L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B batches or
-# scenarios, K choices.
+# scenarios, K choices, T iterations.
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
 place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
@@ -125,4 +126,9 @@ plan_fractional = _function(
     "plan_fractional",
     "float64:BLE int64:LS float64:S bool:LSE? float64:LSE? int32:S? int float bool:LSE float64:LSE",
     "BLSE",
+)
+plan_together = _function(
+    "plan_together",
+    "float32:LTE int64:LS float64:S bool:LSE? float64:LSE? float bool:LSE float64:LSE",
+    "LTSE",
 )

@@ -10,8 +10,9 @@ from balancer.policies.fractional.layout import (
     SCENARIOS,
     checked_nodes,
     checked_price,
-    lay_out,
+    lay_out_window,
 )
+from balancer.policies.fractional.together import Means, joined, mean_loads, noise, returns
 from balancer.policies.plan import make_plan
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
@@ -57,6 +58,9 @@ class FractionalBalancer:
         self._apart_S = nodes_S if cross_node_replicas is None else None
         self._blocks_NLE: Float | None = None
         self._span: tuple[int, ...] = ()
+        # Of the last windows: means over a few iterations, and the noise of an iteration.
+        self._means: list[Means] = []
+        self._noise: list[Float] = []
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
         """Plan the placement for the next window; the plan is the current layout of the next step.
@@ -74,21 +78,35 @@ class FractionalBalancer:
         if self._blocks_NLE is not None and self._span == window_WLE.shape:
             # Only blocks of the same length continue the series.
             known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
-        said_BLE = forecast(known_NLE, len(blocks_NLE), SCENARIOS)
+        else:
+            self._means, self._noise = [], []
+        self._means = [*self._means, mean_loads(window_WLE)][-_WINDOWS_KEPT:]
+        self._noise = [*self._noise, noise(window_WLE)][-_WINDOWS_KEPT:]
+        together_L = returns(
+            known_NLE, np.mean(self._noise, axis=0), len(window_WLE) / len(blocks_NLE)
+        )
+        if self._nodes[0] is not None:
+            together_L[:] = False
+        load_LE = np.empty(window_WLE.shape[1:])
+        load_LTE = joined(self._means) if together_L.any() else None
+        if load_LTE is not None:
+            load_LE[together_L] = load_LTE[together_L].mean(axis=1, dtype=np.float64)
+        rest = np.flatnonzero(~together_L)
+        load_BLE = np.empty((SCENARIOS, 0, window_WLE.shape[2]))
+        if len(rest):
+            rest_WLE = window_WLE if len(rest) == len(together_L) else window_WLE[:, rest]
+            said_BLE = forecast(known_NLE[:, rest], len(blocks_NLE), SCENARIOS)
+            load_LE[rest] = said_BLE.mean(axis=0)
+            load_BLE = scenarios(rest_WLE, blocks_NLE[:, rest], said_BLE)
         problem = make_problem(
-            said_BLE.mean(axis=0),
+            load_LE,
             self._servers,
             self._slots,
             self._current,
             self._speeds_S,
             self._apart_S,
         )
-        layout = lay_out(
-            problem,
-            scenarios(window_WLE, blocks_NLE, said_BLE),
-            self._price(problem.layers),
-            *self._nodes,
-        )
+        layout = lay_out_window(problem, together_L, load_LTE, load_BLE, self._price, *self._nodes)
         plan = make_plan("fractional", problem, *layout, best_split=True)
         self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]

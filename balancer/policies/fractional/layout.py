@@ -27,32 +27,54 @@ With a current layout (`improve.c`):
             two experts.
     Step 5. Keep the result if it lowered the mean PAR by more than the loads are worth, and try a lower
             target; else undo it and try a target nearer to the peak.
+
+With a window, a layer whose experts' loads move together again and again (`together.py`) is not planned for
+the forecast, but for all iterations of the window at once (`together.c`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
 from balancer.policies.fractional.forecast import block_means, forecast, scenarios
+from balancer.policies.fractional.together import (
+    GAIN_PART,
+    Bool,
+    Means,
+    lay_out_together,
+    mean_loads,
+    noise,
+    returns,
+)
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.types import Float, Layout, Problem
 
 __all__ = [
     "SCENARIOS",
+    "Price",
     "checked_nodes",
     "checked_price",
     "fractional",
     "lay_out",
+    "lay_out_window",
 ]
 
 SCENARIOS = 6
 """Number of forecast loads that a plan for a window considers."""
+
+
+class Price(Protocol):
+    """By how much a loaded replica must lower the PAR of its layer."""
+
+    def __call__(self, layers: int, gain_part: float = 1.0) -> float:
+        """Return the price for a number of layers, with a part of the least gain."""
+        ...
 
 
 def fractional(
@@ -97,17 +119,73 @@ def fractional(
     if least_gain is None:
         least_gain = 0.0 if window_WLE is None else 0.002
     price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
-    load_BLE = problem.load_LE[None]
-    if window_WLE is not None:
-        window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
-        blocks_NLE = block_means(window_WLE)
-        said_BLE = forecast(blocks_NLE, len(blocks_NLE), SCENARIOS)
-        load_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
-    return lay_out(
+    nodes = checked_nodes(nodes_S, cross_node_replicas, problem.servers)
+    if window_WLE is None:
+        return lay_out(problem, problem.load_LE[None], price(problem.layers), *nodes)
+    window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
+    blocks_NLE = block_means(window_WLE)
+    together_L = returns(blocks_NLE, noise(window_WLE), len(window_WLE) / len(blocks_NLE))
+    if nodes[0] is not None:
+        together_L[:] = False
+    rest = np.flatnonzero(~together_L)
+    load_BLE = np.empty((SCENARIOS, 0, problem.experts))
+    if len(rest):
+        rest_WLE = window_WLE if len(rest) == problem.layers else window_WLE[:, rest]
+        rest_NLE = blocks_NLE[:, rest]
+        said_BLE = forecast(rest_NLE, len(blocks_NLE), SCENARIOS)
+        load_BLE = scenarios(rest_WLE, rest_NLE, said_BLE)
+    load_LTE = mean_loads(window_WLE) if together_L.any() else None
+    return lay_out_window(problem, together_L, load_LTE, load_BLE, price, *nodes, threads=0)
+
+
+def lay_out_window(
+    problem: Problem,
+    together_L: Bool,
+    load_LTE: Means | None,
+    load_BLE: Float,
+    price: Price,
+    nodes_S: npt.NDArray[np.int32] | None,
+    most_cross_node: int,
+    *,
+    threads: int = 1,
+) -> Layout:
+    """Compute one layout, each layer in the way that suits its loads.
+
+    Args:
+        problem: All inputs but the load.
+        together_L: Layers whose loads move together.
+        load_LTE: Their loads are taken from these means, of all layers; None: there is no such layer.
+        load_BLE: Scenarios of the other layers.
+        price: See the module's docstring; unused without `current`.
+        nodes_S, most_cross_node: Result of `checked_nodes`.
+        threads: Number of threads for such layers; 0: one for each usable core.
+    """
+    if load_LTE is None:
+        return lay_out(problem, load_BLE, price(problem.layers), nodes_S, most_cross_node)
+    dear = price(problem.layers, GAIN_PART)
+    if together_L.all():
+        return lay_out_together(problem, load_LTE, dear, threads)
+    shape = (problem.layers, problem.servers, problem.experts)
+    holds_LSE, shares_LSE = np.empty(shape, np.bool_), np.empty(shape)
+    holds_LSE[together_L], shares_LSE[together_L] = lay_out_together(
+        _part(problem, together_L), load_LTE[together_L], dear, threads
+    )
+    holds_LSE[~together_L], shares_LSE[~together_L] = lay_out(
+        _part(problem, ~together_L), load_BLE, price(problem.layers), nodes_S, most_cross_node
+    )
+    return holds_LSE, shares_LSE
+
+
+def _part(problem: Problem, which_L: Bool) -> Problem:
+    """Return the problem of some layers."""
+    current_LSE, now_LSE = problem.current_LSE, problem.current_shares_LSE
+    return replace(
         problem,
-        load_BLE,
-        price(problem.layers),
-        *checked_nodes(nodes_S, cross_node_replicas, problem.servers),
+        load_LE=problem.load_LE[which_L],
+        slots_LS=problem.slots_LS[which_L],
+        asked_LS=problem.asked_LS[which_L],
+        current_LSE=None if current_LSE is None else current_LSE[which_L],
+        current_shares_LSE=None if now_LSE is None else now_LSE[which_L],
     )
 
 
@@ -145,8 +223,8 @@ def checked_price(
     stall_s: float,
     horizon_s: float,
     least_gain: float,
-) -> Callable[[int], float]:
-    """Check the knobs; return a function from the number of layers to the price. Raises ValueError."""
+) -> Price:
+    """Check the knobs and return the price, which depends on the number of layers. Raises ValueError."""
     for name, value in (
         ("expert_bytes", expert_bytes),
         ("stall_s", stall_s),
@@ -156,7 +234,11 @@ def checked_price(
     for name, value in (("link_bytes_per_s", link_bytes_per_s), ("horizon_s", horizon_s)):
         checked_number(name, value, above=True)
     part = (expert_bytes / link_bytes_per_s + stall_s) / horizon_s
-    return lambda layers: max(least_gain, part * layers)
+
+    def price(layers: int, gain_part: float = 1.0) -> float:
+        return max(least_gain * gain_part, part * layers)
+
+    return price
 
 
 def checked_nodes(

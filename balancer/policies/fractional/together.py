@@ -1,0 +1,128 @@
+"""The policy `fractional` for layers whose experts' loads move together again and again, as with topics.
+
+A forecast of each expert's mean says nothing about which experts peak in the same iterations. Layers where
+that matters are planned for all iterations of the window (means of a few), by the objective of `together.c`.
+Shape suffixes: N blocks, W window, T means, L layers, E logical experts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies import compiled
+from balancer.policies.types import Float, Layout, Problem
+
+__all__ = ["GAIN_PART", "MEANS", "joined", "lay_out_together", "mean_loads", "noise", "returns"]
+
+Means = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+MEANS = 144
+"""Number of means that a plan considers."""
+
+GAIN_PART = 0.15
+"""Part of the least gain that a load needs here: over many iterations a gain is less often noise."""
+
+# A step between blocks is movement if its square is this many times that of noise, ...
+_ABOVE_NOISE = 3.0
+# ... and this part of the squared load: rounding is none.
+_ABOVE_ROUNDING = 1e-9
+# Movement that turned back so often in the known blocks will go on.
+_TURNS = 3
+_PAIRS = 16
+_MOST_THREADS = 8
+# A thread takes some layers at a time, because not all take equally long.
+_CHUNK = 4
+
+
+def mean_loads(window_WLE: npt.NDArray[np.number]) -> Means:
+    """float32 (L, T, E): means over up to `MEANS` even parts of the window, less the oldest left over."""
+    count = min(MEANS, len(window_WLE))
+    length = len(window_WLE) // count
+    layers, experts = window_WLE.shape[1:]
+    parts = window_WLE[len(window_WLE) - count * length :].reshape(count, length, layers, experts)
+    return np.ascontiguousarray(parts.mean(axis=1, dtype=np.float32).swapaxes(0, 1))
+
+
+def joined(means: Sequence[Means]) -> Means:
+    """float32 (L, T, E): the means of several windows, oldest first, averaged to at most `MEANS`."""
+    length = -(-sum(load_LTE.shape[1] for load_LTE in means) // MEANS)
+    if length == 1:
+        return means[0] if len(means) == 1 else np.concatenate(means, axis=1)
+    shorter = []
+    for load_LTE in means:
+        layers, count, experts = load_LTE.shape
+        kept = max(1, count // length)
+        used = load_LTE[:, count - min(count, kept * length) :]
+        shorter.append(used.reshape(layers, kept, -1, experts).mean(axis=2))
+    return np.concatenate(shorter, axis=1)
+
+
+def noise(window_WLE: npt.NDArray[np.number]) -> Float:
+    """float64 (L): variance of an expert's load between consecutive iterations, mean over some pairs."""
+    first = np.unique(np.linspace(0, max(0, len(window_WLE) - 2), _PAIRS).astype(np.int64))
+    after = np.minimum(first + 1, len(window_WLE) - 1)
+    step_WLE = window_WLE[after].astype(np.float64) - window_WLE[first]
+    return np.asarray((step_WLE**2).mean(axis=(0, 2)) / 2)
+
+
+def returns(blocks_NLE: Float, variance_L: Float, length: float) -> Bool:
+    """Find the layers whose loads move to and fro: bool (L).
+
+    A drift goes on in one direction, and a change of traffic happens once; the forecast follows both. Loads
+    that move together with topics turn back: two consecutive steps between blocks, both above the noise, have
+    a negative product.
+
+    Args:
+        blocks_NLE: Known blocks, oldest first.
+        variance_L: `noise`.
+        length: Iterations in a block.
+    """
+    step_NLE = np.diff(blocks_NLE, axis=0)
+    square_NL = (step_NLE**2).mean(axis=2)
+    still_L = _ABOVE_ROUNDING * (blocks_NLE**2).mean(axis=(0, 2))
+    moved_NL = square_NL > np.maximum(_ABOVE_NOISE * 2 * variance_L / length, still_L)
+    turned_NL = (step_NLE[1:] * step_NLE[:-1]).sum(axis=2) < 0
+    return np.asarray((moved_NL[1:] & moved_NL[:-1] & turned_NL).sum(axis=0) >= _TURNS)
+
+
+def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: int = 1) -> Layout:
+    """Compute a layout for the iterations of a window, with the shares that are best for all of them.
+
+    Args:
+        problem: All inputs but the load.
+        load_LTE: `mean_loads`, of one or several windows.
+        price: By how much a loaded replica must lower the objective; unused without `current`.
+        threads: Number of threads; 0: one for each usable core.
+
+    Returns:
+        holds_LSE, shares_LSE. They do not depend on the number of threads.
+    """
+    shape = (problem.layers, problem.servers, problem.experts)
+    holds_LSE, shares_LSE = np.zeros(shape, np.bool_), np.zeros(shape)
+    current_LSE, now_LSE = problem.current_LSE, problem.current_shares_LSE
+
+    def work(begin: int) -> None:
+        some = slice(begin, begin + _CHUNK)
+        compiled.plan_together(
+            *(load_LTE[some], problem.slots_LS[some], problem.speeds_S),
+            None if current_LSE is None else current_LSE[some],
+            None if now_LSE is None else now_LSE[some],
+            0.0 if current_LSE is None else price,
+            *(holds_LSE[some], shares_LSE[some]),
+        )
+
+    chunks = range(0, problem.layers, _CHUNK)
+    threads = min(threads or len(os.sched_getaffinity(0)), len(chunks), _MOST_THREADS)
+    if threads < 2:
+        for begin in chunks:
+            work(begin)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, chunks))
+    return holds_LSE, shares_LSE

@@ -1,0 +1,148 @@
+/* Plans layers whose experts' loads move together: arrays in, together.h for each layer, arrays out. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "../native/export.h"
+#include "together.h"
+
+/* Loads of the iterations over their mean per unit of speed; those of an empty iteration are 0. */
+static void
+begin_loads(Together *search, const float *load_TE, ptrdiff_t iterations, double speed)
+{
+    const Layer *layer = search->layer;
+    ptrdiff_t experts = layer->experts, padded = (ptrdiff_t)search->vectors * LANES;
+    float *load_ET = (float *)search->load_ET, *weight_T = (float *)search->weight_T;
+    memset(load_ET, 0, (size_t)(experts * padded) * sizeof(float));
+    memset(weight_T, 0, (size_t)padded * sizeof(float));
+    memset(layer->load_E, 0, (size_t)experts * sizeof(double));
+    for (ptrdiff_t t = 0; t < iterations; t++) {
+        double sum = 0;
+        for (ptrdiff_t e = 0; e < experts; e++) {
+            sum += load_TE[t * experts + e];
+        }
+        weight_T[t] = 1 / (float)iterations;
+        for (ptrdiff_t e = 0; sum > 0 && e < experts; e++) {
+            float part = (float)(load_TE[t * experts + e] * (speed / sum));
+            load_ET[e * padded + t] = part;
+            layer->load_E[e] += part;
+        }
+    }
+    memcpy(layer->load_BE, layer->load_E, (size_t)experts * sizeof(double));
+}
+
+/* From flows of any unit. */
+static void
+begin_shares(Together *search)
+{
+    const Flow *flow = &search->layer->flow_B[0];
+    for (int32_t e = 0; e < search->layer->experts; e++) {
+        double sum = 0, even = 1.0 / replicas(flow, e);
+        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+            sum += flow->flow_N[n];
+        }
+        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+            search->share_N[n] = (float)(sum > 0 ? flow->flow_N[n] / sum : even);
+        }
+    }
+}
+
+static void
+write_shares(const Together *search, uint8_t *holds_SE, double *shares_SE)
+{
+    const Flow *flow = &search->layer->flow_B[0];
+    for (int32_t e = 0; e < search->layer->experts; e++) {
+        double sum = 0;
+        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+            sum += search->share_N[n] > LEAST_SHARE ? search->share_N[n] : LEAST_SHARE;
+        }
+        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+            ptrdiff_t at = (ptrdiff_t)flow->server_N[n] * search->layer->experts + e;
+            holds_SE[at] = 1;
+            shares_SE[at] = (search->share_N[n] > LEAST_SHARE ? search->share_N[n] : LEAST_SHARE) / sum;
+        }
+    }
+}
+
+/* The most slots of a layer, or -1 if a layer's do not suffice or a server has more than E. */
+static int64_t
+count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
+{
+    int64_t most = 0;
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        int64_t slots = 0;
+        for (ptrdiff_t s = 0; s < servers; s++) {
+            int64_t own = slots_LS[l * servers + s];
+            if (own < 0 || own > experts) {
+                return -1;
+            }
+            slots += own;
+        }
+        if (slots < experts) {
+            return -1;
+        }
+        most = slots > most ? slots : most;
+    }
+    return most;
+}
+
+/* A layout (holds and shares, L x S x E, zeroed) for the loads of T iterations (L, T, E) and slots (L, S, E at most
+ * each), from a current one (NULL: nothing is held) and its shares (NULL: not known). `price`: see `Together`. */
+EXPORT int
+plan_together(const float *load_LTE, const int64_t *slots_LS, const double *speed_S, const uint8_t *current_LSE,
+              const double *now_LSE, double price, uint8_t *holds_LSE, double *shares_LSE, ptrdiff_t layers,
+              ptrdiff_t iterations, ptrdiff_t servers, ptrdiff_t experts)
+{
+    if (servers < 1 || experts < 1 || iterations < 1) {
+        return OUT_OF_RANGE;
+    }
+    if (servers > INT32_MAX / 16 / experts || iterations > INT32_MAX / 16 / experts) {
+        return TOO_MANY;
+    }
+    int64_t slots = count_slots(slots_LS, layers, servers, experts);
+    if (slots < 0) {
+        return OUT_OF_RANGE;
+    }
+    int32_t s = (int32_t)servers, e = (int32_t)experts, n = (int32_t)slots;
+    int32_t vectors = (int32_t)((iterations + LANES - 1) / LANES);
+    double speed = 0;
+    for (int32_t i = 0; i < s; i++) {
+        speed += speed_S[i];
+    }
+    Flow flow;
+    int32_t *first_S = malloc(((size_t)servers + 1) * sizeof(*first_S));
+    char *flow_block = malloc(flow_bytes(s, e, n));
+    void *block = aligned_alloc(sizeof(Lanes), together_bytes(vectors, s, e, n));
+    Layer layer = {.scenarios = 1, .servers = s, .experts = e, .first_S = first_S, .speed_S = speed_S, .flow_B = &flow};
+    layer.load_E = malloc((size_t)experts * sizeof(double));
+    layer.load_BE = malloc((size_t)experts * sizeof(double));
+    layer.scratch = malloc(scratch_doubles(1, s, e, n) * sizeof(double));
+    layer.counts = malloc(scratch_counts(s, e, n) * sizeof(int32_t));
+    Together search = {.layer = &layer, .vectors = vectors, .price = price};
+    bool fits = first_S && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
+    if (fits) {
+        together_init(&search, block, n);
+    }
+    for (ptrdiff_t l = 0; fits && l < layers; l++) {
+        ptrdiff_t at = l * servers * experts;
+        first_S[0] = 0;
+        for (int32_t i = 0; i < s; i++) {
+            first_S[i + 1] = first_S[i] + (int32_t)slots_LS[l * servers + i];
+        }
+        flow_init(&flow, flow_block, s, e, first_S, speed_S);
+        begin_loads(&search, load_LTE + l * iterations * experts, iterations, speed);
+        search.held_SE = current_LSE == NULL ? NULL : current_LSE + at;
+        if (current_LSE != NULL) {
+            keep(&layer, search.held_SE, now_LSE == NULL ? NULL : now_LSE + at);
+        } else {
+            fill(&layer);
+        }
+        begin_shares(&search);
+        move_together(&search);
+        write_shares(&search, holds_LSE + at, shares_LSE + at);
+    }
+    void *blocks[] = {first_S, flow_block, block, layer.load_E, layer.load_BE, layer.scratch, layer.counts};
+    for (size_t i = 0; i < sizeof(blocks) / sizeof(*blocks); i++) {
+        free(blocks[i]);
+    }
+    return fits ? DONE : NO_MEMORY;
+}
