@@ -80,7 +80,7 @@ class FractionalBalancer:
             known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
         else:
             self._means, self._noise = [], []
-        self._means = [*self._means, mean_loads(window_WLE)][-_WINDOWS_KEPT:]
+        self._means = [*self._means, mean_loads(window_WLE)][-5:]
         self._noise = [*self._noise, noise(window_WLE)][-_WINDOWS_KEPT:]
         together_L = returns(
             known_NLE, np.mean(self._noise, axis=0), len(window_WLE) / len(blocks_NLE)

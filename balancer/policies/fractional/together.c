@@ -259,7 +259,7 @@ try_target(const Together *search, int32_t hot, int32_t b, Move *best)
         for (int32_t from = flow->first_S[hot]; from < flow->first_S[hot + 1]; from++) {
             int32_t e = flow->expert_N[from], other = f == NONE ? e : f;
             float x = search->share_N[from];
-            if (e == NONE || x <= 0 || has(search, b, e)) {
+            if (!(search->all_N[from] > best->gain) || has(search, b, e)) {
                 continue;
             }
             if (spare && -search->half_N[from] - drop > best->gain) {
@@ -271,7 +271,7 @@ try_target(const Together *search, int32_t hot, int32_t b, Move *best)
                     *best = move.gain > best->gain ? move : *best;
                 }
             }
-            if (!there && search->all_N[from] > best->gain) {
+            if (!there) {
                 Move move = {from, to, NONE, true, 0};
                 move.gain = -(float)(search->price * loads_of(search, &move));
                 float about = move.gain - change_by(search, search->screen, hot, e, -x, other, y);
@@ -311,7 +311,7 @@ best_move(Together *search, int32_t hot)
     for (int32_t n = flow->first_S[hot]; n < flow->first_S[hot + 1]; n++) {
         int32_t e = flow->expert_N[n];
         search->half_N[n] = e == NONE ? 0 : change(search, hot, e, -search->share_N[n] / 2, e, 0);
-        search->all_N[n] = e == NONE ? 0 : -change(search, hot, e, -search->share_N[n], e, 0);
+        search->all_N[n] = e == NONE ? -1 : -change(search, hot, e, -search->share_N[n], e, 0);
     }
     find_cool(search, hot);
     for (int32_t k = 0; k < TARGETS; k++) {

@@ -25,7 +25,7 @@ Bool = npt.NDArray[np.bool_]
 MEANS = 144
 """Number of means that a plan considers."""
 
-GAIN_PART = 0.15
+GAIN_PART = 0.1
 """Part of the least gain that a load needs here: over many iterations a gain is less often noise."""
 
 # A step between blocks is movement if its square is this many times that of noise, ...
@@ -42,8 +42,8 @@ _CHUNK = 4
 
 def mean_loads(window_WLE: npt.NDArray[np.number]) -> Means:
     """float32 (L, T, E): means over up to `MEANS` even parts of the window, less the oldest left over."""
-    count = min(MEANS, len(window_WLE))
-    length = len(window_WLE) // count
+    length = -(-len(window_WLE) // MEANS)
+    count = len(window_WLE) // length
     layers, experts = window_WLE.shape[1:]
     parts = window_WLE[len(window_WLE) - count * length :].reshape(count, length, layers, experts)
     return np.ascontiguousarray(parts.mean(axis=1, dtype=np.float32).swapaxes(0, 1))
@@ -75,8 +75,8 @@ def returns(blocks_NLE: Float, variance_L: Float, length: float) -> Bool:
     """Find the layers whose loads move to and fro: bool (L).
 
     A drift goes on in one direction, and a change of traffic happens once; the forecast follows both. Loads
-    that move together with topics turn back: two consecutive steps between blocks, both above the noise, have
-    a negative product.
+    that move together with topics turn back: a step between blocks and the next, both above the noise, have a
+    negative product.
 
     Args:
         blocks_NLE: Known blocks, oldest first.
@@ -87,8 +87,12 @@ def returns(blocks_NLE: Float, variance_L: Float, length: float) -> Bool:
     square_NL = (step_NLE**2).mean(axis=2)
     still_L = _ABOVE_ROUNDING * (blocks_NLE**2).mean(axis=(0, 2))
     moved_NL = square_NL > np.maximum(_ABOVE_NOISE * 2 * variance_L / length, still_L)
-    turned_NL = (step_NLE[1:] * step_NLE[:-1]).sum(axis=2) < 0
-    return np.asarray((moved_NL[1:] & moved_NL[:-1] & turned_NL).sum(axis=0) >= _TURNS)
+    turns_L = np.zeros(len(still_L), np.int64)
+    last_LE = np.zeros(blocks_NLE.shape[1:])
+    for step_LE, moved_L in zip(step_NLE, moved_NL, strict=True):
+        turns_L += moved_L & ((step_LE * last_LE).sum(axis=1) < 0)
+        last_LE[moved_L] = step_LE[moved_L]
+    return np.asarray(turns_L >= _TURNS)
 
 
 def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: int = 1) -> Layout:
