@@ -28,12 +28,13 @@ MEANS = 144
 GAIN_PART = 0.1
 """Part of the least gain that a load needs here: over many iterations a gain is less often noise."""
 
-# A step between blocks is movement if its square is this many times that of noise, ...
-_ABOVE_NOISE = 3.0
-# ... and this part of the squared load: rounding is none.
-_ABOVE_ROUNDING = 1e-9
+# A step between blocks is movement if its square, in units of noise and mean over experts, is above this.
+_ABOVE_NOISE = 4.0
+# No expert counts more than this many standard deviations.
+_MOST_STEP = 5.0
+_LEAST_NOISE, _ROUNDING = 0.1, 1e-9
 # Movement that turned back so often in the known blocks will go on.
-_TURNS = 3
+_TURNS = 4
 _PAIRS = 16
 _MOST_THREADS = 8
 # A thread takes some layers at a time, because not all take equally long.
@@ -64,14 +65,14 @@ def joined(means: Sequence[Means]) -> Means:
 
 
 def noise(window_WLE: npt.NDArray[np.number]) -> Float:
-    """float64 (L): variance of an expert's load between consecutive iterations, mean over some pairs."""
+    """float64 (L, E): variance of a part of the load from one iteration to the next, from some pairs."""
     first = np.unique(np.linspace(0, max(0, len(window_WLE) - 2), _PAIRS).astype(np.int64))
     after = np.minimum(first + 1, len(window_WLE) - 1)
-    step_WLE = window_WLE[after].astype(np.float64) - window_WLE[first]
-    return np.asarray((step_WLE**2).mean(axis=(0, 2)) / 2)
+    step_WLE = _parts(window_WLE[after].astype(np.float64)) - _parts(window_WLE[first])
+    return np.asarray((step_WLE**2).mean(axis=0) / 2)
 
 
-def returns(blocks_NLE: Float, variance_L: Float, length: float) -> Bool:
+def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
     """Find the layers whose loads move to and fro: bool (L).
 
     A drift goes on in one direction, and a change of traffic happens once; the forecast follows both. Loads
@@ -80,19 +81,29 @@ def returns(blocks_NLE: Float, variance_L: Float, length: float) -> Bool:
 
     Args:
         blocks_NLE: Known blocks, oldest first.
-        variance_L: `noise`.
+        variance_LE: `noise`.
         length: Iterations in a block.
     """
-    step_NLE = np.diff(blocks_NLE, axis=0)
-    square_NL = (step_NLE**2).mean(axis=2)
-    still_L = _ABOVE_ROUNDING * (blocks_NLE**2).mean(axis=(0, 2))
-    moved_NL = square_NL > np.maximum(_ABOVE_NOISE * 2 * variance_L / length, still_L)
-    turns_L = np.zeros(len(still_L), np.int64)
-    last_LE = np.zeros(blocks_NLE.shape[1:])
+    parts_NLE = _parts(blocks_NLE)
+    # In units of noise all experts count alike. That of an expert that few tokens choose is not known well.
+    least_L1 = _LEAST_NOISE * variance_LE.mean(axis=1, keepdims=True) + _ROUNDING
+    step_NLE = np.diff(parts_NLE, axis=0) / np.sqrt(2 / length * (variance_LE + least_L1))
+    step_NLE = np.clip(step_NLE, -_MOST_STEP, _MOST_STEP)
+    moved_NL = (step_NLE**2).mean(axis=2) > _ABOVE_NOISE
+    turns_L = np.zeros(len(variance_LE), np.int64)
+    last_LE = np.zeros(variance_LE.shape)
     for step_LE, moved_L in zip(step_NLE, moved_NL, strict=True):
         turns_L += moved_L & ((step_LE * last_LE).sum(axis=1) < 0)
         last_LE[moved_L] = step_LE[moved_L]
     return np.asarray(turns_L >= _TURNS)
+
+
+def _parts(load_NLE: npt.NDArray[np.number]) -> Float:
+    """float64 (N, L, E): loads over their mean; 0 without load."""
+    mean_NL1 = load_NLE.mean(axis=2, keepdims=True, dtype=np.float64)
+    return np.asarray(
+        np.divide(load_NLE, mean_NL1, out=np.zeros(load_NLE.shape), where=mean_NL1 > 0)
+    )
 
 
 def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: int = 1) -> Layout:
