@@ -156,6 +156,7 @@ setup(
                 *("-O3", "-std=c11", "-ffp-contract=off", "-fvisibility=hidden"),
                 *("-Wall", "-Wextra", "-Wno-psabi"),
             ],
+            libraries=["m"],
             py_limited_api=True,
         ),
         Extension(

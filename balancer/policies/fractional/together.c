@@ -157,6 +157,8 @@ level_pair(Together *search, int32_t from, int32_t to)
         second += w * load[t] * (p / speed + q / other);
     }
     float up = total(first), down = total(second), step = down > 0 ? up / (down * (POWER - 1)) : 0;
+    /* Powers of a very slow server's fullness may be infinite. */
+    step = isfinite(step) ? step : 0;
     step = step > search->share_N[from] ? search->share_N[from] : step;
     step = step < -search->share_N[to] ? -search->share_N[to] : step;
     search->share_N[from] -= step;
@@ -218,9 +220,9 @@ loads_of(const Together *search, const Move *move)
     return loads;
 }
 
-/* The other replica that takes over with the least cost. */
+/* The other replica that takes over with the least cost; none of the hot server, whose load changes, too. */
 static float
-find_heir(const Together *search, int32_t slot, int32_t *heir)
+find_heir(const Together *search, int32_t hot, int32_t slot, int32_t *heir)
 {
     const Flow *flow = &search->layer->flow_B[0];
     int32_t e = flow->expert_N[slot];
@@ -230,7 +232,7 @@ find_heir(const Together *search, int32_t slot, int32_t *heir)
         return 0;
     }
     for (int32_t m = flow->head_E[e]; m != NONE; m = flow->next_N[m]) {
-        if (m != slot) {
+        if (m != slot && flow->server_N[m] != hot) {
             float cost = change(search, flow->server_N[m], e, search->share_N[slot], e, 0);
             if (cost < least) {
                 least = cost;
@@ -254,7 +256,7 @@ try_target(const Together *search, int32_t hot, int32_t b, Move *best)
     const Flow *flow = &search->layer->flow_B[0];
     for (int32_t to = flow->first_S[b]; to < flow->first_S[b + 1]; to++) {
         int32_t f = flow->expert_N[to], heir;
-        float y = f == NONE ? 0 : search->share_N[to], drop = find_heir(search, to, &heir);
+        float y = f == NONE ? 0 : search->share_N[to], drop = find_heir(search, hot, to, &heir);
         bool there = f != NONE && has(search, hot, f), spare = f == NONE || heir != NONE;
         for (int32_t from = flow->first_S[hot]; from < flow->first_S[hot + 1]; from++) {
             int32_t e = flow->expert_N[from], other = f == NONE ? e : f;
