@@ -46,11 +46,13 @@ setup(
         Extension(
             "attention_client.dispatch._dispatch",
             sources=[
-                f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")
+                f"attention_client/dispatch/{name}.c"
+                for name in ("_dispatch", "route", "level", "combine")
             ],
             depends=[
                 "eaas/minmax/arrays.h",
                 "attention_client/dispatch/route.h",
+                "attention_client/dispatch/level.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
@@ -63,12 +65,14 @@ setup(
                 "attention_client/exchange/lane.c",
                 "attention_client/exchange/tensors.c",
                 "attention_client/dispatch/route.c",
+                "attention_client/dispatch/level.c",
             ],
             depends=[
                 "eaas/minmax/arrays.h",
                 "eaas/wire/bell.h",
                 "eaas/wire/spin.h",
                 "attention_client/dispatch/route.h",
+                "attention_client/dispatch/level.h",
                 "attention_client/exchange/exchange.h",
                 "attention_client/exchange/tensors.h",
             ],

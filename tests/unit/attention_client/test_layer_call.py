@@ -203,7 +203,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Call, list[FakeConnection]]:
     replicas = FakeReplicas(world, [view(1), view(2)], draw(st.sampled_from((0.2, 1.0, np.inf))))
     ids_TK = np.stack([rng.permutation(experts)[: min(3, experts)] for _ in range(7)])
     wanted_TK = rng.random(ids_TK.shape) < 0.8
-    policy = draw(st.sampled_from(("least_loaded", "split", "weights")))
+    policy = draw(st.sampled_from(("least_loaded", "weights")))
     for connection in connections:
         for _ in range(draw(st.sampled_from((0, 30)))):  # From 20 on, late requests are hedged.
             connection.service.observe(1, 0.001)
