@@ -94,7 +94,7 @@ def test_a_busy_server_is_asked_again() -> None:
 def test_a_wrong_request_is_not_sent_again() -> None:
     world = World()
     connections = [FakeConnection(world, f"s{i}", ("invalid",)) for i in range(2)]
-    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS[:, :1] * 0)
+    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS[:1, :1] * 0)
     with pytest.raises(WrongRequestError, match="s0"):
         call.run()
     assert world.asked == ["s0"]
