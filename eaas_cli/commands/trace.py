@@ -88,7 +88,10 @@ def record(
 def generate(
     target: Target,
     regime: Annotated[
-        str, typer.Option(help="Load over time: skewed, drift, flips or uniform.")
+        str,
+        typer.Option(
+            help="Load over time: skewed, drift, flips, uniform, bursty_topics or correlated_layers."
+        ),
     ] = "skewed",
     iterations: Annotated[int, typer.Option(help="Forward passes.")] = 6144,
     layers: Annotated[int, typer.Option(help="MoE layers.")] = 58,
