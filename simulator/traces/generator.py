@@ -79,7 +79,7 @@ def generate_trace(
             counts[begin:end] = batch_rng.poisson(mean_LE, shape)
         progress(end / iterations)
     notes = {"regime": asdict(regime), "tokens": tokens, "top_k": top_k, "seed": seed}
-    return Trace(checked_counts(counts, "the generator", known=True), notes)
+    return Trace(checked_counts(counts, "the generator"), notes)
 
 
 def popularity(
