@@ -24,9 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.token_ids import MOST_IDS, MOST_TOP_K, count_token_ids
-from eaas.checkpoint.header import read_header
-from eaas.checkpoint.local import LocalSource
-from eaas.errors import CheckpointError, TraceError
+from eaas.errors import TraceError
 from simulator.traces.trace import Trace, checked_counts, refuse_places
 
 __all__ = ["MOST_EXPERTS", "Array", "Meaning", "members", "trace_of"]
@@ -37,9 +35,10 @@ Array = npt.NDArray[Any]
 MOST_EXPERTS = 1 << 16
 _TOKENS = 1024
 _NAMES_SHOWN = 8
+# Types of safetensors that NumPy has, too.
 _SAFETENSORS = {
-    **{f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64)),
+    *("F16", "F32", "F64"),
 }
 
 
@@ -183,20 +182,28 @@ def _of_npz(path: Path) -> Mapping[str, Callable[[], Array]]:
 
 
 def _of_safetensors(path: Path) -> Mapping[str, Callable[[], Array]]:
-    try:
-        header = read_header(LocalSource(path.parent), path.name)
-    except (CheckpointError, OSError) as error:
-        raise TraceError(f"{path} is no safetensors file ({error})") from error
+    from safetensors import SafetensorError, safe_open
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Any]:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise TraceError(
+                f"{path} is no whole safetensors file ({error}): save it again"
+            ) from error
 
     def read(name: str) -> Array:
-        entry = header.tensors[name]
-        if entry.dtype not in _SAFETENSORS:
-            raise TraceError(f"{path}, array {name}: holds {entry.dtype}, give whole numbers")
-        with _told(path, "no whole safetensors file", "save it again"):
-            flat = np.fromfile(path, np.uint8, count=entry.nbytes, offset=entry.offset)
-            return flat.view(_SAFETENSORS[entry.dtype]).reshape(entry.shape)
+        with opened() as file:
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in _SAFETENSORS:
+                raise TraceError(f"{path}, array {name}: holds {dtype}, give whole numbers")
+            values: Array = file.get_tensor(name)
+            return values
 
-    return {name: partial(read, name) for name in header.tensors}
+    with opened() as file:
+        return {name: partial(read, name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextlib.contextmanager
