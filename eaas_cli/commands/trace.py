@@ -25,7 +25,8 @@ trace = typer.Typer(
 )
 
 Source = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A .npz, .npy, .csv, or SGLang's .pt.")
+    Path,
+    typer.Argument(metavar="TRACE", help="A .npz, a .csv, SGLang's .pt, or an array of counts."),
 ]
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .npy or .csv to write.")]
 

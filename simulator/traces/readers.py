@@ -23,7 +23,7 @@ from simulator.traces.file import is_foreign_npz, read_npz
 from simulator.traces.sglang import read_sglang
 from simulator.traces.trace import Trace, checked_counts
 
-__all__ = ["Meaning", "read_trace"]
+__all__ = ["read_trace"]
 
 _LONG = ["iteration", "layer", "expert", "count"]
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".csv", ".pt")
