@@ -17,8 +17,11 @@ from attention_client.dispatch import _dispatch
 
 __all__ = ["LOAD_PAIRS", "Part", "combine", "pairs_of", "without"]
 
-LOAD_PAIRS = 16.0
-"""Pairs of an expert whose computation takes about as long as reading its weights."""
+LOAD_PAIRS = 8.0
+"""Pairs of an expert whose computation takes about as long as reading its weights.
+
+6 to 10 by `eaas bench experts` with bfloat16 on two cores of an AMD EPYC without AMX (docs/performance.md).
+"""
 
 
 @dataclass(eq=False, slots=True)
