@@ -128,7 +128,7 @@ setup(
                     f"balancer/policies/native/{name}.c"
                     for name in (
                         *("heap", "keys", "replicate", "pack", "place", "refine"),
-                        *("layout", "spread", "scalpel", "match", "craft", "apart"),
+                        *("layout", "sparse", "spread", "scalpel", "match", "craft", "apart"),
                     )
                 ),
                 *(
@@ -144,7 +144,7 @@ setup(
                 "eaas/minmax/flow.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("export", "heap", "held", "keys", "planning", "replicate")
+                    for name in ("export", "heap", "held", "keys", "planning", "replicate", "sparse")
                 ),
                 *(
                     f"balancer/policies/fractional/{name}.h"

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from balancer.policies import compiled
 from balancer.policies.compact import place, refine, replicate
 from balancer.policies.problem import checked_number, checked_window
-from balancer.policies.types import Float, Int, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Int, Problem
 
 __all__ = [
     "Benefit",

@@ -86,7 +86,7 @@ class ScalpelBalancer:
             nodes_S=self._nodes_S,
         )
         layout = self._cycle(problem, window_WLE=window_WLE, anew=self._plan is None)
-        self._plan = make_plan("scalpel", problem, *layout)
+        self._plan = make_plan("scalpel", problem, layout)
         return self._plan
 
 

@@ -187,7 +187,7 @@ def cycle_of(
         moments += [mean_LE, planning_weight(counts_WLE, 1.0, threshold) - mean_LE]
     arrays = (
         *(*moments, shift(counts_WLE), window.load_LE[layers], window.next_BLE[:, layers]),
-        *(problem.current_LSE, problem.slots_LS, fresh.holds(), kept, more),
+        *(problem.current_LSE, problem.slots_LS, fresh.layout().holds_LSE, kept, more),
     )
     return Cycle(*(torch.from_numpy(np.ascontiguousarray(a)).double() for a in arrays))
 
@@ -294,7 +294,7 @@ def _advance(window: Window, network: Network, current_LSE: Holds, *, anew: bool
     servers, experts = current_LSE.shape[1:]
     problem = make_problem(window.load_LE, servers, experts + servers, current_LSE)
     knobs = network.knobs(window.features_F)
-    return scalpel(problem, window_WLE=window.counts_WLE, anew=anew, **knobs)[0]
+    return scalpel(problem, window_WLE=window.counts_WLE, anew=anew, **knobs).holds_LSE
 
 
 class _Planner:
@@ -315,7 +315,7 @@ class _Planner:
         problem = make_problem(load_LE, self._servers, slots, current_LSE)
         layout = scalpel(problem, window_WLE=counts_WLE, anew=not self.used, **knobs)
         self.used.append(knobs)
-        return make_plan("scalpel-learned", problem, *layout)
+        return make_plan("scalpel-learned", problem, layout)
 
 
 def _compare(name: str, trace: Trace, network: Network, options: Options) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class FractionalBalancer:
             self._price(problem.layers),
             *self._nodes,
         )
-        plan = make_plan("fractional", problem, *layout, best_split=True)
+        plan = make_plan("fractional", problem, layout, best_split=True)
         self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]
         self._current = plan

@@ -50,7 +50,7 @@ emptiest(const int32_t *left, ptrdiff_t servers, ptrdiff_t first, int32_t *list)
  * server `first`. `total` (by server) and `pairs` (by two servers) accumulate over layers. */
 static void
 spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, ptrdiff_t first,
-       uint8_t *holds, double *shares, SpreadRoom *room)
+       int32_t *server, SpreadRoom *room)
 {
     int32_t *left = room->left, *total = room->total, *shared = room->shared, *taken_by = room->taken_by;
     for (ptrdiff_t s = 0; s < servers; s++) {
@@ -104,7 +104,7 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
             }
             room->chosen[copy] = s;
             taken_by[s] = (int32_t)e;
-            holds[s * experts + e] = 1;
+            server[copy] = s;
             left[s]--;
             const int32_t *with = room->pairs + s * servers;
             for (ptrdiff_t i = 0; copy + 1 < count[e] && i < servers; i++) {
@@ -113,19 +113,22 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
         }
         for (int64_t i = 0; i < copy; i++) {
             int32_t s = room->chosen[i];
-            shares[s * experts + e] = 1.0 / (double)copy;
             if (total[s]++ == least && --at_least == 0) {
                 least = lowest(total, servers, &at_least);
             }
         }
+        server += count[e];
     }
 }
 
-/* Counts (L, E), dealt to servers with these slots (L, S); holds and shares (L, S, E) are zeroed. */
+/* Counts (L, E), dealt to servers with these slots (L, S), into a compact placement `server` (L, P) of -1. */
 EXPORT int
-spread_layers(const int64_t *count_LE, const int64_t *slots_LS, uint8_t *holds_LSE, double *shares_LSE,
-              ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
+spread_layers(const int64_t *count_LE, const int64_t *slots_LS, int32_t *server_LP, ptrdiff_t layers,
+              ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t replicas)
 {
+    if (!counts_fit(count_LE, layers, experts, replicas)) {
+        return OUT_OF_RANGE;
+    }
     size_t n = (size_t)servers;
     int32_t *memory = calloc(n * (n + 6), sizeof(*memory));
     if (memory == NULL) {
@@ -134,9 +137,8 @@ spread_layers(const int64_t *count_LE, const int64_t *slots_LS, uint8_t *holds_L
     SpreadRoom room = {memory,         memory + n,     memory + 2 * n, memory + 3 * n,
                        memory + 4 * n, memory + 5 * n, memory + 6 * n};
     for (ptrdiff_t l = 0; l < layers; l++) {
-        ptrdiff_t at = l * servers * experts;
-        spread(experts, servers, count_LE + l * experts, slots_LS + l * servers, l % servers, holds_LSE + at,
-               shares_LSE + at, &room);
+        spread(experts, servers, count_LE + l * experts, slots_LS + l * servers, l % servers,
+               server_LP + l * replicas, &room);
     }
     free(memory);
     return DONE;

@@ -12,6 +12,7 @@ import pytest
 from balancer.policies import Plan
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
+from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 from simulator import replay
 from simulator.placement.planners import first_layout, policy_names
@@ -44,7 +45,7 @@ class Shuffler:
             shares_LSE[layer] = rng.random((SERVERS, EXPERTS)) * holds_LSE[layer]
         shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
         problem = make_problem(load_LE, SERVERS, SERVERS * EXPERTS, current_LSE)
-        plan = make_plan("shuffler", problem, holds_LSE, shares_LSE)
+        plan = make_plan("shuffler", problem, Layout.of(holds_LSE, shares_LSE))
         self.windows.append(counts_WLE)
         self.currents.append(current_LSE)
         self.plans.append(plan)

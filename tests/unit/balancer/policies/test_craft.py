@@ -57,7 +57,7 @@ def test_gains_are_those_of_a_plain_replay() -> None:
         total_L = np.full(3, 16 + extra)
         count_LE = replicate(problem.load_LE, total_L, 4)
         slots_LS = interleave(total_L, problem.slots_LS)
-        _, shares_LSE = place(problem.load_LE, count_LE, slots_LS, np.ones(4)).layout()
+        _, shares_LSE = place(problem.load_LE, count_LE, slots_LS, np.ones(4)).layout().dense()
         load_BLS = np.einsum("lse,ble->bls", shares_LSE, window_BLE)
         most_BL = load_BLS.max(axis=2)
         ratio_BL = np.divide(
