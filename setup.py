@@ -144,7 +144,15 @@ setup(
                 "eaas/minmax/flow.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("export", "heap", "held", "keys", "planning", "replicate", "sparse")
+                    for name in (
+                        "export",
+                        "heap",
+                        "held",
+                        "keys",
+                        "planning",
+                        "replicate",
+                        "sparse",
+                    )
                 ),
                 *(
                     f"balancer/policies/fractional/{name}.h"

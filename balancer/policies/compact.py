@@ -49,7 +49,10 @@ class Compact:
     @property
     def _used_LP(self) -> npt.NDArray[np.bool_]:
         """bool (L, P): the columns that the layer's replicas take."""
-        return np.arange(self.server_LP.shape[1]) < self.count_LE.sum(axis=1)[:, None]
+        used_LP: npt.NDArray[np.bool_] = (
+            np.arange(self.server_LP.shape[1]) < self.count_LE.sum(axis=1)[:, None]
+        )
+        return used_LP
 
 
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:

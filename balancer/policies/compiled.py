@@ -109,9 +109,7 @@ sparse_of_compact = _function(
 sparse_of_holds = _function(
     "sparse_of_holds", "bool:LSE float64:LSE? int64:X int32:N float64:N", "LSEXN"
 )
-sparse_load = _function(
-    "sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN"
-)
+sparse_load = _function("sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN")
 sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", "XNM")
 compact_load = _function("compact_load", "float64:LE int64:LE int32:LP float64:LS", "LSEP")
 server_load = _function("server_load", "float64:LE bool:LSE float64:LSE float64:LS", "LSE")
@@ -131,6 +129,7 @@ apart = _function(
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
     "plan_fractional",
-    "float64:BLE int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float int64:X int32:N float64:N",
+    "float64:BLE int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float "
+    "int64:X int32:N float64:N",
     "BLSEXMN",
 )

@@ -188,11 +188,11 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
 def least_factor(benefit: Benefit, servers: int) -> int:
     """Choose the least R, 8 at least, whose budget gives each layer what balances it.
 
-    That is the least of the tried counts with which the planned load's PAR is at most 5/4, or, where no count
-    is enough, the least that is within 1 % of the best. With several experts per server, few of them are above
-    a server's mean load, and the paper's R = 8 has replicas for them. With about one expert per server, a layer
-    needs a number of replicas in proportion to the servers, while 8 of them per server are spread over all
-    layers: a fixed R then leaves hot experts without a second server.
+    That is the least of the tried counts with which the planned load's PAR is at most 5/4, or, where no
+    count is enough, the least that is within 1 % of the best. With several experts per server, few of them
+    are above a server's mean load, and the paper's R = 8 has replicas for them. With about one expert per
+    server, a layer needs a number of replicas in proportion to the servers, while 8 of them per server are
+    spread over all layers: a fixed R then leaves hot experts without a second server.
     """
     if benefit.par_KL is None or not benefit.replicas_K.size:
         return _PAPER_FACTOR

@@ -13,7 +13,7 @@ from balancer.policies.types import Plan, Problem
 __all__ = ["make_plan"]
 
 
-# Elements of a dense array of several layers, at most (or one layer): replicas are put on other nodes in those.
+# Replicas are put on other nodes in dense arrays of several layers, of at most so many elements, or of one.
 _MOST_DENSE = 1 << 24
 
 
@@ -43,7 +43,9 @@ def make_plan(
         each = max(1, _MOST_DENSE // (problem.servers * problem.experts))
         layout = Layout.joined(
             [
-                _put_apart(problem, problem.nodes, layout, begin, each, loads_count, best_split, rows)
+                _put_apart(
+                    problem, problem.nodes, layout, begin, each, loads_count, best_split, rows
+                )
                 for begin in range(0, problem.layers, each)
             ]
         )

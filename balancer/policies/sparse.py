@@ -1,8 +1,8 @@
 """Sparse layouts: the replicas of each server and layer, as the rows of a CSR matrix.
 
-A server has a few of a layer's experts. With 60 layers, 4,000 servers and 512 experts, dense shares would take
-1 GB and dense holds 0.1 GB; the 480,000 replicas of two slots a server take 10 MB. Policies return, and plans
-keep, sparse layouts. Dense arrays are views for callers with small clusters.
+A server has a few of a layer's experts. With 60 layers, 4,000 servers and 512 experts, dense shares would
+take 1 GB and dense holds 0.1 GB; the 480,000 replicas of two slots a server take 8 MB. Policies return, and
+plans keep, sparse layouts. Dense arrays are views for callers with small clusters.
 Shape suffixes: L layers, S servers, E experts, X rows and one (L x S + 1), N replicas.
 """
 
@@ -30,7 +30,8 @@ class Layout:
 
     Attributes:
         shape: (L, S, E).
-        first_X: int64 (L * S + 1): begin of each server's row in the next two, layer after layer; the last is N.
+        first_X: int64 (L * S + 1): begin of each server's row in the next two, layer after layer; the
+            last is N.
         expert_N: int32: the experts of each row, ascending.
         share_N: float64: this replica's share of its expert's load; an expert's shares sum to 1.
     """
@@ -67,9 +68,10 @@ class Layout:
         key_R = row_R * shape[2] + expert_R
         order_R = np.argsort(key_R)
         sorted_R = key_R[order_R]
-        is_first_R = np.append(True, sorted_R[1:] != sorted_R[:-1])
+        is_first_R = np.diff(sorted_R, prepend=-1) > 0
         key_N = sorted_R[is_first_R]
-        share_N = np.add.reduceat(share_R[order_R], np.flatnonzero(is_first_R))
+        share_N = np.zeros(len(key_N))
+        np.add.at(share_N, np.cumsum(is_first_R) - 1, share_R[order_R])
         first_X = np.searchsorted(key_N, np.arange(shape[0] * shape[1] + 1) * shape[2])
         return cls(shape, first_X.astype(np.int64), (key_N % shape[2]).astype(np.int32), share_N)
 

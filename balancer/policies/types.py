@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def shares_LSE(self) -> Shares:
-        """float64 (L, S, E), dense, for small clusters: 0 where not held; over S they sum to 1 for each expert."""
+        """float64 (L, S, E), dense, for small clusters: over S they sum to 1 for each expert."""
         return self.layout.shares_LSE
 
     @property

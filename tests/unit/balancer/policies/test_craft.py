@@ -246,4 +246,7 @@ def test_the_default_factor_gives_every_layer_what_balances_it() -> None:
     assert least_factor(needs, 2) == 10  # 20 replicas and none, on two servers
     assert least_factor(needs, 4) == 8
     # No count is enough: the least that is about as good as the best.
-    assert least_factor(replace(table, par_KL=np.array([[3, 3], [2, 2.9], [2, 2], [1.99, 1]])), 2) == 25
+    assert (
+        least_factor(replace(table, par_KL=np.array([[3, 3], [2, 2.9], [2, 2], [1.99, 1]])), 2)
+        == 25
+    )
