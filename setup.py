@@ -132,7 +132,7 @@ setup(
                     f"balancer/policies/native/{name}.c"
                     for name in (
                         *("heap", "keys", "replicate", "pack", "place", "refine"),
-                        *("layout", "spread", "scalpel", "match", "craft", "apart"),
+                        *("layout", "sparse", "spread", "scalpel", "match", "craft", "apart"),
                     )
                 ),
                 *(
@@ -148,7 +148,15 @@ setup(
                 "eaas/minmax/flow.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("export", "heap", "held", "keys", "planning", "replicate")
+                    for name in (
+                        "export",
+                        "heap",
+                        "held",
+                        "keys",
+                        "planning",
+                        "replicate",
+                        "sparse",
+                    )
                 ),
                 *(
                     f"balancer/policies/fractional/{name}.h"

@@ -43,9 +43,16 @@ int64_t count_cross_node(const Layer *layer, int32_t expert);
 /* fill.c: slots from nothing, for load_E. */
 void fill(Layer *layer);
 
-/* keep.c: slots from the current layout (holds_SE), within the slots; every expert is held then. The flow starts from
- * the shares, if known (shares_SE may be NULL). */
-void keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE);
+/* A layer's current layout: server s holds expert[first_S[s]] .. expert[first_S[s + 1] - 1], ascending. */
+typedef struct {
+    const int64_t *first_S; /* S + 1; NULL: nothing is held */
+    const int32_t *expert;
+    const double *share; /* NULL: not known */
+} Held;
+
+/* keep.c: slots from the current layout, within the slots; every expert is held then. The flow starts from the shares,
+ * if known. */
+void keep(Layer *layer, const Held *held);
 /* A slot for every expert without one, if necessary that of another expert's second replica. */
 void cover(Layer *layer);
 /* Drops cross-node replicas until the limit is kept. */

@@ -41,7 +41,8 @@ from balancer.policies import compiled
 from balancer.policies.fractional.forecast import block_means, forecast, scenarios
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
-from balancer.policies.types import Float, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Problem
 
 __all__ = [
     "SCENARIOS",
@@ -85,9 +86,6 @@ def fractional(
         nodes_S: (S,) the node of each server, from 0.
         cross_node_replicas: Most cross-node replicas per layer; any number by default.
 
-    Returns:
-        holds_LSE, shares_LSE.
-
     Raises:
         ValueError: A knob is out of its range; the message names it.
 
@@ -127,16 +125,21 @@ def lay_out(
         nodes_S, most_cross_node: Result of `checked_nodes`.
     """
     shape = (problem.layers, problem.servers, problem.experts)
-    holds_LSE = np.zeros(shape, np.bool_)
-    shares_LSE = np.zeros(shape)
+    filled = Layout.empty(shape, int(problem.slots_LS.sum()))
+    before = problem.current
+    known: tuple[object, ...] = (None, None, None)
+    if before is not None:
+        known = (before.first_X, before.expert_N, before.share_N if problem.shares_known else None)
     compiled.plan_fractional(
         *(np.ascontiguousarray(load_BLE), problem.slots_LS, problem.speeds_S),
-        *(problem.current_LSE, problem.current_shares_LSE),
+        *known,
         *(nodes_S, most_cross_node),
-        0.0 if problem.current_LSE is None else price,
-        *(holds_LSE, shares_LSE),
+        0.0 if before is None else price,
+        *filled.arrays,
     )
-    return holds_LSE, shares_LSE
+    # Slots may stay free.
+    held = int(filled.first_X[-1])
+    return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
 
 
 def checked_price(
