@@ -46,11 +46,13 @@ setup(
         Extension(
             "attention_client.dispatch._dispatch",
             sources=[
-                f"attention_client/dispatch/{name}.c" for name in ("_dispatch", "route", "combine")
+                f"attention_client/dispatch/{name}.c"
+                for name in ("_dispatch", "route", "level", "combine")
             ],
             depends=[
                 "eaas/minmax/arrays.h",
                 "attention_client/dispatch/route.h",
+                "attention_client/dispatch/level.h",
             ],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
@@ -63,12 +65,14 @@ setup(
                 "attention_client/exchange/lane.c",
                 "attention_client/exchange/tensors.c",
                 "attention_client/dispatch/route.c",
+                "attention_client/dispatch/level.c",
             ],
             depends=[
                 "eaas/minmax/arrays.h",
                 "eaas/wire/bell.h",
                 "eaas/wire/spin.h",
                 "attention_client/dispatch/route.h",
+                "attention_client/dispatch/level.h",
                 "attention_client/exchange/exchange.h",
                 "attention_client/exchange/tensors.h",
             ],
@@ -128,13 +132,13 @@ setup(
                     f"balancer/policies/native/{name}.c"
                     for name in (
                         *("heap", "keys", "replicate", "pack", "place", "refine"),
-                        *("layout", "spread", "scalpel", "match", "craft", "apart"),
+                        *("layout", "sparse", "spread", "scalpel", "match", "craft", "apart"),
                     )
                 ),
                 *(
                     f"balancer/policies/fractional/{name}.c"
                     for name in (
-                        *("plan", "layer", "items", "fill", "one_by_one"),
+                        *("plan", "rows", "layer", "items", "fill", "one_by_one"),
                         *("keep", "chains", "deal", "refill"),
                         *("improve", "search", "spare", "swap", "together", "together_plan"),
                     )
@@ -144,7 +148,15 @@ setup(
                 "eaas/minmax/flow.h",
                 *(
                     f"balancer/policies/native/{name}.h"
-                    for name in ("export", "heap", "held", "keys", "planning", "replicate")
+                    for name in (
+                        "export",
+                        "heap",
+                        "held",
+                        "keys",
+                        "planning",
+                        "replicate",
+                        "sparse",
+                    )
                 ),
                 *(
                     f"balancer/policies/fractional/{name}.h"

@@ -53,23 +53,21 @@ static PyObject *
 dispatch_plan(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *ids, *wanted, *shares, *split, *rate, *backlog, *rows_out, *ids_out;
-    long long chunk_pairs;
+    PyObject *ids, *wanted, *shares, *rate, *backlog, *rows_out, *ids_out;
     Routing r = {0};
-    if (!PyArg_ParseTuple(args, "OOnnOOnnLddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &shares, &split, &r.servers,
-                          &r.experts, &chunk_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out, &ids_out)) {
+    if (!PyArg_ParseTuple(args, "OOnnOnndddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &shares, &r.servers,
+                          &r.experts, &r.load_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out, &ids_out)) {
         return NULL;
     }
-    r.chunk_pairs = chunk_pairs;
-    if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.chunk_pairs < 1 ||
-        r.experts > INT32_MAX || r.chunk_pairs > INT32_MAX ||
+    if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.experts > INT32_MAX ||
+        !(r.load_pairs > 0 && r.load_pairs <= INT32_MAX) ||
         (r.top_k > 0 && r.tokens > INT32_MAX / r.top_k) || r.servers > PY_SSIZE_T_MAX / 64 / r.experts ||
         !(r.draw >= 0 && r.draw < 1) || !(r.step >= 0 && r.step < 1) || (rate == Py_None) != (backlog == Py_None)) {
-        PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, chunk_pairs, draw or step out of range");
+        PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, load_pairs, draw or step out of range");
         return NULL;
     }
     Py_ssize_t pairs = r.tokens * r.top_k, most_rows = r.tokens * (r.servers < r.top_k ? r.servers : r.top_k);
-    Array arrays[8] = {0};
+    Array arrays[7] = {0};
     PyObject *answer = NULL;
     if (open_array(&arrays[0], ids, "ids", pairs, 8, false) &&
         open_array(&arrays[1], wanted, "wanted", pairs, 1, false) &&
@@ -77,12 +75,10 @@ dispatch_plan(PyObject *self, PyObject *args)
         (rate == Py_None || (open_array(&arrays[3], rate, "rate", r.servers, 8, false) &&
                              open_array(&arrays[4], backlog, "backlog", r.servers, 8, false))) &&
         open_array(&arrays[5], rows_out, "rows_out", most_rows, 8, true) &&
-        open_array(&arrays[6], ids_out, "ids_out", most_rows * r.top_k, 4, true) &&
-        (split == Py_None || open_array(&arrays[7], split, "split", r.servers * r.experts, 8, false))) {
+        open_array(&arrays[6], ids_out, "ids_out", most_rows * r.top_k, 4, true)) {
         r.ids_P = arrays[0].view.buf;
         r.wanted_P = arrays[1].view.buf;
         r.shares_SE = arrays[2].view.buf;
-        r.split_SE = arrays[7].open ? arrays[7].view.buf : NULL;
         r.rate_S = arrays[3].open ? arrays[3].view.buf : NULL;
         r.backlog_S = arrays[4].open ? arrays[4].view.buf : NULL;
         answer = route_checked(&r, &(Routed){.rows_out = arrays[5].view.buf, .ids_out = arrays[6].view.buf});

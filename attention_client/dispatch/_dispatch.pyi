@@ -18,10 +18,9 @@ def plan(
     tokens: int,
     top_k: int,
     shares: _Float32,
-    split: _Float64 | None,
     servers: int,
     experts: int,
-    chunk_pairs: int,
+    load_pairs: float,
     draw: float,
     step: float,
     rate: _Float64 | None,
@@ -32,10 +31,9 @@ def plan(
 ) -> tuple[int, list[tuple[int, int, float]]]:
     """The steps of `DispatchPolicy`; no levelling if `rate` and `backlog` are None. A chunk goes to the first
     server whose cumulative share (S x E) passes the chunk's draw: `draw` for the first chunk, `step` more,
-    modulo 1, for each next one. With `split` (S x E), by those shares, and evenly over each expert's chunks.
-    Fills the tokens server by server, and their experts (K each, -1 for another server's): T x min(S, K)
-    rows. Returns the number of wanted pairs without a server, and (server, tokens, work) for each server with
-    tokens."""
+    modulo 1, for each next one. Fills the tokens server by server, and their experts (K each, -1 for another
+    server's): T x min(S, K) rows. Returns the number of wanted pairs without a server, and (server, tokens,
+    work) for each server with tokens."""
 
 def combine(
     out: _Float32,

@@ -1,7 +1,6 @@
 """The parts of a layer call, one per server, and the sum of their results: pure functions over arrays.
 
-Glossary: a *pair* is one (token, expert) of a layer call; a *chunk* is a group of pairs of one expert that go
-to one replica, so that it reads the expert's weights once; a *part* is the work of one server.
+Glossary: a *pair* is one (token, expert) of a layer call; a *part* is the work of one server.
 Shape suffixes: T tokens, K experts per token, R tokens of a part, H hidden size.
 """
 
@@ -16,10 +15,13 @@ import torch
 
 from attention_client.dispatch import _dispatch
 
-__all__ = ["CHUNK_PAIRS", "Part", "combine", "pairs_of", "without"]
+__all__ = ["LOAD_PAIRS", "Part", "combine", "pairs_of", "without"]
 
-CHUNK_PAIRS = 64
-"""Pairs of an expert whose computation takes about as long as reading its weights."""
+LOAD_PAIRS = 8.0
+"""Pairs of an expert whose computation takes about as long as reading its weights.
+
+6 to 10 by `eaas bench experts` with bfloat16 on two cores of an AMD EPYC without AMX (docs/performance.md).
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +32,7 @@ class Part:
         server: Index of the server in the placement.
         rows_R: int64, ascending indices of tokens in the call.
         ids_RK: int32, experts of these tokens; -1 if the pair belongs to another server.
-        work: Cost in units of work: 1 per chunk for reading the weights, plus 1 per `CHUNK_PAIRS` pairs.
+        work: Cost in units of work: 1 per expert for reading its weights, plus 1 per `LOAD_PAIRS` pairs.
     """
 
     server: int

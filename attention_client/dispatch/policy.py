@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attention_client.dispatch import _dispatch
-from attention_client.dispatch.parts import CHUNK_PAIRS, Part
+from attention_client.dispatch.parts import LOAD_PAIRS, Part
 from eaas.errors import ConfigError
-from eaas.minmax import split_of
 
 __all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
 
@@ -33,42 +32,38 @@ class Load:
     Attributes:
         rate_S: float64, seconds per unit of work (`Part.work`).
         backlog_S: float64, expected seconds until this client's requests in flight are done.
+        load_pairs: Pairs of an expert that take as long as reading its weights.
     """
 
     rate_S: npt.NDArray[np.float64]
     backlog_S: npt.NDArray[np.float64]
+    load_pairs: float = LOAD_PAIRS
 
 
 class DispatchPolicy:
-    """Chooses replicas in proportion to the placement's shares, evenly over chunks and calls. Thread-safe.
+    """Chooses replicas by the placement's shares, or such that the call ends soonest. Thread-safe.
 
-    Step 1: group the wanted pairs of each expert into even chunks of at most `CHUNK_PAIRS`.
-    Step 2: choose a server for each chunk by the shares; if splitting, by the shares that would finish this
-    call soonest if chunks were divisible (`eaas.minmax`), which single moves cannot always reach.
-    Step 3, if levelling: move chunks of the server that would finish last to another replica, the most
-    helpful move first, while the call finishes earlier. Then ask fewer servers, where a request less ends the
-    call sooner than even work.
-    Step 4: make the parts. A token goes to a server once, with all its experts there.
+    Step 1: draw a replica for each expert by the shares, evenly over experts and calls; without levelling,
+    one for each chunk of at most `load_pairs` of its pairs.
+    Step 2, if levelling: move pairs between replicas until no server can end much sooner (`level.c`). A
+    server reads an expert's weights once and then computes its pairs, so it takes rate x (experts + pairs /
+    load_pairs) seconds. So a small batch activates few experts on each server (METRO, arXiv 2512.09277), and
+    a large one has even pairs. Then ask fewer servers, where a request less ends the call sooner than even
+    work.
+    Step 3: make the parts. A token goes to a server once, with all its experts there.
 
     Args:
-        levels: Whether to do step 3.
-        splits: Whether step 2 splits.
+        levels: Whether to do step 2.
 
     Attributes:
-        levels: Whether it does step 3.
+        levels: Whether it does step 2.
     """
 
-    def __init__(self, *, levels: bool, splits: bool = False) -> None:
+    def __init__(self, *, levels: bool) -> None:
         self.levels = levels
-        self._splits = splits
         # Count per layer, because layers call in turns, and every second or fourth number of an even sequence
         # is not evenly spread.
         self._calls: dict[int, itertools.count[int]] = {}
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether compiled layer calls (`attention_client.exchange`) know this policy."""
-        return not self._splits
 
     def plan(
         self,
@@ -107,14 +102,8 @@ class DispatchPolicy:
         most = tokens * min(servers, top_k)
         rows_P, ids_PK = np.empty(most, np.int64), np.empty((most, top_k), np.int32)
         rate_S, backlog_S = (load.rate_S, load.backlog_S) if self.levels else (None, None)
-        split_SE = None
-        if self._splits:
-            # A wanted expert outside E is refused below.
-            pairs_E = np.bincount(ids_TK[wanted_TK].clip(0, experts - 1), minlength=experts)
-            work_E = -(-pairs_E // CHUNK_PAIRS) + pairs_E / CHUNK_PAIRS
-            split_SE, _ = split_of(work_E, shares_SE, 1 / load.rate_S, load.backlog_S / load.rate_S)
         left, shares = _dispatch.plan(
-            ids_TK, wanted_TK, tokens, top_k, shares_SE, split_SE, servers, experts, CHUNK_PAIRS,
+            ids_TK, wanted_TK, tokens, top_k, shares_SE, servers, experts, load.load_pairs,
             draw, _CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
         )  # fmt: skip
         parts = []
@@ -131,8 +120,6 @@ class DispatchPolicy:
 
 def dispatch_policy(name: str) -> DispatchPolicy:
     """Make a dispatch policy by name. Raises ConfigError, which lists the names, for an unknown one."""
-    if name not in ("least_loaded", "split", "weights"):
-        raise ConfigError(
-            f"dispatch policy {name!r} is unknown; choose least_loaded, split or weights"
-        )
-    return DispatchPolicy(levels=name != "weights", splits=name == "split")
+    if name not in ("least_loaded", "weights"):
+        raise ConfigError(f"dispatch policy {name!r} is unknown; choose least_loaded or weights")
+    return DispatchPolicy(levels=name == "least_loaded")

@@ -4,351 +4,153 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NO_CHUNK (-1)
+#include "level.h"
+
 #define NO_EXPERT (-1)
 #define NOWHERE (-1)
-/* A move must save this share of the chunk's own time: less is noise of the rates. */
-#define WORTH_MOVING 0.02
-/* Time that one more request costs a layer call: about the compiled client's own for a call with one request
- * (docs/performance.md). */
-#define REQUEST_S 20e-6
 
-/* ---- group: pairs to chunks ------------------------------------------------------------------------------ */
+/* ---- draw: a replica for each chunk, in proportion to the shares ------------------------------------------- */
 
-typedef struct {
-    int64_t pairs;
-    int64_t chunks;
-    int64_t first; /* chunk */
-    int64_t seen;
-} Expert;
-
-/* Groups the wanted pairs of each expert into even chunks.
- * experts_E is scratch, zeroed. Returns the number of chunks: at most pairs, and at most E + pairs / chunk_pairs. */
-static ptrdiff_t
-group_pairs(const Routing *routing, Expert *experts_E, int32_t *chunk_of_P, int64_t *expert_C, int64_t *pairs_C)
-{
-    const int64_t *ids_P = routing->ids_P;
-    const uint8_t *wanted_P = routing->wanted_P;
-    ptrdiff_t pairs = routing->tokens * routing->top_k;
-    for (ptrdiff_t p = 0; p < pairs; p++) {
-        if (wanted_P[p]) {
-            experts_E[ids_P[p]].pairs++;
-        }
-    }
-    int64_t chunks = 0;
-    for (ptrdiff_t e = 0; e < routing->experts; e++) {
-        Expert *expert = &experts_E[e];
-        expert->first = chunks;
-        expert->chunks = (expert->pairs + routing->chunk_pairs - 1) / routing->chunk_pairs;
-        for (int64_t i = 0; i < expert->chunks; i++, chunks++) {
-            expert_C[chunks] = e;
-            pairs_C[chunks] = 0;
-        }
-    }
-    for (ptrdiff_t p = 0; p < pairs; p++) {
-        if (!wanted_P[p]) {
-            chunk_of_P[p] = NO_CHUNK;
-            continue;
-        }
-        Expert *expert = &experts_E[ids_P[p]];
-        int64_t chunk = expert->first;
-        if (expert->chunks > 1) {
-            chunk += expert->seen * expert->chunks / expert->pairs;
-            expert->seen++;
-        }
-        pairs_C[chunk]++;
-        chunk_of_P[p] = (int32_t)chunk;
-    }
-    return (ptrdiff_t)chunks;
-}
-
-/* ---- choose: a server for each chunk, in proportion to the shares ----------------------------------------- */
-
-static inline double
-share_of(const Routing *routing, ptrdiff_t server, int64_t expert)
-{
-    ptrdiff_t place = server * routing->experts + expert;
-    return routing->split_SE != NULL ? routing->split_SE[place] : (double)routing->shares_SE[place];
-}
-
-/* Assigns each chunk to the first server whose cumulative share of the expert passes the chunk's draw: `draw` for
- * the first chunk, `step` more, modulo 1, for each next one. NOWHERE if no share is above 0.
- *
- * By the call's own shares, the i-th of an expert's n chunks draws from (i, i + 1) / n, which is its part of the
- * expert's load; where in that interval differs by expert and by call. */
+/* Lists the replicas of the experts with pairs, by expert and then by server; `next_E` is scratch. */
 static void
-choose_by_share(const Routing *routing, const Expert *experts_E, const int64_t *expert_C, ptrdiff_t chunks,
-                int64_t *server_C)
+list_replicas(const Routing *routing, const int64_t *pairs_E, Spread *spread, int32_t *next_E)
 {
-    double next = routing->draw;
-    for (ptrdiff_t c = 0; c < chunks; c++) {
-        double draw = next, total = 0;
-        if (routing->split_SE != NULL) {
-            const Expert *expert = &experts_E[expert_C[c]];
-            draw += (double)expert_C[c] * routing->step;
-            draw -= (double)(int64_t)draw;
-            draw = ((double)(c - expert->first) + draw) / (double)expert->chunks;
+    ptrdiff_t servers = routing->servers, experts = routing->experts;
+    memset(next_E, 0, (size_t)experts * sizeof(int32_t));
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        const float *share_E = routing->shares_SE + s * experts;
+        for (ptrdiff_t e = 0; e < experts; e++) {
+            next_E[e] += pairs_E[e] > 0 && share_E[e] > 0;
         }
-        for (ptrdiff_t s = 0; s < routing->servers; s++) {
-            total += share_of(routing, s, expert_C[c]);
-        }
-        /* If rounding keeps every cumulative share below the draw, the last server with a share. */
-        double sum = 0;
-        server_C[c] = NOWHERE;
-        for (ptrdiff_t s = 0; s < routing->servers && sum <= draw * total; s++) {
-            double share = share_of(routing, s, expert_C[c]);
-            if (share > 0) {
-                sum += share;
-                server_C[c] = s;
+    }
+    int32_t first = 0;
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        spread->first_E[e] = first;
+        first += next_E[e];
+        next_E[e] = spread->first_E[e];
+    }
+    spread->first_E[experts] = first;
+    spread->replicas = first;
+    int32_t own = 0;
+    for (ptrdiff_t s = 0; s < servers; s++) {
+        const float *share_E = routing->shares_SE + s * experts;
+        spread->first_S[s] = own;
+        for (ptrdiff_t e = 0; e < experts; e++) {
+            if (pairs_E[e] > 0 && share_E[e] > 0) {
+                int32_t r = next_E[e]++;
+                spread->server_R[r] = (int32_t)s;
+                spread->expert_R[r] = (int32_t)e;
+                spread->pairs_R[r] = 0;
+                spread->own_R[own++] = r;
             }
         }
-        if (routing->split_SE == NULL) {
-            next += routing->step;
-            next -= next >= 1 ? 1 : 0;
-        }
     }
+    spread->first_S[servers] = own;
 }
 
-/* ---- level: move chunks off the server that would end last ----------------------------------------------- */
-
-/* The server of each chunk, and what follows from it. */
-typedef struct {
-    ptrdiff_t chunks;
-    const int64_t *expert_C;
-    const double *work_C;
-    int64_t *server_C;
-    double *ends_S;    /* seconds from now, with the server's backlog */
-    int64_t *chunks_S; /* number of chunks; servers without one are not asked */
-} Choice;
-
-static inline bool
-holds(const Routing *routing, ptrdiff_t server, int64_t expert)
+/* The first replica whose cumulative share of the expert passes `draw`; the last one if rounding keeps all below. */
+static int32_t
+draw_replica(const Routing *routing, const Spread *spread, ptrdiff_t expert, double draw)
 {
-    return routing->shares_SE[server * routing->experts + expert] > 0;
-}
-
-static inline double
-seconds_at(const Routing *routing, const Choice *choice, ptrdiff_t server, ptrdiff_t chunk)
-{
-    return routing->rate_S[server] * choice->work_C[chunk];
-}
-
-static void
-count_chunks(const Routing *routing, Choice *choice)
-{
-    memcpy(choice->ends_S, routing->backlog_S, (size_t)routing->servers * sizeof(double));
-    memset(choice->chunks_S, 0, (size_t)routing->servers * sizeof(int64_t));
-    for (ptrdiff_t c = 0; c < choice->chunks; c++) {
-        ptrdiff_t server = (ptrdiff_t)choice->server_C[c];
-        if (server != NOWHERE) {
-            choice->ends_S[server] += seconds_at(routing, choice, server, c);
-            choice->chunks_S[server]++;
-        }
+    double total = 0, sum = 0;
+    int32_t first = spread->first_E[expert], end = spread->first_E[expert + 1], r = first;
+    for (int32_t i = first; i < end; i++) {
+        total += (double)routing->shares_SE[spread->server_R[i] * routing->experts + expert];
     }
-}
-
-static void
-move_chunk(const Routing *routing, Choice *choice, ptrdiff_t chunk, ptrdiff_t to)
-{
-    ptrdiff_t from = (ptrdiff_t)choice->server_C[chunk];
-    choice->ends_S[from] -= seconds_at(routing, choice, from, chunk);
-    choice->ends_S[to] += seconds_at(routing, choice, to, chunk);
-    choice->chunks_S[from]--;
-    choice->chunks_S[to]++;
-    choice->server_C[chunk] = to;
-}
-
-/* The last to finish among the servers that are asked: nobody waits for the others. NOWHERE: none is asked. */
-static ptrdiff_t
-last_server(const Routing *routing, const Choice *choice)
-{
-    ptrdiff_t last = NOWHERE;
-    for (ptrdiff_t s = 0; s < routing->servers; s++) {
-        if (choice->chunks_S[s] > 0 && (last == NOWHERE || choice->ends_S[s] > choice->ends_S[last])) {
-            last = s;
-        }
+    for (int32_t i = first; i < end && sum <= draw * total; i++) {
+        sum += (double)routing->shares_SE[spread->server_R[i] * routing->experts + expert];
+        r = i;
     }
-    return last;
+    return r;
 }
 
-typedef struct {
-    ptrdiff_t chunk;
-    ptrdiff_t server;
-    double ends; /* the later of the two servers' ends after the move */
-} Move;
-
-static Move
-best_move(const Routing *routing, const Choice *choice, ptrdiff_t last, bool among_asked)
+/* Gives each expert's pairs to its replicas, in even chunks of at most `chunk_pairs`: `draw` for the first chunk, `step`
+ * more, modulo 1, for each next one. Returns the number of pairs of experts without a replica. */
+static int64_t
+draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, int64_t chunk_pairs)
 {
-    const double *ends_S = choice->ends_S;
-    Move best = {-1, -1, ends_S[last]};
-    for (ptrdiff_t c = 0; c < choice->chunks; c++) {
-        if (choice->server_C[c] != last) {
+    double draw = routing->draw;
+    int64_t left = 0;
+    for (ptrdiff_t e = 0; e < routing->experts; e++) {
+        if (spread->first_E[e] == spread->first_E[e + 1]) {
+            left += pairs_E[e];
             continue;
         }
-        double left = ends_S[last] - seconds_at(routing, choice, last, c);
-        for (ptrdiff_t s = 0; s < routing->servers; s++) {
-            if (s == last || (among_asked && choice->chunks_S[s] == 0) || !holds(routing, s, choice->expert_C[c])) {
+        int64_t chunks = (pairs_E[e] + chunk_pairs - 1) / chunk_pairs, begin = 0;
+        for (int64_t i = 1; i <= chunks; i++) {
+            int64_t end = (pairs_E[e] * i + chunks - 1) / chunks;
+            spread->pairs_R[draw_replica(routing, spread, e, draw)] += end - begin;
+            begin = end;
+            draw += routing->step;
+            draw -= draw >= 1 ? 1 : 0;
+        }
+    }
+    return left;
+}
+
+/* ---- rows: each server's tokens, and their experts there ----------------------------------------------------- */
+
+/* Gives the wanted pairs of each expert, in order, to its replicas, and counts the tokens of each server. `pairs_R` is
+ * used up; `next_E` and `last_S` are scratch. */
+static void
+place_pairs(const Routing *routing, const Spread *spread, int32_t *next_E, int32_t *last_S, int32_t *server_P,
+            int64_t *count_S)
+{
+    ptrdiff_t top_k = routing->top_k, p = 0;
+    memcpy(next_E, spread->first_E, (size_t)routing->experts * sizeof(int32_t));
+    for (ptrdiff_t s = 0; s < routing->servers; s++) {
+        count_S[s] = 0;
+        last_S[s] = -1;
+    }
+    for (ptrdiff_t t = 0; t < routing->tokens; t++) {
+        for (ptrdiff_t k = 0; k < top_k; k++, p++) {
+            server_P[p] = NOWHERE;
+            if (!routing->wanted_P[p]) {
                 continue;
             }
-            double there = ends_S[s] + seconds_at(routing, choice, s, c);
-            double later = there > left ? there : left;
-            if (later < best.ends) {
-                best = (Move){c, s, later};
+            int64_t e = routing->ids_P[p];
+            int32_t r = next_E[e], end = spread->first_E[e + 1];
+            while (r < end && spread->pairs_R[r] == 0) {
+                r++;
+            }
+            next_E[e] = r;
+            if (r < end) {
+                int32_t s = spread->server_R[r];
+                spread->pairs_R[r]--;
+                server_P[p] = s;
+                count_S[s] += last_S[s] != t;
+                last_S[s] = (int32_t)t;
             }
         }
     }
-    return best;
-}
-
-/* Moves chunks off the server that would finish last, while that makes the call finish earlier. */
-static void
-level_chunks(const Routing *routing, Choice *choice, bool among_asked)
-{
-    /* A chunk may move more than once; the bound on moves is never met in practice. */
-    for (ptrdiff_t moves = 0; moves < choice->chunks * routing->servers; moves++) {
-        ptrdiff_t last = last_server(routing, choice);
-        Move move = last == NOWHERE ? (Move){-1, -1, 0} : best_move(routing, choice, last, among_asked);
-        if (move.chunk < 0 ||
-            !(choice->ends_S[last] - move.ends > WORTH_MOVING * seconds_at(routing, choice, last, move.chunk))) {
-            break;
-        }
-        move_chunk(routing, choice, move.chunk, move.server);
-    }
-}
-
-/* ---- merge: ask fewer servers ---------------------------------------------------------------------------- */
-
-/* The asked server with the least to do that is not tried yet; among equals, a different one in each call. */
-static ptrdiff_t
-least_server(const Routing *routing, const Choice *choice, const uint8_t *tried_S)
-{
-    ptrdiff_t least = NOWHERE, first = (ptrdiff_t)(routing->draw * (double)routing->servers);
-    double least_s = 0;
-    for (ptrdiff_t i = 0; i < routing->servers; i++) {
-        ptrdiff_t s = (first + i) % routing->servers;
-        double own_s = choice->ends_S[s] - routing->backlog_S[s];
-        if (choice->chunks_S[s] > 0 && !tried_S[s] && (least == NOWHERE || own_s < least_s)) {
-            least = s;
-            least_s = own_s;
-        }
-    }
-    return least;
-}
-
-/* Gives all chunks of a server to other asked servers. False if one of them has no other replica there. */
-static bool
-empty_server(const Routing *routing, Choice *choice, ptrdiff_t server)
-{
-    for (ptrdiff_t c = 0; c < choice->chunks; c++) {
-        if (choice->server_C[c] != server) {
-            continue;
-        }
-        ptrdiff_t to = NOWHERE;
-        double ends = 0;
-        for (ptrdiff_t s = 0; s < routing->servers; s++) {
-            double there = choice->ends_S[s] + seconds_at(routing, choice, s, c);
-            if (s != server && choice->chunks_S[s] > 0 && holds(routing, s, choice->expert_C[c]) &&
-                (to == NOWHERE || there < ends)) {
-                to = s;
-                ends = there;
-            }
-        }
-        if (to == NOWHERE) {
-            return false;
-        }
-        move_chunk(routing, choice, c, to);
-    }
-    return true;
-}
-
-static void
-copy_choice(const Routing *routing, Choice *to, const Choice *from)
-{
-    memcpy(to->server_C, from->server_C, (size_t)from->chunks * sizeof(int64_t));
-    memcpy(to->ends_S, from->ends_S, (size_t)routing->servers * sizeof(double));
-    memcpy(to->chunks_S, from->chunks_S, (size_t)routing->servers * sizeof(int64_t));
-}
-
-/* Asks fewer servers where that ends the call sooner: a request costs REQUEST_S, whatever it computes.
- * `trial` and `tried_S` are scratch; `tried_S` is zeroed. */
-static void
-merge_requests(const Routing *routing, Choice *choice, Choice *trial, uint8_t *tried_S)
-{
-    for (;;) {
-        ptrdiff_t least = least_server(routing, choice, tried_S);
-        if (least == NOWHERE) {
-            break;
-        }
-        tried_S[least] = 1;
-        /* Each other server can take what it does not do until the call ends. */
-        double until = choice->ends_S[last_server(routing, choice)] + REQUEST_S, room_s = 0;
-        for (ptrdiff_t s = 0; s < routing->servers; s++) {
-            room_s += s != least && choice->chunks_S[s] > 0 ? (until - choice->ends_S[s]) / routing->rate_S[s] : 0;
-        }
-        if (room_s < (choice->ends_S[least] - routing->backlog_S[least]) / routing->rate_S[least]) {
-            continue;
-        }
-        copy_choice(routing, trial, choice);
-        if (!empty_server(routing, trial, least)) {
-            continue;
-        }
-        level_chunks(routing, trial, true);
-        if (trial->ends_S[last_server(routing, trial)] <= until) {
-            copy_choice(routing, choice, trial);
-        }
-    }
-}
-
-/* ---- split: chunks to the rows of each server ------------------------------------------------------------ */
-
-static inline int64_t
-server_of_pair(const int32_t *chunk_of_P, const int64_t *server_C, ptrdiff_t pair)
-{
-    return chunk_of_P[pair] == NO_CHUNK ? NOWHERE : server_C[chunk_of_P[pair]];
 }
 
 /* Fills the tokens of each server, server by server, and their experts there. next_S and last_S are scratch. */
 static void
-split_tokens(const Routing *routing, const int32_t *chunk_of_P, const int64_t *server_C, int64_t *next_S,
-             int64_t *last_S, const Routed *routed)
+fill_rows(const Routing *routing, const int32_t *server_P, int64_t *next_S, int32_t *last_S, const Routed *routed)
 {
-    ptrdiff_t tokens = routing->tokens, top_k = routing->top_k, servers = routing->servers;
-    int64_t *count_S = routed->count_S;
-    int32_t *ids_out = routed->ids_out;
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        count_S[s] = 0;
-        last_S[s] = -1;
-    }
-    for (ptrdiff_t t = 0; t < tokens; t++) {
-        for (ptrdiff_t k = 0; k < top_k; k++) {
-            int64_t s = server_of_pair(chunk_of_P, server_C, t * top_k + k);
-            if (s != NOWHERE && last_S[s] != t) {
-                last_S[s] = t;
-                count_S[s]++;
-            }
-        }
-    }
+    ptrdiff_t tokens = routing->tokens, top_k = routing->top_k, servers = routing->servers, p = 0;
     int64_t next = 0;
     for (ptrdiff_t s = 0; s < servers; s++) {
         next_S[s] = next;
         last_S[s] = -1;
-        next += count_S[s];
+        next += routed->count_S[s];
+    }
+    int32_t *ids_out = routed->ids_out;
+    for (ptrdiff_t i = 0; i < next * top_k; i++) {
+        ids_out[i] = NO_EXPERT;
     }
     for (ptrdiff_t t = 0; t < tokens; t++) {
-        for (ptrdiff_t k = 0; k < top_k; k++) {
-            int64_t s = server_of_pair(chunk_of_P, server_C, t * top_k + k);
+        for (ptrdiff_t k = 0; k < top_k; k++, p++) {
+            int32_t s = server_P[p];
             if (s == NOWHERE) {
                 continue;
             }
             if (last_S[s] != t) {
-                last_S[s] = t;
-                for (ptrdiff_t j = 0; j < top_k; j++) {
-                    ids_out[next_S[s] * top_k + j] = NO_EXPERT;
-                }
+                last_S[s] = (int32_t)t;
                 routed->rows_out[next_S[s]++] = t;
             }
-            ids_out[(next_S[s] - 1) * top_k + k] = (int32_t)routing->ids_P[t * top_k + k];
+            ids_out[(next_S[s] - 1) * top_k + k] = (int32_t)routing->ids_P[p];
         }
     }
 }
@@ -370,50 +172,69 @@ int64_t
 route(const Routing *routing, const Routed *routed)
 {
     size_t servers = (size_t)routing->servers, experts = (size_t)routing->experts;
-    size_t pairs = (size_t)(routing->tokens * routing->top_k);
-    /* One chunk per expert, plus one per `chunk_pairs` pairs; never more than pairs. */
-    size_t most = experts + pairs / (size_t)routing->chunk_pairs;
-    most = most < pairs ? most : pairs;
-    /* All scratch memory in one block: 64-bit words, then the 32-bit chunk of each pair. */
-    size_t words = experts * (sizeof(Expert) / sizeof(int64_t)) + 6 * servers + 5 * most;
-    int64_t *block = malloc(words * sizeof(int64_t) + pairs * sizeof(int32_t) + servers + 1);
-    if (block == NULL) {
+    size_t pairs = (size_t)(routing->tokens * routing->top_k), replicas = 0;
+    /* All scratch memory in blocks of 64-bit, 32-bit and 8-bit items. */
+    int64_t *pairs_E = calloc(experts, sizeof(int64_t));
+    if (pairs_E == NULL) {
         return -1;
     }
-    Expert *experts_E = (Expert *)block;
-    double *ends_S = (double *)(experts_E + experts), *trial_ends_S = ends_S + servers;
-    double *work_C = trial_ends_S + servers;
-    int64_t *next_S = (int64_t *)(work_C + most), *last_S = next_S + servers;
-    int64_t *chunks_S = last_S + servers, *trial_chunks_S = chunks_S + servers;
-    int64_t *expert_C = trial_chunks_S + servers, *pairs_C = expert_C + most;
-    int64_t *server_C = pairs_C + most, *trial_server_C = server_C + most;
-    int32_t *chunk_of_P = (int32_t *)(trial_server_C + most);
-    uint8_t *tried_S = (uint8_t *)(chunk_of_P + pairs);
-    memset(experts_E, 0, experts * sizeof(Expert));
-    memset(routed->work_S, 0, servers * sizeof(double));
-
-    ptrdiff_t chunks = group_pairs(routing, experts_E, chunk_of_P, expert_C, pairs_C);
-    for (ptrdiff_t c = 0; c < chunks; c++) {
-        work_C[c] = 1.0 + (double)pairs_C[c] / (double)routing->chunk_pairs;
-    }
-    choose_by_share(routing, experts_E, expert_C, chunks, server_C);
-    if (routing->rate_S != NULL) {
-        Choice choice = {chunks, expert_C, work_C, server_C, ends_S, chunks_S};
-        Choice trial = {chunks, expert_C, work_C, trial_server_C, trial_ends_S, trial_chunks_S};
-        memset(tried_S, 0, servers);
-        count_chunks(routing, &choice);
-        level_chunks(routing, &choice, false);
-        merge_requests(routing, &choice, &trial, tried_S);
-    }
-    split_tokens(routing, chunk_of_P, server_C, next_S, last_S, routed);
-    int64_t left = 0;
-    for (ptrdiff_t c = 0; c < chunks; c++) {
-        if (server_C[c] == NOWHERE) {
-            left += pairs_C[c];
-        } else {
-            routed->work_S[server_C[c]] += work_C[c];
+    for (size_t p = 0; p < pairs; p++) {
+        if (routing->wanted_P[p]) {
+            pairs_E[routing->ids_P[p]]++;
         }
     }
+    for (size_t s = 0; s < servers; s++) {
+        for (size_t e = 0; e < experts; e++) {
+            replicas += pairs_E[e] > 0 && routing->shares_SE[s * experts + e] > 0;
+        }
+    }
+    size_t wide = 2 * replicas + 3 * servers, narrow = 3 * replicas + 2 * (experts + 1) + 4 * servers + 1 + pairs;
+    int64_t *block = malloc(wide * sizeof(int64_t) + narrow * sizeof(int32_t) + 2 * servers);
+    if (block == NULL) {
+        free(pairs_E);
+        return -1;
+    }
+    Spread spread = {
+        .servers = routing->servers,
+        .experts = routing->experts,
+        .load_pairs = routing->load_pairs,
+        .rate_S = routing->rate_S,
+        .backlog_S = routing->backlog_S,
+        .pairs_R = block,
+        .kept_R = block + replicas,
+    };
+    int64_t *next_S = spread.kept_R + replicas;
+    spread.ends_S = (double *)(next_S + servers);
+    spread.kept_ends_S = spread.ends_S + servers;
+    spread.server_R = (int32_t *)(spread.kept_ends_S + servers);
+    spread.expert_R = spread.server_R + replicas;
+    spread.own_R = spread.expert_R + replicas;
+    spread.first_E = spread.own_R + replicas;
+    int32_t *next_E = spread.first_E + experts + 1;
+    spread.first_S = next_E + experts + 1;
+    spread.active_S = spread.first_S + servers + 1;
+    spread.kept_active_S = spread.active_S + servers;
+    int32_t *last_S = spread.kept_active_S + servers, *server_P = last_S + servers;
+    spread.closed_S = (uint8_t *)(server_P + pairs);
+    spread.tried_S = spread.closed_S + servers;
+
+    list_replicas(routing, pairs_E, &spread, next_E);
+    bool levels = routing->rate_S != NULL;
+    int64_t chunk_pairs = levels || routing->load_pairs < 1 ? INT64_MAX / 2 : (int64_t)routing->load_pairs;
+    int64_t left = draw_chunks(routing, pairs_E, &spread, chunk_pairs);
+    if (levels) {
+        count_work(&spread);
+        level_work(&spread, routing->draw);
+    }
+    memset(routed->work_S, 0, servers * sizeof(double));
+    for (ptrdiff_t r = 0; r < spread.replicas; r++) {
+        if (spread.pairs_R[r] > 0) {
+            routed->work_S[spread.server_R[r]] += 1.0 + (double)spread.pairs_R[r] / routing->load_pairs;
+        }
+    }
+    place_pairs(routing, &spread, next_E, last_S, server_P, routed->count_S);
+    fill_rows(routing, server_P, next_S, last_S, routed);
     free(block);
+    free(pairs_E);
     return left;
 }

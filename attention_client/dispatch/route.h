@@ -1,6 +1,6 @@
-/* The routing of a layer call, without Python: pairs to chunks, chunks to servers, servers to their tokens.
+/* The routing of a layer call, without Python: experts' pairs to replicas, servers to their tokens.
  *
- * Letters: P pairs (T tokens times K experts of each), C chunks, S servers, E experts. Nothing is checked here: the
+ * Letters: P pairs (T tokens times K experts of each), S servers, E experts, R replicas. Nothing is checked here: the
  * caller has checked all ids and array lengths.
  */
 #ifndef EAAS_DISPATCH_ROUTE_H
@@ -11,19 +11,18 @@
 
 typedef struct {
     ptrdiff_t tokens, top_k, servers, experts;
-    int64_t chunk_pairs;
+    double load_pairs; /* pairs that take as long as reading the weights of their expert */
     double draw, step;
     const int64_t *ids_P;
     const uint8_t *wanted_P;
     const float *shares_SE;
-    const double *split_SE;  /* shares of this call, to choose by instead; NULL: none */
     const double *rate_S;    /* NULL: no levelling */
     const double *backlog_S; /* NULL likewise */
 } Routing;
 
 typedef struct {
     int64_t *count_S; /* tokens of each server */
-    double *work_S;
+    double *work_S;    /* experts, and pairs / load_pairs */
     int64_t *rows_out; /* T * min(S, K) tokens, server by server */
     int32_t *ids_out;  /* their experts there, times K; -1 for another server's */
 } Routed;

@@ -106,7 +106,6 @@ class Route:
         shares: _Float32,
         layers: int,
         experts: int,
-        chunk_pairs: int,
         levels: bool,
         least_s: float,
     ) -> Route:
@@ -142,7 +141,7 @@ class Route:
             answer, ...); nothing was sent then.
         """
 
-    def set_rates(self, rates: _Float64, /) -> None:
+    def set_rates(self, rates: _Float64, load_pairs: float, /) -> None:
         """Set the seconds per unit of work of each server."""
 
     def take(

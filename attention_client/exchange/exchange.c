@@ -45,7 +45,8 @@ typedef struct {
     PyObject *view;  /* the caller's: what the servers are */
     PyObject *lanes; /* tuple of Lane or None, by server */
     Array shares;
-    Py_ssize_t layers, servers, experts, chunk_pairs;
+    Py_ssize_t layers, servers, experts;
+    double load_pairs;
     double least_s; /* least time of a request */
     bool levels;
     uint32_t *calls; /* of each layer */
@@ -116,13 +117,13 @@ route_dealloc(Route *self)
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"view", "lanes", "shares", "layers", "experts", "chunk_pairs", "levels", "least_s", NULL};
+    static char *names[] = {"view", "lanes", "shares", "layers", "experts", "levels", "least_s", NULL};
     PyObject *view, *lanes, *shares;
-    Py_ssize_t layers, experts, chunk_pairs;
+    Py_ssize_t layers, experts;
     double least_s;
     int levels;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnnnpd:Route", names, &view, &lanes, &shares, &layers, &experts,
-                                     &chunk_pairs, &levels, &least_s)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnnpd:Route", names, &view, &lanes, &shares, &layers, &experts,
+                                     &levels, &least_s)) {
         return NULL;
     }
     Route *self = (Route *)PyType_GenericAlloc(type, 0);
@@ -133,19 +134,19 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->view = Py_NewRef(view);
     Py_ssize_t servers = PyTuple_Size(self->lanes);
     bool right = servers >= 1 && servers <= MOST_SERVERS && layers >= 1 && experts >= 1 && experts <= INT32_MAX &&
-                 chunk_pairs >= 1 && chunk_pairs <= INT32_MAX && layers <= PY_SSIZE_T_MAX / 64 / servers / experts;
+                 layers <= PY_SSIZE_T_MAX / 64 / servers / experts;
     for (Py_ssize_t s = 0; right && s < servers; s++) {
         PyObject *lane = PyTuple_GetItem(self->lanes, s);
         right = lane == Py_None || PyObject_TypeCheck(lane, lane_type);
     }
     if (!right) {
-        PyErr_SetString(PyExc_ValueError, "lanes, layers, experts or chunk_pairs out of range");
+        PyErr_SetString(PyExc_ValueError, "lanes, layers or experts out of range");
     }
     else if (open_array(&self->shares, shares, "shares", layers * servers * experts, 4, false)) {
         self->layers = layers;
         self->servers = servers;
         self->experts = experts;
-        self->chunk_pairs = chunk_pairs;
+        self->load_pairs = 1.0;
         self->levels = levels != 0;
         self->least_s = least_s;
         self->calls = calloc((size_t)layers, sizeof *self->calls);
@@ -165,11 +166,21 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-route_set_rates(Route *self, PyObject *rates)
+route_set_rates(Route *self, PyObject *args)
 {
     Array array = {0};
+    PyObject *rates;
+    double load_pairs;
+    if (!PyArg_ParseTuple(args, "Od:set_rates", &rates, &load_pairs)) {
+        return NULL;
+    }
+    if (!(load_pairs > 0 && load_pairs <= INT32_MAX)) {
+        PyErr_SetString(PyExc_ValueError, "load_pairs out of range");
+        return NULL;
+    }
     bool right = open_array(&array, rates, "rates", self->servers, 8, false);
     if (right) {
+        self->load_pairs = load_pairs;
         memcpy(self->rate_S, array.view.buf, (size_t)self->servers * sizeof(double));
     }
     close_arrays(&array, 1);
@@ -563,7 +574,7 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .top_k = inputs.top_k,
         .servers = self->servers,
         .experts = self->experts,
-        .chunk_pairs = self->chunk_pairs,
+        .load_pairs = self->load_pairs,
         .draw = next_draw(self, inputs.layer),
         .step = CHUNK_STEP,
         .ids_P = scratch,
@@ -600,7 +611,7 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
 
 static PyMethodDef route_methods[] = {
     {"start", (PyCFunction)(void (*)(void))route_start, METH_FASTCALL, "see _exchange.pyi"},
-    {"set_rates", (PyCFunction)route_set_rates, METH_O, "set_rates(rates): seconds per unit of work of each server"},
+    {"set_rates", (PyCFunction)route_set_rates, METH_VARARGS, "see _exchange.pyi"},
     {"take", (PyCFunction)route_take, METH_NOARGS, "see _exchange.pyi"},
     {NULL, NULL, 0, NULL},
 };

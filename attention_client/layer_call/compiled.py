@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from attention_client.dispatch.parts import CHUNK_PAIRS, Part
+from attention_client.dispatch.parts import Part
 from attention_client.exchange import Exchange, Route, reads_tensors
 from attention_client.layer_call.attempts import Attempt
 from attention_client.layer_call.shared import ClusterView, Dispatcher
@@ -40,12 +40,7 @@ class CompiledCalls:
 
     def __init__(self, shared: Dispatcher, checksum: bool) -> None:
         self._shared = shared
-        self._possible = (
-            bool(reads_tensors)
-            and shared.policy.is_compiled
-            and not checksum
-            and shared.traces is None
-        )
+        self._possible = bool(reads_tensors) and not checksum and shared.traces is None
         self._lock = threading.Lock()
         # Both at once, because calls of other threads replace them.
         self._current: tuple[ClusterView, Route | None] | None = None
@@ -122,7 +117,6 @@ class CompiledCalls:
                     np.ascontiguousarray(shares_LSE, np.float32),
                     layers,
                     experts,
-                    CHUNK_PAIRS,
                     self._shared.policy.levels,
                     self._shared.attempt_timeout_s,
                 )
@@ -134,7 +128,7 @@ class CompiledCalls:
         """Give compiled code the servers' rates and usual times."""
         servers = view.placement.servers
         load = self._shared.speeds.load(servers, [0.0] * len(servers), self._shared.clock())
-        route.set_rates(load.rate_S)
+        route.set_rates(load.rate_S, load.load_pairs)
         for connection in view.connections:
             if connection is not None:
                 connection.lane.set_times(*connection.service.table())

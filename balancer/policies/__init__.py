@@ -19,12 +19,14 @@ from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import DEFAULT_POLICY, checked_knobs, find, names
 from balancer.policies.scalpel_balancer import ScalpelBalancer, rebalance
+from balancer.policies.sparse import Layout
 from balancer.policies.token_ids import count_token_ids
 from balancer.policies.types import Plan
 
 __all__ = [
     "DEFAULT_POLICY",
     "FractionalBalancer",
+    "Layout",
     "Plan",
     "ScalpelBalancer",
     "count_token_ids",
@@ -50,7 +52,7 @@ def plan(
     servers: int,
     slots: int | npt.ArrayLike,
     *,
-    current: Plan | npt.ArrayLike | None = None,
+    current: Plan | Layout | npt.ArrayLike | None = None,
     speeds_S: npt.ArrayLike | None = None,
     nodes_S: npt.ArrayLike | None = None,
     **knobs: Any,
@@ -63,7 +65,7 @@ def plan(
         servers: S.
         slots: Replicas per layer, dealt evenly to the servers (the first servers get one more if they do
             not divide evenly); or (S,) or (L, S): experts of a layer that each server may hold, at most E.
-        current: The current layout: a plan, or bool (L, S, E).
+        current: The current layout: a plan, a `Layout`, or bool (L, S, E).
         speeds_S: (S,) finite and above 0; all equal by default.
         nodes_S: (S,) the node of each server: numbers from 0, or names `NODE` or `RACK/NODE`. Replicas of an
             expert then go to different nodes and racks, as far as the policy's counts allow. With a limit
@@ -78,5 +80,5 @@ def plan(
         # The policy checks them itself.
         knobs["nodes_S"] = nodes_S
     problem = make_problem(load_LE, servers, slots, current, speeds_S, None if budget else nodes_S)
-    holds_LSE, shares_LSE = find(policy)(problem, **checked_knobs(policy, knobs))
-    return make_plan(policy, problem, holds_LSE, shares_LSE, **_AFTER.get(policy, {}))
+    layout = find(policy)(problem, **checked_knobs(policy, knobs))
+    return make_plan(policy, problem, layout, **_AFTER.get(policy, {}))

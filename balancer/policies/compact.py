@@ -1,7 +1,6 @@
-"""Sparse layouts inside policies, before the dense result: replica counts, and the list of their servers.
+"""Layouts inside policies, by expert: replica counts, and the list of their servers.
 
-A dense layout of 58 layers, 288 servers and 256 experts has 38 MB, the sparse one 0.3 MB. Policies that try
-many placements keep them sparse and write the dense layout once.
+Policies that try many placements keep them in this form, and convert the last one to a layout by server.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
-from balancer.policies.types import Float, Holds, Int, Layout
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Int
 
 __all__ = ["Compact", "place", "refine", "replicate"]
 
 
 @dataclass(frozen=True, eq=False)
 class Compact:
-    """A sparse layout: which servers hold which experts.
+    """A layout by expert: which servers hold it.
 
     Attributes:
         count_LE: int64 (L, E), at least 1.
@@ -33,17 +33,12 @@ class Compact:
     servers: int
 
     def layout(self) -> Layout:
-        """Convert to a dense layout, with equal shares for all replicas of an expert."""
-        holds_LSE = self._empty()
-        shares_LSE = np.zeros(holds_LSE.shape)
-        compiled.scatter(self.count_LE, self.server_LP, holds_LSE, shares_LSE)
-        return holds_LSE, shares_LSE
-
-    def holds(self) -> Holds:
-        """Convert to dense holds, bool (L, S, E), for callers that compute shares themselves."""
-        holds_LSE = self._empty()
-        compiled.scatter(self.count_LE, self.server_LP, holds_LSE, None)
-        return holds_LSE
+        """Convert to a layout, with equal shares for all replicas of an expert."""
+        layers, experts = self.count_LE.shape
+        placed = int(np.count_nonzero(self.server_LP[self._used_LP] >= 0))
+        made = Layout.empty((layers, self.servers, experts), placed)
+        compiled.sparse_of_compact(self.count_LE, self.server_LP, *made.arrays)
+        return made
 
     def server_load(self, load_LE: Float) -> Float:
         """float64 (L, S): load of each server, with equal shares for an expert's replicas."""
@@ -51,9 +46,13 @@ class Compact:
         compiled.compact_load(load_LE, self.count_LE, self.server_LP, load_LS)
         return load_LS
 
-    def _empty(self) -> Holds:
-        layers, experts = self.count_LE.shape
-        return np.zeros((layers, self.servers, experts), dtype=np.bool_)
+    @property
+    def _used_LP(self) -> npt.NDArray[np.bool_]:
+        """bool (L, P): the columns that the layer's replicas take."""
+        used_LP: npt.NDArray[np.bool_] = (
+            np.arange(self.server_LP.shape[1]) < self.count_LE.sum(axis=1)[:, None]
+        )
+        return used_LP
 
 
 def replicate(load_LE: Float, total_L: Int, cap: int) -> Int:

@@ -18,7 +18,6 @@ __all__ = [
     "allocate",
     "apart",
     "compact_load",
-    "count_new",
     "equal_shares",
     "held_load",
     "interleave",
@@ -30,9 +29,11 @@ __all__ = [
     "refine",
     "replay",
     "replicate",
-    "scatter",
-    "scatter_replicas",
     "server_load",
+    "sparse_load",
+    "sparse_new",
+    "sparse_of_compact",
+    "sparse_of_holds",
     "spread",
     "swap_hottest",
 ]
@@ -86,7 +87,8 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
                     f"contiguous, with {size_of}"
                 )
             passed[at] = array.ctypes.data
-        result = found(*passed, *[size_of[x] for x in sizes])
+        # The size of an array that is not given is 0.
+        result = found(*passed, *[size_of.get(x, 0) for x in sizes])
         if result == 1:
             raise MemoryError
         if result:
@@ -101,15 +103,19 @@ replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE 
 pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
 place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
 refine = _function("refine_layers", "float64:LE int64:LE float64:S int int32:LP", "LESP")
-scatter = _function("scatter_layers", "int64:LE int32:LP bool:LSE float64:LSE?", "LSEP")
-scatter_replicas = _function(
-    "scatter_replicas", "int64:LE int64:LP int64:LP bool:LSE float64:LSE", "LSEP"
+# Sparse layouts (balancer/policies/sparse.py): their rows' begins X, their replicas N.
+sparse_of_compact = _function(
+    "sparse_of_compact", "int64:LE int32:LP int64:X int32:N float64:N", "LEPXN"
 )
+sparse_of_holds = _function(
+    "sparse_of_holds", "bool:LSE float64:LSE? int64:X int32:N float64:N", "LSEXN"
+)
+sparse_load = _function("sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN")
+sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", "XNM")
 compact_load = _function("compact_load", "float64:LE int64:LE int32:LP float64:LS", "LSEP")
 server_load = _function("server_load", "float64:LE bool:LSE float64:LSE float64:LS", "LSE")
 equal_shares = _function("equal_shares", "bool:LSE float64:LSE", "LSE")
-count_new = _function("count_new", "bool:LSE bool:LSE int64:", "LSE")
-spread = _function("spread_layers", "int64:LE int64:LS bool:LSE float64:LSE", "LSE")
+spread = _function("spread_layers", "int64:LE int64:LS int32:LP", "LSEP")
 swap_hottest = _function("swap_layers", "float64:LE float64:S int bool:LSE", "LSE")
 held_load = _function("held_load", "float64:LE bool:LSE int64:LS float64:LS bool:L", "LSE")
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
@@ -124,11 +130,12 @@ apart = _function(
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
     "plan_fractional",
-    "float64:BLE int64:LS float64:S bool:LSE? float64:LSE? int32:S? int float bool:LSE float64:LSE",
-    "BLSE",
+    "float64:BLE int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float "
+    "int64:X int32:N float64:N",
+    "BLSEXMN",
 )
 plan_together = _function(
     "plan_together",
-    "float32:LTE int64:LS float64:S bool:LSE? float64:LSE? float bool:LSE float64:LSE",
-    "LTSE",
+    "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float int64:X int32:N float64:N",
+    "LTSEXMN",
 )

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from balancer.policies import compiled
 from balancer.policies.compact import place, refine, replicate
 from balancer.policies.problem import checked_number, checked_window
-from balancer.policies.types import Float, Int, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Int, Problem
 
 __all__ = [
     "Benefit",
@@ -25,19 +26,24 @@ __all__ = [
     "automatic_factor",
     "craft",
     "interleave",
+    "least_factor",
     "replication_benefit",
 ]
 
 
 # Limit for the compiled loop, which ends long before it.
 _MOST_EXCHANGES = 1 << 62
+# The paper's best R, on 48 to 96 GPUs.
+_PAPER_FACTOR = 8
+# PAR of a layer that needs no further replicas, and one as good as the best (`least_factor`).
+_BALANCED, _NEAR_BEST = 1.25, 1.01
 
 
 def craft(
     problem: Problem,
     *,
     window_WLE: npt.NDArray[np.number] | None = None,
-    replication_factor: int | Literal["auto"] = 8,
+    replication_factor: int | Literal["auto"] | None = None,
     printed: bool = False,
     refinement: int = 1,
 ) -> Layout:
@@ -49,7 +55,8 @@ def craft(
     Args:
         problem: What to plan. Speeds count in the packing, not in the estimate.
         window_WLE: (W, L, E) loads by batch, to replay; by default the load is one batch.
-        replication_factor: R; 8 was best in the paper; "auto": see `automatic_factor`.
+        replication_factor: R; by default 8, the paper's best, or more if the load needs it (`least_factor`);
+            "auto": see `automatic_factor`.
         printed: Allot exactly as Algorithm 2 is printed; see `allocate`.
         refinement: Exchanges per server and layer after the paper's greedy placement (`compact.refine`): with
             few free slots, greedy is limited by the last ones. 0: the paper's placement.
@@ -59,7 +66,7 @@ def craft(
 
     Time O(K * L * (E + P) * (log S + W / 16) + L * R * S * K) with K = 1 + log2 S replica counts.
     """
-    if replication_factor != "auto":
+    if replication_factor is not None and replication_factor != "auto":
         checked_number("replication_factor", replication_factor, whole=True)
     if not isinstance(printed, (bool, np.bool_)):
         raise ValueError(f"printed is {printed!r}, must be true or false")
@@ -71,7 +78,9 @@ def craft(
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, experts))
     # Steps 1 and 2: gains, and the budget.
     benefit = replication_benefit(problem, window_WLE)
-    if replication_factor == "auto":
+    if replication_factor is None:
+        replication_factor = least_factor(benefit, servers)
+    elif replication_factor == "auto":
         replication_factor = automatic_factor(benefit, servers)
     # Step 3: replicas of each layer.
     extra_L = allocate(benefit, replication_factor * servers, printed=printed)
@@ -90,14 +99,17 @@ class Benefit:
     """Gains in balancedness from replicas, by layer.
 
     Attributes:
-        replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S.
+        replicas_K: int64 (K), ascending: the replica counts tried, 1, 2, 4, ... up to S, and
+            all slots' if servers are more than experts.
         gain_KL: float64 (K, L): balancedness with these replicas minus that without, mean over batches.
         limit_L: int64 (L): most replicas that the layer's slots allow.
+        par_KL: float64 (K + 1, L): PAR of the planned load without replicas, then with these; None: unknown.
     """
 
     replicas_K: Int
     gain_KL: Float
     limit_L: Int
+    par_KL: Float | None = None
 
 
 def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) -> Benefit:
@@ -115,6 +127,9 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     limit_L = problem.slots_L - experts
     most = int(limit_L.max())
     tried = [0, *(1 << k for k in range(servers.bit_length()) if 1 << k <= min(servers, most))]
+    if most > servers > experts:
+        # The paper's counts presume that each server has an expert without replicas.
+        tried.append(most)
     # Replicas are handed out one by one, so the first r of them are those for a count of r.
     width = tried[-1]
     picks_LX = np.empty((layers, width), dtype=np.int64)
@@ -137,10 +152,14 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
     window = np.ascontiguousarray(window_BLE, dtype=np.float32)
     compiled.replay(window, count_KLE, server_KLP, servers, sum_KL)
     balancedness_KL = sum_KL / len(window)
+    whole_KL = np.zeros_like(sum_KL)
+    planned = problem.load_LE[None].astype(np.float32)
+    compiled.replay(planned, count_KLE, server_KLP, servers, whole_KL)
     return Benefit(
         replicas_K=np.array(tried[1:], dtype=np.int64),
         gain_KL=balancedness_KL[1:] - balancedness_KL[0],
         limit_L=limit_L,
+        par_KL=1 / whole_KL,
     )
 
 
@@ -164,6 +183,23 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
     gain_LK = np.ascontiguousarray(gain_LK)
     compiled.allocate(gain_LK, benefit.replicas_K, benefit.limit_L, budget, chosen_L)
     return chosen_L
+
+
+def least_factor(benefit: Benefit, servers: int) -> int:
+    """Choose the least R, 8 at least, whose budget gives each layer what balances it.
+
+    That is the least of the tried counts with which the planned load's PAR is at most 5/4, or, where no
+    count is enough, the least that is within 1 % of the best. With several experts per server, few of them
+    are above a server's mean load, and the paper's R = 8 has replicas for them. With about one expert per
+    server, a layer needs a number of replicas in proportion to the servers, while 8 of them per server are
+    spread over all layers: a fixed R then leaves hot experts without a second server.
+    """
+    if benefit.par_KL is None or not benefit.replicas_K.size:
+        return _PAPER_FACTOR
+    enough_L = np.maximum(_BALANCED, benefit.par_KL.min(axis=0) * _NEAR_BEST)
+    need_L = np.append(0, benefit.replicas_K)[(benefit.par_KL <= enough_L).argmax(axis=0)]
+    budget = int(np.minimum(need_L, benefit.limit_L).sum())
+    return max(_PAPER_FACTOR, -(-budget // servers))
 
 
 def automatic_factor(benefit: Benefit, servers: int) -> int:

@@ -21,7 +21,8 @@ import numpy as np
 from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
 from balancer.policies.problem import checked_number
-from balancer.policies.types import Float, Int, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Int, Problem
 
 __all__ = ["eplb", "eplb_hierarchical", "physical_experts", "ranks"]
 
@@ -129,14 +130,13 @@ class _Assigned:
     count_LE: Int
 
     def layout(self, servers: int) -> Layout:
-        """Convert to a dense layout; two replicas of an expert on a server have the sum of their shares."""
+        """Convert to a layout; two replicas of an expert on a server have the sum of their shares."""
         layers, experts = self.count_LE.shape
-        holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
-        shares_LSE = np.zeros(holds_LSE.shape)
-        compiled.scatter_replicas(
-            self.count_LE, self.expert_LP, self.server_LP, holds_LSE, shares_LSE
+        row_LP = np.arange(layers)[:, None] * servers + self.server_LP
+        share_LP = 1.0 / np.take_along_axis(self.count_LE, self.expert_LP, 1)
+        return Layout.of_replicas(
+            (layers, servers, experts), row_LP.ravel(), self.expert_LP.ravel(), share_LP.ravel()
         )
-        return holds_LSE, shares_LSE
 
 
 def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int) -> _Assigned:
@@ -224,13 +224,11 @@ def _place_any(load_LE: Float, slots_LS: Int, speeds_S: Float) -> Compact:
 def _place_in_nodes(problem: Problem, groups: int, nodes: int) -> Layout:
     layers, experts, servers = problem.layers, problem.experts, problem.servers
     in_group, in_node, per_node = experts // groups, experts // nodes, servers // nodes
-    holds_LSE = np.zeros((layers, servers, experts), dtype=np.bool_)
-    shares_LSE = np.zeros(holds_LSE.shape)
     node_LG, place_LG = _pack(problem.load_LE.reshape(layers, groups, in_group).sum(axis=2), nodes)
     first_LG = (node_LG * (groups // nodes) + place_LG) * in_group
     at_LE = (first_LG[:, :, None] + np.arange(in_group)).reshape(layers, experts)
     expert_LNE = _inverse(at_LE).reshape(layers, nodes, in_node)
-    layer_L11, server_S = np.arange(layers)[:, None, None], np.arange(per_node)
+    found: list[tuple[Int, Int, Float]] = []
     for node in range(nodes):
         here = slice(node * per_node, (node + 1) * per_node)
         expert_LE = expert_LNE[:, node]
@@ -239,9 +237,11 @@ def _place_in_nodes(problem: Problem, groups: int, nodes: int) -> Layout:
             np.ascontiguousarray(np.minimum(problem.slots_LS[:, here], in_node)),
             np.ascontiguousarray(problem.speeds_S[here]),
         ).layout()
-        where = (layer_L11, (node * per_node + server_S)[:, None], expert_LE[:, None, :])
-        holds_LSE[where], shares_LSE[where] = part
-    return holds_LSE, shares_LSE
+        layer_N, server_N = np.divmod(part.row_N, per_node)
+        row_N = layer_N * servers + node * per_node + server_N
+        found.append((row_N, expert_LE[layer_N, part.expert_N], part.share_N))
+    row_R, expert_R, share_R = (np.concatenate(each) for each in zip(*found, strict=True))
+    return Layout.of_replicas((layers, servers, experts), row_R, expert_R, share_R)
 
 
 def _all_alike(problem: Problem) -> bool:

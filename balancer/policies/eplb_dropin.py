@@ -73,7 +73,7 @@ def _any_number(load_LE: Float, replicas: int, gpus: int) -> tuple[Int, Int, Int
     if total_L[0] < replicas:
         raise ValueError(f"num_replicas is {replicas}: more than {experts} experts on a GPU")
     placed = place(load_LE, replicate(load_LE, total_L, gpus), slots_LS, np.ones(gpus))
-    phy2log = placed.holds().nonzero()[2].reshape(layers, replicas)
+    phy2log = placed.layout().expert_N.reshape(layers, replicas).astype(np.int64)
     return phy2log, _physical_of(phy2log, ranks(phy2log), placed.count_LE), placed.count_LE
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Move", "ordered_moves"]
+__all__ = ["Move", "layer_moves", "ordered_moves"]
 
 _Bool = npt.NDArray[np.bool_]
 _Int = npt.NDArray[np.int64]
@@ -54,9 +54,14 @@ def ordered_moves(
     """
     found: list[Move] = []
     for layer in np.flatnonzero((current_LSE != holds_LSE).any(axis=(1, 2))):
-        walk = _Layer(current_LSE[layer], holds_LSE[layer], slots_LS[layer])
-        found += (Move(int(layer), expert, server, kind) for server, expert, kind in walk.steps())
+        found += layer_moves(int(layer), current_LSE[layer], holds_LSE[layer], slots_LS[layer])
     return tuple(found)
+
+
+def layer_moves(layer: int, now_SE: _Bool, then_SE: _Bool, slots_S: _Int) -> Iterator[Move]:
+    """Order one layer's loads and unloads, as `ordered_moves` does."""
+    for server, expert, kind in _Layer(now_SE, then_SE, slots_S).steps():
+        yield Move(layer, expert, server, kind)
 
 
 _Step = tuple[int, int, Literal["load", "unload"]]

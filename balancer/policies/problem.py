@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.apart import Nodes
+from balancer.policies.sparse import Layout
 from balancer.policies.token_ids import are_token_ids
-from balancer.policies.types import Float, Holds, Int, Plan, Problem
+from balancer.policies.types import Float, Int, Plan, Problem
 
 __all__ = ["checked_load", "checked_number", "checked_window", "make_problem", "refuse_token_ids"]
 
@@ -22,7 +23,7 @@ def make_problem(
     load_LE: npt.ArrayLike,
     servers: int,
     slots: int | npt.ArrayLike,
-    current: Plan | npt.ArrayLike | None = None,
+    current: Plan | Layout | npt.ArrayLike | None = None,
     speeds_S: npt.ArrayLike | None = None,
     nodes_S: npt.ArrayLike | None = None,
 ) -> Problem:
@@ -47,8 +48,8 @@ def make_problem(
         slots_LS=slots_LS,
         asked_LS=asked_LS,
         speeds_S=_speeds(speeds_S, servers),
-        current_LSE=_current(current, (layers, servers, experts)),
-        current_shares_LSE=current.shares_LSE if isinstance(current, Plan) else None,
+        current=_current(current, (layers, servers, experts)),
+        shares_known=isinstance(current, (Plan, Layout)),
         nodes=_nodes(nodes_S, servers),
     )
 
@@ -167,10 +168,17 @@ def _nodes(nodes_S: npt.ArrayLike | None, servers: int) -> Nodes | None:
     return Nodes.of(nodes.tolist())
 
 
-def _current(current: Plan | npt.ArrayLike | None, shape: tuple[int, int, int]) -> Holds | None:
+def _current(
+    current: Plan | Layout | npt.ArrayLike | None, shape: tuple[int, int, int]
+) -> Layout | None:
     if current is None:
         return None
-    holds = current.holds_LSE if isinstance(current, Plan) else _array("current", current)
+    if isinstance(current, (Plan, Layout)):
+        layout = current.layout if isinstance(current, Plan) else current
+        if layout.shape != shape:
+            raise ValueError(f"current has shape {layout.shape}, wanted {shape}")
+        return layout
+    holds = _array("current", current)
     if holds.shape != shape or holds.dtype != np.bool_:
         raise ValueError(f"current has {holds.dtype} {holds.shape}, wanted bool {shape}")
-    return np.ascontiguousarray(holds)
+    return Layout.of(holds)

@@ -10,8 +10,8 @@ from balancer.policies.craft import craft
 from balancer.policies.eplb import eplb, eplb_hierarchical
 from balancer.policies.fractional import fractional
 from balancer.policies.scalpel import scalpel
+from balancer.policies.sparse import Layout
 from balancer.policies.spread import spread_evenly
-from balancer.policies.types import Layout
 
 __all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
-from balancer.policies.measure import equal_shares, held_load, peak_to_mean
+from balancer.policies.measure import held_load, peak_to_mean
 from balancer.policies.problem import checked_number, checked_window
-from balancer.policies.types import Float, Holds, Int, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Holds, Int, Problem
 from balancer.policies.window import planning_weight
 
 __all__ = [
@@ -88,8 +89,8 @@ def scalpel(
         return align(problem, fresh, slice(None), matching).layout()
     # Step 3: re-place those, with the least transit.
     layers = np.flatnonzero(drifted_L)
-    held_LSE[layers] = align(problem, fresh, layers, matching).holds()
-    return held_LSE, equal_shares(held_LSE)
+    held_LSE[layers] = align(problem, fresh, layers, matching).layout().holds_LSE
+    return Layout.of(held_LSE)
 
 
 def check_knobs(

@@ -13,6 +13,7 @@ from balancer.policies.measure import held_load, peak_to_mean
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
 from balancer.policies.scalpel import Matching, check_knobs, scalpel
+from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Int, Plan
 
 __all__ = ["ScalpelBalancer", "rebalance"]
@@ -36,7 +37,7 @@ class ScalpelBalancer:
         servers: int,
         slots: int | npt.ArrayLike,
         *,
-        current: Plan | npt.ArrayLike | None = None,
+        current: Plan | Layout | npt.ArrayLike | None = None,
         k: float | None = None,
         shift_tv: float = 0.2,
         budget: int = 8,
@@ -86,7 +87,7 @@ class ScalpelBalancer:
             nodes_S=self._nodes_S,
         )
         layout = self._cycle(problem, window_WLE=window_WLE, anew=self._plan is None)
-        self._plan = make_plan("scalpel", problem, *layout)
+        self._plan = make_plan("scalpel", problem, layout)
         return self._plan
 
 

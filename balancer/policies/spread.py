@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
-from balancer.policies.types import Int, Layout, Problem
+from balancer.policies.compact import Compact
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Int, Problem
 
 __all__ = ["spread", "spread_evenly"]
 
@@ -34,7 +36,7 @@ def spread(
     count_LE = np.full((num_layers, num_experts), redundancy)
     # More slots than any server gets, so that only the levelling limits servers.
     slots_LS = np.full((num_layers, servers), num_experts * redundancy)
-    holds_LSE, shares_LSE = _deal(count_LE, slots_LS)
+    holds_LSE, shares_LSE = _deal(count_LE, slots_LS).dense()
     return holds_LSE, shares_LSE.astype(np.float32)
 
 
@@ -44,7 +46,7 @@ def spread_evenly(problem: Problem) -> Layout:
     The experts with one replica more rotate from layer to layer. Servers of different sizes are filled to
     the same number of free slots.
 
-    Time O(L * P * S), memory O(L * S * E).
+    Time O(L * P * S), memory O(L * P + S * S).
     """
     experts = problem.experts
     each_L, more_L = np.divmod(problem.slots_L, experts)
@@ -54,7 +56,7 @@ def spread_evenly(problem: Problem) -> Layout:
 
 
 def _deal(count_LE: Int, slots_LS: Int) -> Layout:
-    holds_LSE = np.zeros((*slots_LS.shape, count_LE.shape[1]), dtype=np.bool_)
-    shares_LSE = np.zeros(holds_LSE.shape)
-    compiled.spread(count_LE, slots_LS, holds_LSE, shares_LSE)
-    return holds_LSE, shares_LSE
+    replicas = int(count_LE.sum(axis=1).max(initial=0))
+    server_LP = np.full((len(count_LE), replicas), -1, dtype=np.int32)
+    compiled.spread(count_LE, slots_LS, server_LP)
+    return Compact(count_LE, server_LP, slots_LS.shape[1]).layout()

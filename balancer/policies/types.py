@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.apart import Nodes
-from balancer.policies.moves import Move, ordered_moves
+from balancer.policies.moves import Move, layer_moves
+from balancer.policies.sparse import Layout
 
 __all__ = ["Float", "Holds", "Int", "Layout", "Move", "Plan", "Problem", "Shares"]
 
@@ -24,7 +25,6 @@ Holds = npt.NDArray[np.bool_]  # (L, S, E)
 Shares = npt.NDArray[np.float64]  # (L, S, E); over S they sum to 1 for each expert
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
-Layout = tuple[Holds, Shares]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Problem:
         slots_LS: int64 (L, S): experts of the layer that the server may hold, at most E.
         asked_LS: The slots as given, possibly above E; EPLB counts them.
         speeds_S: float64 (S), above 0: load that a server processes in a unit of time.
-        current_LSE: The current holds; None: unknown.
-        current_shares_LSE: The current shares; None: unknown.
+        current: The current layout; None: unknown.
+        shares_known: Whether the current layout's shares are known; else they are equal.
         nodes: The servers' nodes, which replicas of an expert then do not share; None: unknown.
     """
 
@@ -45,8 +45,8 @@ class Problem:
     slots_LS: Int
     asked_LS: Int
     speeds_S: Float
-    current_LSE: Holds | None = None
-    current_shares_LSE: Shares | None = None
+    current: Layout | None = None
+    shares_known: bool = False
     nodes: Nodes | None = None
 
     @property
@@ -70,6 +70,11 @@ class Problem:
         slots_L: Int = self.slots_LS.sum(axis=1)
         return slots_L
 
+    @property
+    def current_LSE(self) -> Holds | None:
+        """The current holds, dense (`Layout.holds_LSE`); None: unknown."""
+        return None if self.current is None else self.current.holds_LSE
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -77,8 +82,7 @@ class Plan:
 
     Attributes:
         policy: Name of the policy.
-        holds_LSE: bool (L, S, E).
-        shares_LSE: float64 (L, S, E); 0 where not held; over S they sum to 1 for each expert.
+        layout: Which server holds which experts, and their shares; sparse.
         par_L: float64 (L): highest load / speed of a server over total load / total speed; 1.0
             for a layer without load.
         bound_L: float64 (L): no plan with these slots has a lower PAR.
@@ -87,12 +91,21 @@ class Plan:
     """
 
     policy: str
-    holds_LSE: Holds = field(repr=False)
-    shares_LSE: Shares = field(repr=False)
+    layout: Layout = field(repr=False)
     par_L: Float = field(repr=False)
     bound_L: Float = field(repr=False)
     transit: int
     problem: Problem = field(repr=False)
+
+    @property
+    def holds_LSE(self) -> Holds:
+        """bool (L, S, E), dense, for small clusters; `layout` has the same in less memory."""
+        return self.layout.holds_LSE
+
+    @property
+    def shares_LSE(self) -> Shares:
+        """float64 (L, S, E), dense, for small clusters: over S they sum to 1 for each expert."""
+        return self.layout.shares_LSE
 
     @property
     def gap_L(self) -> Float:
@@ -102,7 +115,13 @@ class Plan:
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """Moves from `current` to this plan, in a safe order (`ordered_moves`); empty without `current`."""
-        current_LSE = self.problem.current_LSE
-        if current_LSE is None:
+        before = self.problem.current
+        if before is None:
             return ()
-        return ordered_moves(current_LSE, self.holds_LSE, self.problem.slots_LS)
+        differs_L = (self.layout.added_to(before) > 0) | (before.added_to(self.layout) > 0)
+        found: list[Move] = []
+        for layer in np.flatnonzero(differs_L).tolist():
+            # A layer at a time, so that no dense array is larger than S x E.
+            now_SE, then_SE = (x.part(layer, layer + 1).holds_LSE[0] for x in (before, self.layout))
+            found += layer_moves(layer, now_SE, then_SE, self.problem.slots_LS[layer])
+        return tuple(found)

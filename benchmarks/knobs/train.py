@@ -27,6 +27,7 @@ from balancer.policies.measure import equal_shares, par
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
 from balancer.policies.scalpel import align, fresh_placement, scalpel, swap_hottest
+from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Holds, Plan
 from balancer.policies.window import planning_weight, shift, variance_buffer
 from benchmarks.knobs.surrogate import Cycle, cycle_outcome
@@ -187,7 +188,7 @@ def cycle_of(
         moments += [mean_LE, planning_weight(counts_WLE, 1.0, threshold) - mean_LE]
     arrays = (
         *(*moments, shift(counts_WLE), window.load_LE[layers], window.next_BLE[:, layers]),
-        *(problem.current_LSE, problem.slots_LS, fresh.holds(), kept, more),
+        *(problem.current_LSE, problem.slots_LS, fresh.layout().holds_LSE, kept, more),
     )
     return Cycle(*(torch.from_numpy(np.ascontiguousarray(a)).double() for a in arrays))
 
@@ -255,7 +256,7 @@ def _train_on(
     random: np.random.Generator,
 ) -> None:
     layers, experts = found[0].load_LE.shape
-    held_LSE, _ = first_layout(layers, options.servers, experts)
+    held_LSE = first_layout(layers, options.servers, experts).holds_LSE
     # Transit adds up over all cycles and layers, PAR is a mean.
     weight = options.transit_weight * len(found) * layers / _LIFETIME
     for number, window in enumerate(found):
@@ -275,7 +276,7 @@ def _cost(known: Sequence[Sequence[Window]], network: Network, options: Options)
     costs = []
     for found in known:
         layers, experts = found[0].load_LE.shape
-        held_LSE, _ = first_layout(layers, options.servers, experts)
+        held_LSE = first_layout(layers, options.servers, experts).holds_LSE
         pars, transit = [], 0
         for number, window in enumerate(found):
             before_LSE = held_LSE
@@ -294,7 +295,7 @@ def _advance(window: Window, network: Network, current_LSE: Holds, *, anew: bool
     servers, experts = current_LSE.shape[1:]
     problem = make_problem(window.load_LE, servers, experts + servers, current_LSE)
     knobs = network.knobs(window.features_F)
-    return scalpel(problem, window_WLE=window.counts_WLE, anew=anew, **knobs)[0]
+    return scalpel(problem, window_WLE=window.counts_WLE, anew=anew, **knobs).holds_LSE
 
 
 class _Planner:
@@ -305,17 +306,17 @@ class _Planner:
         self.used: list[dict[str, Any]] = []
 
     def step(
-        self, counts_WLE: npt.NDArray[Any], load_LE: Float, current_LSE: Holds
+        self, counts_WLE: npt.NDArray[Any], load_LE: Float, current: Layout
     ) -> Callable[[], Plan]:
-        return partial(self._plan, counts_WLE, load_LE, current_LSE)
+        return partial(self._plan, counts_WLE, load_LE, current)
 
-    def _plan(self, counts_WLE: npt.NDArray[Any], load_LE: Float, current_LSE: Holds) -> Plan:
+    def _plan(self, counts_WLE: npt.NDArray[Any], load_LE: Float, current: Layout) -> Plan:
         knobs = self._network.knobs(features(counts_WLE, self._servers))
         slots = load_LE.shape[1] + self._servers
-        problem = make_problem(load_LE, self._servers, slots, current_LSE)
+        problem = make_problem(load_LE, self._servers, slots, current)
         layout = scalpel(problem, window_WLE=counts_WLE, anew=not self.used, **knobs)
         self.used.append(knobs)
-        return make_plan("scalpel-learned", problem, *layout)
+        return make_plan("scalpel-learned", problem, layout)
 
 
 def _compare(name: str, trace: Trace, network: Network, options: Options) -> dict[str, Any]:

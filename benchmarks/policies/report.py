@@ -22,6 +22,7 @@ def print_report(document: dict[str, Any]) -> None:
                 for of in ("median", "cpu")
             ),
             f"{row['limit_ms']:.0f}" if row["limit_ms"] else "",
+            "" if row["peak_mb"] is None else f"{row['peak_mb']:.0f}",
             f"{row['par_mean']:.4f}",
             f"{row['gap_mean']:.4f}",
             f"{row['nodes_ratio']:.2f}",
@@ -33,8 +34,11 @@ def print_report(document: dict[str, Any]) -> None:
     ]
     times = ("plan ms", "cpu", "again ms", "cpu")
     nodes = ("with nodes", "alone", "then", "PAR rise")
-    print_table(("policy", "servers", "slots", *times, "limit", "PAR", "gap", *nodes), rows)
+    print_table(
+        ("policy", "servers", "slots", *times, "limit", "peak MB", "PAR", "gap", *nodes), rows
+    )
     print("medians of wall time and processor time; limit: allowed time on one core")
+    print("peak MB: what planning adds to a process's resident memory, in one of its own")
     print(
         "with nodes: planning time over that without; alone, then: experts with several replicas on one"
     )

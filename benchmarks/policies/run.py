@@ -13,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import Plan, names, plan
-from balancer.policies.apart import Nodes, count_alone
+from benchmarks.policies.loads import loads
+from benchmarks.policies.memory import peak_mb
 from benchmarks.policies.sizes import Size
 from eaas_cli.bench.machine import processor
 from eaas_cli.option_values import known
 
 __all__ = ["bench_policies"]
-
-# Spread of the experts' log-normal popularity (a few at ten times the mean); its change for the second plan.
-_SIGMA, _CHANGE = 1.0, 0.3
 
 _Spent = tuple[float, float]  # milliseconds of wall time and of this thread's processor time
 
@@ -45,7 +43,8 @@ def bench_policies(
     Returns:
         The JSON document: `rows` with `plan_ms` (a `plan` call) and `again_ms` (with a current plan and
         changed loads), each with `min` and `median` of the wall time and `cpu`, the median processor time;
-        and the quality of the first plan (`par_mean`, `par_max`, `gap_mean`). With nodes: `nodes_ms`, its
+        and the quality of the first plan (`par_mean`, `par_max`, `gap_mean`). `peak_mb`: what two
+        plans add to the resident memory of a process, at most; None if unknown. With nodes: `nodes_ms`, its
         ratio to `plan_ms` by the least processor times, the shares of experts with several replicas on one
         node only (`alone`, `nodes_alone`), and the most that a layer's PAR rises.
 
@@ -55,9 +54,7 @@ def bench_policies(
     chosen = known("--policy", policies, names()) or names()
     rows = []
     for size in sizes:
-        rng = np.random.default_rng(0)
-        load_LE = 1e4 * rng.lognormal(0, _SIGMA, (size.layers, size.experts))
-        later_LE = load_LE * rng.lognormal(0, _CHANGE, load_LE.shape)
+        load_LE, later_LE = loads(size)
         say(f"{size.layers} x {size.experts}, {size.servers} servers, {size.slots} slots")
         first = {policy: _plan(policy, load_LE, size) for policy in chosen}
         spent: dict[str, list[_Spent]] = {policy: [] for policy in chosen}
@@ -82,6 +79,7 @@ def bench_policies(
                     "plan_ms": _summary(spent[policy]),
                     "again_ms": _summary(again[policy]),
                     "limit_ms": size.limit_ms,
+                    "peak_mb": peak_mb(policy, size),
                     "par_mean": float(found.par_L.mean()),
                     "par_max": float(found.par_L.max()),
                     "gap_mean": float(found.gap_L.mean()),
@@ -112,8 +110,16 @@ def _plan(
 
 
 def _alone(found: Plan, nodes_S: npt.NDArray[np.int64]) -> float:
-    several = int((found.holds_LSE.sum(axis=1) > 1).sum())
-    return count_alone(found.holds_LSE, Nodes.of(nodes_S.tolist()), replicas=2) / max(several, 1)
+    """Return the part of the experts with several replicas that has them all on one node."""
+    layout = found.layout
+    layers, servers, experts = layout.shape
+    layer_N, server_N = np.divmod(layout.row_N, servers)
+    expert_N = layer_N * experts + layout.expert_N
+    nodes = int(nodes_S.max()) + 1
+    on_nodes = np.unique(expert_N * nodes + nodes_S[server_N]) // nodes
+    nodes_X = np.bincount(on_nodes, minlength=layers * experts)
+    several_X = layout.count_LE.ravel() > 1
+    return float((nodes_X[several_X] == 1).mean()) if several_X.any() else 0.0
 
 
 def _measured(

@@ -337,7 +337,7 @@ class AttentionClientConfig(_Section):
         0, ge=0, description="Torch threads; 0 takes half of the cores, and all for attention."
     )
     slots: int = Field(4, ge=2, le=256, description="Number of slots to request on each server.")
-    dispatch: Literal["least_loaded", "split", "weights"] = Field(
+    dispatch: Literal["least_loaded", "weights"] = Field(
         "least_loaded", description="Choice of a replica for each token and expert."
     )
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(

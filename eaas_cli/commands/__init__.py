@@ -52,7 +52,7 @@ bench.register(app)
 chaos.register(app)
 simulate.register(app)
 trace.register(app)
-moved.register(app, bench.bench, simulate.simulate, trace.trace)
+moved.register(app, bench.bench, simulate.simulate)
 
 
 def _version(wanted: bool) -> None:

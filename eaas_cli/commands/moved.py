@@ -12,9 +12,7 @@ _IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "
 _REMOVED = ("predict", "rebalance", "select", "traces")
 
 
-def register(
-    app: typer.Typer, bench: typer.Typer, simulate: typer.Typer, trace: typer.Typer
-) -> None:
+def register(app: typer.Typer, bench: typer.Typer, simulate: typer.Typer) -> None:
     """Add the former commands, hidden from `--help`."""
     for name in _IN_A_CLONE:
         _add(bench, f"bench {name}", _clone(f"benchmarks.{name}"))
@@ -29,7 +27,6 @@ def register(
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
     _add(simulate, "simulate validate", "gone; docs/scheduling.md keeps its figures")
     _add(app, "knobs", _clone("benchmarks.knobs"))
-    _add(trace, "trace convert", "now `eaas trace info TRACE --out FILE`")
 
 
 def _clone(module: str) -> str:

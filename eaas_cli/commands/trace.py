@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,7 +25,8 @@ trace = typer.Typer(
 )
 
 Source = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A .npz, .npy, .csv, or SGLang's .pt.")
+    Path,
+    typer.Argument(metavar="TRACE", help="A .npz, a .csv, SGLang's .pt, or an array of counts."),
 ]
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .npy or .csv to write.")]
 
@@ -88,7 +89,10 @@ def record(
 def generate(
     target: Target,
     regime: Annotated[
-        str, typer.Option(help="Load over time: skewed, drift, flips or uniform.")
+        str,
+        typer.Option(
+            help="Load over time: skewed, drift, flips, uniform, bursty_topics or correlated_layers."
+        ),
     ] = "skewed",
     iterations: Annotated[int, typer.Option(help="Forward passes.")] = 6144,
     layers: Annotated[int, typer.Option(help="MoE layers.")] = 58,
@@ -129,39 +133,16 @@ def info(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write the trace to this .npz, .npy or .csv.",
-            show_default=False,
-        ),
-    ] = None,
-    experts: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="TRACE is a .npy with the expert ids of each token (tokens, layers, top-k); each layer has "
-            "this many experts.",
-            show_default="TRACE holds counts",
-        ),
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=1, help="With --experts: tokens of one iteration.")
-    ] = 1024,
     as_json: Json = False,
 ) -> None:
-    """Show the size, the skew and the drift of a trace; convert it to another format."""
-    from simulator.traces.file import check_target, write_trace
+    """Show the size, the skew and the drift of a trace."""
+    from simulator.traces import read_trace
     from simulator.traces.published import published
-    from simulator.traces.readers import read_token_ids, read_trace
     from simulator.traces.summary import summary
 
     if against is not None:
         published(against)
-    if out is not None:
-        check_target(out)
-    loaded = read_trace(source) if experts is None else read_token_ids(source, experts, tokens)
+    loaded = read_trace(source)
     document = summary(loaded)
     if against is not None:
         from simulator.placement.calibration import deviations
@@ -171,14 +152,61 @@ def info(
             document["against"] = deviations(
                 loaded, against, progress=lambda part: bar.update(task, completed=part)
             )
-    if out is not None:
-        write_trace(loaded, out)
     if as_json:
         typer.echo(json.dumps(document))
         return
     _print_summary(document)
-    if out is not None:
-        _wrote(out, loaded.counts_ILE.shape)
+
+
+@trace.command("convert")
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A trace, or an array: .npy, .npz, .safetensors or .pt (read without unpickling).",
+        ),
+    ],
+    target: Target,
+    kind: Annotated[
+        Literal["ids", "counts"] | None,
+        typer.Option(
+            help="What an array holds: ids of each token's experts (tokens, layers, top-k), or counts of "
+            "tokens (iterations, layers, experts).",
+            show_default="asked for if the array can be either",
+        ),
+    ] = None,
+    experts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Experts per layer; ids alone do not tell.",
+            show_default="for counts: the array's",
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of ids: tokens of one iteration.", show_default="1024"),
+    ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The array to read from a file of several.",
+            show_default="the only one",
+        ),
+    ] = None,
+) -> None:
+    """Convert a trace to another format, or an array of routed experts to a trace."""
+    from simulator.traces import read_trace, write_trace
+    from simulator.traces.arrays import Meaning
+    from simulator.traces.file import check_target
+
+    check_target(target)
+    said = Meaning(kind, experts, tokens, array)
+    converted = read_trace(source, said)
+    write_trace(converted, target)
+    _wrote(target, converted.counts_ILE.shape)
 
 
 @trace.command("compare")
@@ -230,7 +258,7 @@ def compare(
     from eaas_cli.option_values import numbers, once
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names
-    from simulator.traces.readers import read_trace
+    from simulator.traces import read_trace
 
     planning_s = _planning_s(planning)
     counts = once(numbers("--servers", servers))

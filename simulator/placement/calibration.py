@@ -46,7 +46,9 @@ def deviations(
     for number, figure in enumerate(figures):
         policy = STATIC if figure.interval is None else "eplb"
         slots = trace.experts + figure.servers
-        tables = SlotTables(first_layout(trace.layers, figure.servers, trace.experts)[0], slots)
+        tables = SlotTables(
+            first_layout(trace.layers, figure.servers, trace.experts).holds_LSE, slots
+        )
         run = replay(
             trace,
             policy,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import balancer.policies
 from balancer.policies import DEFAULT_POLICY, FractionalBalancer, Plan, ScalpelBalancer
 from balancer.policies.registry import find
+from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 
 __all__ = [
@@ -29,9 +30,6 @@ __all__ = [
     "policy_names",
 ]
 
-Holds = npt.NDArray[np.bool_]
-Shares = npt.NDArray[np.float64]
-
 # The reference for the other policies: contiguous experts, no redundant replicas, no plans.
 STATIC = "static"
 SPLIT = "+split"
@@ -41,14 +39,14 @@ class Planner(Protocol):
     """A policy in a replay, which plans from the last iterations."""
 
     def step(
-        self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
+        self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current: Layout
     ) -> Callable[[], Plan]:
         """Prepare the replay's next plan; only the time of the returned function counts as planning.
 
         Args:
             counts_WLE: Counts of the last W iterations.
             load_LE: Sum of these counts over W.
-            current_LSE: Experts that the servers hold now.
+            current: What the servers hold now, and their shares.
         """
         ...
 
@@ -72,14 +70,14 @@ class _PolicyPlanner:
         self._wants_window = "window_WLE" in inspect.signature(find(policy)).parameters
 
     def step(
-        self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current_LSE: Holds
+        self, counts_WLE: npt.NDArray[Any], load_LE: npt.NDArray[np.float64], current: Layout
     ) -> Callable[[], Plan]:
         if self._policy in _WITH_MEMORY:
             # The policy is created at the first plan and keeps its own state from then on.
             if self._step is None:
                 made = _WITH_MEMORY[self._policy]
                 self._step = made(
-                    self._servers, self._slots, current=current_LSE, nodes_S=self._nodes
+                    self._servers, self._slots, current=current, nodes_S=self._nodes
                 ).step
             return partial(self._step, counts_WLE)
         knobs = {"window_WLE": counts_WLE} if self._wants_window else {}
@@ -88,7 +86,7 @@ class _PolicyPlanner:
             load_LE,
             self._servers,
             self._slots,
-            current=current_LSE,
+            current=current,
             nodes_S=self._nodes,
             **knobs,
         )
@@ -130,14 +128,9 @@ def make_planner(
     return _PolicyPlanner(policy, servers, slots, nodes)
 
 
-def first_layout(layers: int, servers: int, experts: int) -> tuple[Holds, Shares]:
-    """Make a replay's first layout: experts in the order of their ids, one replica each, evenly over servers.
-
-    Returns:
-        holds_LSE, shares_LSE.
-    """
+def first_layout(layers: int, servers: int, experts: int) -> Layout:
+    """Make a replay's first layout: experts in the order of their ids, one replica each, evenly dealt."""
     holds_SE = np.zeros((servers, experts), np.bool_)
     for server, block in enumerate(np.array_split(np.arange(experts), servers)):
         holds_SE[server, block] = True
-    holds_LSE = np.repeat(holds_SE[None], layers, axis=0)
-    return holds_LSE, holds_LSE.astype(np.float64)
+    return Layout.joined([Layout.of(holds_SE[None])] * layers)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from balancer.policies.measure import over_mean
 from balancer.policies.prices import EXPERT_BYTES
+from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 from simulator.placement.losses import Losses
 from simulator.placement.planners import Planner, first_layout, make_planner, parse_name
@@ -89,7 +90,7 @@ def replay(
     slots: int | None = None,
     planning_s: float | None = PLANNING_S,
     progress: Callable[[float], None] = lambda _part: None,
-    redeployed: Callable[[int, Holds, Float], None] = lambda _layer, _holds_SE, _load_E: None,
+    redeployed: Callable[[int, Holds, Float], None] | None = None,
     clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
     nodes: Sequence[str] | None = None,
@@ -132,7 +133,8 @@ def replay(
     if planner is None:
         base, batch_split = parse_name(policy)
         planner = make_planner(base, servers, slots, nodes)
-    holds_LSE, shares_LSE = first_layout(trace.layers, servers, trace.experts)
+    # Layer by layer, as plans are deployed.
+    serving_L = _layers(first_layout(trace.layers, servers, trace.experts))
     par_IL = np.ones((trace.iterations, trace.layers), np.float32)
     since_L = [0] * trace.layers
     losses = None if nodes is None else Losses(nodes)
@@ -141,37 +143,42 @@ def replay(
         """Measure a layer's PAR with its current placement, from the last change up to an iteration."""
         counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
         measure = split_par if batch_split else _par
-        par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[layer])
+        holds_LSE, shares_LSE = serving_L[layer].dense()
+        par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[0])
         since_L[layer] = until
         if losses is not None:
-            losses.add(holds_LSE[layer], counts_IE.sum(axis=0, dtype=np.float64))
+            losses.add(holds_LSE[0], counts_IE.sum(axis=0, dtype=np.float64))
 
     timeline = Timeline(interval, trace.iterations)
     transit, plan_s = 0, []
     while planner is not None and (done := timeline.next_plan) is not None:
         counts_WLE = trace.counts_ILE[done - interval : done]
         load_LE = counts_WLE.sum(axis=0, dtype=np.float64)
-        think = planner.step(counts_WLE, load_LE, holds_LSE.copy())
+        current = Layout.joined(serving_L)
+        think = planner.step(counts_WLE, load_LE, current)
         began = clock()
         try:
             plan = think()
         except ValueError as error:
             raise ConfigError(f"policy {policy} cannot plan this: {error}") from error
         plan_s.append(clock() - began)
-        changed_L = (plan.holds_LSE != holds_LSE).any(axis=(1, 2))
+        loads_L = plan.layout.added_to(current)
+        changed_L = (loads_L > 0) | (current.added_to(plan.layout) > 0)
         ready, deployed = timeline.deploy(
             done,
             plan_s[-1] if planning_s is None else planning_s,
             np.flatnonzero(changed_L).tolist(),
         )
+        planned_L = _layers(plan.layout)
         for layer in range(trace.layers):
             at = deployed.get(layer) if changed_L[layer] else ready
             if at is None or at > trace.iterations:
                 continue
             serve(layer, at)
-            transit += int(np.count_nonzero(plan.holds_LSE[layer] > holds_LSE[layer]))
-            redeployed(layer, plan.holds_LSE[layer], load_LE[layer])
-            holds_LSE[layer], shares_LSE[layer] = plan.holds_LSE[layer], plan.shares_LSE[layer]
+            transit += int(loads_L[layer])
+            serving_L[layer] = planned_L[layer]
+            if redeployed is not None:
+                redeployed(layer, serving_L[layer].dense()[0][0], load_LE[layer])
         progress(done / trace.iterations)
     for layer in range(trace.layers):
         serve(layer, trace.iterations)
@@ -187,6 +194,10 @@ def replay(
         plan_s=float(np.mean(plan_s)) if plan_s else 0.0,
         losses=losses,
     )
+
+
+def _layers(layout: Layout) -> list[Layout]:
+    return [layout.part(layer, layer + 1) for layer in range(layout.shape[0])]
 
 
 def check_slots(slots: int, servers: int, experts: int) -> None:

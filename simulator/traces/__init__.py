@@ -2,8 +2,10 @@
 
     trace      the value: counts (I, L, E) and notes on their origin
     file       our own compact .npz
-    readers    .npz, .npy, .csv and SGLang's .pt, distinguished by their suffixes
+    readers    traces from files of all formats, distinguished by their suffixes
+    arrays     plain arrays of counts, or of the ids of each token's experts
     generator  synthetic traces in named regimes
+    topics     the regimes in which experts are hot together
     record     traces of a checkpoint's own routing
 
 Letters: I iterations (forward passes), L MoE layers, E logical experts.

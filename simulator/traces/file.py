@@ -24,10 +24,11 @@ import numpy.typing as npt
 from eaas.errors import TraceError
 from simulator.traces.trace import Trace, checked_counts
 
-__all__ = ["SUFFIXES", "check_target", "read_npz", "write_trace"]
+__all__ = ["SUFFIXES", "check_target", "is_foreign_npz", "read_npz", "write_trace"]
 
 VERSION = 1
 SUFFIXES = (".npz", ".npy", ".csv")
+_MEMBERS = ("counts", "notes", "version")
 
 
 def check_target(path: Path) -> None:
@@ -56,11 +57,22 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         writer(trace, file)
 
 
+def is_foreign_npz(path: Path) -> bool:
+    """Whether a file is an archive of other NumPy arrays rather than a trace in our own format."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+    ours = {f"{name}.npy" for name in _MEMBERS}
+    return not ours <= set(names) and any(name.endswith(".npy") for name in names)
+
+
 def read_npz(path: Path) -> Trace:
     """Read a trace in our own format. Raises TraceError for another format or wrong counts."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            members = {name: archive[name] for name in ("counts", "notes", "version")}
+            members = {name: archive[name] for name in _MEMBERS}
         notes = json.loads(members["notes"].tobytes())
         version = int(members["version"])
     # NumPy, zipfile and zlib raise these errors for a wrong or truncated file.
@@ -68,7 +80,7 @@ def read_npz(path: Path) -> Trace:
         raise TraceError(f"{path} is no trace ({error}): record or convert it again") from error
     if version != VERSION or not isinstance(notes, dict):
         raise TraceError(f"{path} has version {version}, this program reads {VERSION}")
-    return Trace(checked_counts(members["counts"], path, known=True), notes)
+    return Trace(checked_counts(members["counts"], path), notes)
 
 
 def _write_npz(trace: Trace, file: IO[bytes]) -> None:

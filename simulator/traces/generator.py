@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from eaas.errors import ConfigError
 from simulator.traces.regimes import REGIMES, Regime
+from simulator.traces.topics import BLOCK, bursty_topics, correlated_layers
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["generate_trace", "popularity"]
 
 Float = npt.NDArray[np.float64]
 
-# Popularity is constant over this many iterations.
-_BLOCK = 16
 _FLIP_SETS = 3
+_OF_TOPICS = {"bursty_topics": bursty_topics, "correlated_layers": correlated_layers}
 
 
 def generate_trace(
@@ -68,8 +68,8 @@ def generate_trace(
     shape_rng, batch_rng = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
     shares = popularity(regime, iterations, layers, experts, shape_rng)
     counts = np.empty((iterations, layers, experts), np.uint32)
-    for begin in range(0, iterations, _BLOCK):
-        end = min(begin + _BLOCK, iterations)
+    for begin in range(0, iterations, BLOCK):
+        end = min(begin + BLOCK, iterations)
         mean_LE = tokens * top_k * shares(begin)
         shape = (end - begin, layers, experts)
         if regime.noise:
@@ -79,7 +79,7 @@ def generate_trace(
             counts[begin:end] = batch_rng.poisson(mean_LE, shape)
         progress(end / iterations)
     notes = {"regime": asdict(regime), "tokens": tokens, "top_k": top_k, "seed": seed}
-    return Trace(checked_counts(counts, "the generator", known=True), notes)
+    return Trace(checked_counts(counts, "the generator"), notes)
 
 
 def popularity(
@@ -88,6 +88,10 @@ def popularity(
     """Return a function from iteration to experts' true shares of a layer's tokens, (L, E), before noise."""
     lift_L = np.exp(regime.spread * rng.standard_normal(layers) - regime.spread**2 / 2)
     sigma_L1 = regime.sigma * lift_L[:, None]
+    if regime.change in _OF_TOPICS:
+        blocks = math.ceil(iterations / BLOCK)
+        at_block = _OF_TOPICS[regime.change](regime, blocks, sigma_L1, experts, rng)
+        return lambda iteration: at_block(iteration // BLOCK)
     period = max(1, min(regime.period, math.ceil(iterations / _FLIP_SETS)))
     changes = iterations // period + 2 if regime.change == "drift" else _FLIP_SETS
     vectors = rng.standard_normal((changes if regime.change != "none" else 1, layers, experts))

@@ -1,4 +1,4 @@
-"""Reads routing traces: our own, NumPy arrays, CSV, and dumps of SGLang's expert-distribution recorder.
+"""Reads routing traces: our own, CSV, dumps of SGLang's expert-distribution recorder, and plain arrays.
 
 CSV has a header, which distinguishes two forms:
 
@@ -11,72 +11,68 @@ Numbers start at 0. Each iteration and layer needs a row: a missing one is an er
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
-from simulator.routing import count_token_ids
-from simulator.traces.file import read_npz
+from simulator.traces.arrays import MOST_EXPERTS, Array, Meaning, members, trace_of
+from simulator.traces.file import is_foreign_npz, read_npz
 from simulator.traces.sglang import read_sglang
 from simulator.traces.trace import Trace, checked_counts
 
-__all__ = ["read_token_ids", "read_trace"]
+__all__ = ["read_trace"]
 
 _LONG = ["iteration", "layer", "expert", "count"]
-# Far above any model's number, so that one wrong number cannot allocate all memory.
-_MOST_EXPERTS = 1 << 16
+_SUFFIXES = (".npz", ".npy", ".safetensors", ".csv", ".pt")
+_NOTHING_SAID = Meaning()
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a routing trace; the suffix selects the format: .npz, .npy, .csv or .pt (SGLang's).
+def read_trace(path: str | os.PathLike[str], meaning: Meaning = _NOTHING_SAID) -> Trace:
+    """Read a routing trace; the suffix selects the format.
+
+    Args:
+        path: A trace that says what it is: our own .npz, .csv, or SGLang's .pt. Or a plain array: .npy, other
+            programs' .npz, .safetensors, or .pt.
+        meaning: What a plain array holds.
 
     Raises:
         TraceError: The file is missing, of another format, or has holes, negatives or a wrong shape; the
-            message names the place.
+            message names the place. Or a plain array may be ids or counts, and `meaning` does not say which;
+            or `meaning` contradicts the file.
     """
     source = Path(path)
     if not source.is_file():
         what = "is a directory" if source.is_dir() else "does not exist"
         raise TraceError(f"{source} {what}: give the file of a trace")
-    readers = {".npz": read_npz, ".npy": _read_npy, ".csv": _read_csv, ".pt": read_sglang}
-    if source.suffix not in readers:
-        raise TraceError(f"{source}: only {', '.join(readers)} are read: convert it first")
-    return readers[source.suffix](source)
+    if source.suffix not in _SUFFIXES:
+        raise TraceError(f"{source}: only {', '.join(_SUFFIXES)} are read: convert it first")
+    found: Trace | Mapping[str, Callable[[], Array]]
+    if source.suffix == ".csv":
+        found = _read_csv(source)
+    elif source.suffix == ".pt":
+        found = read_sglang(source)
+    elif source.suffix == ".npz" and not is_foreign_npz(source):
+        found = read_npz(source)
+    else:
+        found = members(source)
+    if not isinstance(found, Trace):
+        return trace_of(found, source, meaning)
+    _check_said(meaning, found, source)
+    return found
 
 
-def read_token_ids(path: str | os.PathLike[str], experts: int, tokens: int) -> Trace:
-    """Read a .npy with the ids of each token's experts, (tokens, layers, top-k), as a trace.
-
-    Args:
-        tokens: Number of tokens that count as one iteration.
-
-    Raises:
-        TraceError: The file is missing or no such array, or has an unknown id.
-    """
-    source = Path(path)
-    if source.suffix != ".npy":
-        raise TraceError(f"{source}: ids of each token's experts are read from .npy only")
-    try:
-        counts = count_token_ids(_load_npy(source), experts, tokens)
-    except ValueError as error:
-        raise TraceError(f"{source}: {error}") from error
-    notes = {"source": source.name, "tokens": tokens}
-    return Trace(checked_counts(counts, source, known=True), notes)
-
-
-def _read_npy(path: Path) -> Trace:
-    return Trace(checked_counts(_load_npy(path), path), {"source": path.name})
-
-
-def _load_npy(path: Path) -> npt.NDArray[Any]:
-    try:
-        values: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise TraceError(f"{path} is no NumPy array ({error}): save it with numpy.save") from error
-    return values
+def _check_said(meaning: Meaning, found: Trace, source: Path) -> None:
+    """Raise TraceError if what is said about a trace that says itself what it is contradicts it."""
+    what = f"{source} says itself that it holds counts of {found.experts} experts"
+    if meaning.kind == "ids":
+        raise TraceError(f"{what}: leave --kind ids out")
+    if meaning.tokens is not None or meaning.name is not None:
+        raise TraceError(f"{what}: leave --tokens and --array out")
+    if meaning.experts not in (None, found.experts):
+        raise TraceError(f"{what}, not of {meaning.experts}: leave --experts out")
 
 
 def _read_csv(path: Path) -> Trace:
@@ -93,7 +89,7 @@ def _read_csv(path: Path) -> Trace:
     if rows.size == 0 or rows.shape[1] != len(header):
         raise TraceError(f"{path}: has rows of {rows.shape[1]} numbers, the header {len(header)}")
     counts = _from_long(rows, path) if header == _LONG else _from_wide(rows, path)
-    return Trace(checked_counts(counts, path, known=True), {"source": path.name})
+    return Trace(checked_counts(counts, path), {"source": path.name})
 
 
 def _from_wide(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
@@ -107,9 +103,9 @@ def _from_wide(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]
 
 def _from_long(rows: npt.NDArray[np.int64], path: Path) -> npt.NDArray[np.int64]:
     iterations, layers, experts = _extent(rows[:, :3], path)
-    if experts > _MOST_EXPERTS:
+    if experts > MOST_EXPERTS:
         raise TraceError(
-            f"{path}: expert {experts - 1}: numbers above {_MOST_EXPERTS - 1} are taken for a mistake"
+            f"{path}: expert {experts - 1}: numbers above {MOST_EXPERTS - 1} are taken for a mistake"
         )
     seen_IL = np.zeros((iterations, layers), np.bool_)
     seen_IL[rows[:, 0], rows[:, 1]] = True

@@ -111,7 +111,7 @@ def record_trace(
         "temperature": temperature,
         "experts": "in this process" if endpoint is None else "in a cluster",
     }
-    return Trace(checked_counts(np.array(recorder.counts_ILE), model_path, known=True), notes)
+    return Trace(checked_counts(np.array(recorder.counts_ILE), model_path), notes)
 
 
 def _load_tokenizer(path: Path) -> Any:

@@ -1,5 +1,7 @@
 """Reads dumps of SGLang's expert-distribution recorder as traces (`expert_distribution_recorder_*.pt`).
 
+A .pt of something else may hold plain tensors, which are returned as they are.
+
 `stat` and `stat_approx` dump {"logical_count": (buffered passes, L, E), ...}: one forward pass is one
 iteration. Unfilled places of the ring buffer are zero and left out. If the buffer has wrapped around
 (`--expert-distribution-recorder-buffer-size`; -1: unlimited), its oldest passes are lost and the order starts
@@ -12,6 +14,8 @@ experts to logical ones by the last map.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
+from simulator.traces.arrays import Array
 from simulator.traces.torch_zip import read_torch_zip
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["read_sglang"]
 
 
-def read_sglang(path: Path) -> Trace:
-    """Read a dump of SGLang's recorder as a trace. Raises TraceError for another file, or no tokens."""
+def read_sglang(path: Path) -> Trace | Mapping[str, Callable[[], Array]]:
+    """Read a dump of SGLang's recorder as a trace, or the plain tensors of another .pt, by name.
+
+    Raises TraceError for another file, or no tokens.
+    """
     content = read_torch_zip(path)
+    if isinstance(content, np.ndarray):
+        return {"": lambda: content}
     if not isinstance(content, dict):
         raise _wrong(path, f"holds a {type(content).__name__}")
     if "logical_count" in content:
@@ -35,13 +45,18 @@ def read_sglang(path: Path) -> Trace:
     elif "records" in content:
         counts = _from_records(content, path)
     else:
+        tensors = {
+            str(name): partial(np.asarray, value)
+            for name, value in content.items()
+            if isinstance(value, np.ndarray)
+        }
+        if tensors:
+            return tensors
         raise _wrong(path, f"holds {', '.join(map(str, content)) or 'nothing'}")
     counts = counts[counts.any(axis=(1, 2))]
     if not len(counts):
         raise TraceError(f"{path}: no token was recorded: start the recorder before the requests")
-    return Trace(
-        checked_counts(counts, path, known=True), {"source": path.name, "recorder": "SGLang"}
-    )
+    return Trace(checked_counts(counts, path), {"source": path.name, "recorder": "SGLang"})
 
 
 def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:

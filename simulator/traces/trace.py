@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
-from simulator.routing import are_token_ids
 
-__all__ = ["Counts", "Trace", "checked_counts"]
+__all__ = ["Counts", "Trace", "checked_counts", "refuse_places"]
 
 Counts = npt.NDArray[np.unsignedinteger[Any]]
-_AXES = ("iteration", "layer", "expert")
+_AXES = {"counts": ("iteration", "layer", "expert"), "ids": ("token", "layer", "choice")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +47,16 @@ class Trace:
         return int(self.counts_ILE.shape[2])
 
 
-def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = False) -> Counts:
+def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
     """Check counts that were read, and convert them to the smallest integer type, for a trace.
 
     Args:
         values: (I, L, E) of any number type.
         source: The file that the counts come from, for messages.
-        known: Whether the source defines the last axis as experts; otherwise values that look like the ids of
-            tokens' experts are refused.
 
     Raises:
-        TraceError: Not three dimensions, an empty one, a value that is no count, or ids; the message names
-            the place.
+        TraceError: Not three dimensions, an empty one, or a value that is no count; the message names the
+            place.
     """
     if values.dtype.kind not in "iuf":
         raise TraceError(f"{source}: holds {values.dtype}, give whole numbers")
@@ -69,29 +66,32 @@ def checked_counts(values: npt.NDArray[Any], source: object, *, known: bool = Fa
         )
     if values.dtype.kind == "f":
         whole = np.isfinite(values) & (values == np.floor(values))
-        _refuse(values, ~whole, "no whole number", source)
+        refuse_places(values, ~whole, "no whole number: give counts of tokens", source)
     if values.dtype.kind != "u":
-        _refuse(values, values < 0, "negative", source)
-    if not known and are_token_ids(values):
-        first, layers, last = values.shape
-        raise TraceError(
-            f"{source}: the shape {values.shape} reads as {first} iterations of {layers} layers with {last} "
-            f"experts, but the values look like the ids of {last} experts for each of {first} tokens: turn "
-            "ids into counts with `eaas trace info FILE --experts E --out TRACE`, give counts as .csv"
-        )
+        refuse_places(values, values < 0, "negative: give counts of tokens", source)
     peak = int(values.max())
     if peak > np.iinfo(np.uint32).max:
-        _refuse(values, values == values.max(), "more than 4 bytes hold", source)
+        refuse_places(
+            values, values == values.max(), "more than 4 bytes hold: give counts of tokens", source
+        )
     return np.ascontiguousarray(values, dtype=np.min_scalar_type(peak))
 
 
-def _refuse(
-    values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], what: str, source: object
+def refuse_places(
+    values: npt.NDArray[Any],
+    wrong: npt.NDArray[np.bool_],
+    what: str,
+    source: object,
+    kind: Literal["counts", "ids"] = "counts",
 ) -> None:
-    """Raise TraceError for the first wrong place of an array, if there is one."""
+    """Raise TraceError for the first wrong place of an array, if there is one.
+
+    Args:
+        what: What is wrong with the value, and the remedy.
+        kind: What the values are, for the names of the axes.
+    """
     if wrong.any():
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        where = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES, place, strict=True))
-        raise TraceError(
-            f"{source}: the count of {where} is {values[place]}, {what}: give counts of tokens"
-        )
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES[kind], place, strict=True))
+        noun = "count" if kind == "counts" else "id"
+        raise TraceError(f"{source}: the {noun} of {where} is {values[place]}, {what}")

@@ -42,7 +42,8 @@ simulate autoscale: --trace --paper=false --fixed=8,16,32 --start --max-servers
 trace record: target --model --prompts --batch=8 --max-tokens=32 --temperature=0.0 --endpoint
 trace generate: target --regime=skewed --iterations=6144 --layers=58 --experts=256 --tokens=1024
     --top-k=8 --seed=0
-trace info: source --against --out --experts --tokens=1024 --json=false
+trace info: source --against --json=false
+trace convert: source target --kind --experts --tokens --array
 trace compare: source --policy --servers="64" --interval=256,1024 --slots --planning="0.4" --nodes
     --racks=1 --plot
     --json=false

@@ -16,6 +16,7 @@ from balancer.policies.fractional.together import Means, joined, mean_loads, noi
 from balancer.policies.plan import make_plan
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
+from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Plan
 
 __all__ = ["FractionalBalancer"]
@@ -40,7 +41,7 @@ class FractionalBalancer:
         servers: int,
         slots: int | npt.ArrayLike,
         *,
-        current: Plan | npt.ArrayLike | None = None,
+        current: Plan | Layout | npt.ArrayLike | None = None,
         speeds_S: npt.ArrayLike | None = None,
         expert_bytes: float = EXPERT_BYTES,
         link_bytes_per_s: float = LINK_BYTES_PER_S,
@@ -107,7 +108,7 @@ class FractionalBalancer:
             self._apart_S,
         )
         layout = lay_out_window(problem, together_L, load_LTE, load_BLE, self._price, *self._nodes)
-        plan = make_plan("fractional", problem, *layout, best_split=True)
+        plan = make_plan("fractional", problem, layout, best_split=True)
         self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]
         self._current = plan

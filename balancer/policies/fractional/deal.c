@@ -18,7 +18,7 @@ static int32_t
 take_own(Refill *refill, Items *items, int32_t server, Items *own)
 {
     const Flow *flow = refill->flow;
-    own->count = 0;
+    own->count = own->empty = 0;
     for (int32_t n = flow->first_S[server]; n < flow->first_S[server + 1]; n++) {
         int32_t e = flow->expert_N[n];
         if (e != NONE && refill->live_E[e]) {

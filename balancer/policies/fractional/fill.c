@@ -14,13 +14,13 @@ slots_of(const Layer *layer, int32_t server)
 /* The server whose slots fit the remaining items best, so that enough small and large ones remain for the others: as
  * many items as its slots, or one less, should have its share of the load. */
 static int32_t
-next_server(const Layer *layer, const Items *items, int32_t *open_S, int32_t open, double load, double speed)
+next_server(const Layer *layer, const Items *items, int32_t **open_S, int32_t open, double load, double speed)
 {
     int32_t best = 0;
     double best_off = INFINITY;
     for (int32_t i = 0; i < open; i++) {
-        int32_t slots = slots_of(layer, open_S[i]);
-        double fair = load > 0 ? layer->speed_S[open_S[i]] / speed * items->count : slots - 0.5;
+        int32_t slots = slots_of(layer, (*open_S)[i]);
+        double fair = load > 0 ? layer->speed_S[(*open_S)[i]] / speed * items->count : slots - 0.5;
         double off = fair > slots ? fair - slots : fair < slots - 1 ? slots - 1 - fair : 0;
         if (off < best_off) {
             best_off = off;
@@ -30,8 +30,10 @@ next_server(const Layer *layer, const Items *items, int32_t *open_S, int32_t ope
             break;
         }
     }
-    int32_t server = open_S[best];
-    memmove(open_S + best, open_S + best + 1, (size_t)(open - best - 1) * sizeof(int32_t));
+    int32_t server = (*open_S)[best];
+    /* Usually it is the first one. */
+    memmove(*open_S + 1, *open_S, (size_t)best * sizeof(int32_t));
+    ++*open_S;
     return server;
 }
 
@@ -58,7 +60,7 @@ fill_servers(Layer *layer, Items *items, int32_t *open_S, int32_t open, Items *o
     }
     for (; open > 0; open--) {
         double load = add_up(items);
-        int32_t server = next_server(layer, items, open_S, open, load, speed), slots = slots_of(layer, server);
+        int32_t server = next_server(layer, items, &open_S, open, load, speed), slots = slots_of(layer, server);
         Share share = {0, 0, NONE, 0};
         if (open == 1) {
             /* Everything left; only the largest items if that is too much. */
@@ -110,7 +112,7 @@ fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
             }
         }
         int32_t taken = take_share(items, share, out);
-        own->count = 0;
+        own->count = own->empty = 0;
         for (int32_t i = 0; i < taken; i++) {
             insert_item(own, out->rest[i], out->expert[i]);
         }

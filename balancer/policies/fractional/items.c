@@ -22,7 +22,11 @@ add_up(Items *items)
 {
     double sum = 0, *after = items->sums + 1;
     const double *rest = items->rest;
-    int32_t i = 0;
+    int32_t i = items->empty & ~3;
+    for (; items->zeros <= i; items->zeros++) {
+        items->sums[items->zeros] = 0;
+    }
+    items->zeros = i + 1;
     /* Four at a time: each addition waits for the one before, which takes most of the time here. */
     for (; i + 4 <= items->count; i += 4) {
         double two = rest[i] + rest[i + 1], three = two + rest[i + 2], four = two + (rest[i + 2] + rest[i + 3]);
@@ -34,7 +38,6 @@ add_up(Items *items)
     for (; i < items->count; i++) {
         after[i] = sum += rest[i];
     }
-    items->sums[0] = 0;
     return sum;
 }
 
@@ -57,6 +60,8 @@ sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t 
         items->expert[empty + e] = entry_E[e].item;
     }
     items->count = empty + experts;
+    items->empty = empty;
+    items->zeros = 0;
 }
 
 int32_t
@@ -112,6 +117,12 @@ choose(const Items *items, double capacity, int32_t whole)
 void
 remove_items(Items *items, int32_t first, int32_t count)
 {
+    if (first < items->empty) {
+        /* Empty slots are alike: those before the other items go. */
+        int32_t gone = first + count < items->empty ? count : items->empty - first;
+        items->empty -= gone;
+        first = items->empty;
+    }
     size_t after = (size_t)(items->count - first - count);
     memmove(items->rest + first, items->rest + first + count, after * sizeof(double));
     memmove(items->expert + first, items->expert + first + count, after * sizeof(int32_t));
@@ -136,7 +147,9 @@ first_at_least(const Items *items, double rest)
 void
 insert_item(Items *items, double rest, int32_t expert)
 {
-    int32_t at = first_at_least(items, rest);
+    bool is_empty = expert == NONE && rest == 0;
+    int32_t at = is_empty ? items->empty : first_at_least(items, rest);
+    items->empty = is_empty ? items->empty + 1 : at < items->empty ? at : items->empty;
     size_t after = (size_t)(items->count - at);
     memmove(items->rest + at + 1, items->rest + at, after * sizeof(double));
     memmove(items->expert + at + 1, items->expert + at, after * sizeof(int32_t));

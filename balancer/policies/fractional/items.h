@@ -12,6 +12,8 @@ typedef struct {
     int32_t *expert; /* NONE: an empty slot */
     double *sums;    /* count + 1, of the items before */
     int32_t count;
+    int32_t empty; /* the first items that are empty slots: with few slots a server they are most */
+    int32_t zeros; /* the first sums that are 0 */
     double crumb;
 } Items;
 

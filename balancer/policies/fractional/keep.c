@@ -1,8 +1,7 @@
 #include "layer.h"
 
-#include "../native/held.h"
-
 #include <math.h>
+#include <string.h>
 
 /* The most dispensable expert of a server: the least loaded one that others hold, too, else the one with the least
  * load. NONE: the server holds nothing, or (with `covered`) nothing that others hold, too. */
@@ -29,13 +28,11 @@ most_dispensable(const Layer *layer, int32_t server, const int32_t *count_E, boo
 }
 
 static void
-count_servers(const Layer *layer, const uint8_t *holds_SE, int32_t *count_E)
+count_servers(const Layer *layer, const Held *held, int32_t *count_E)
 {
     memset(count_E, 0, (size_t)layer->experts * sizeof(*count_E));
-    for (ptrdiff_t s = 0; s < layer->servers; s++) {
-        for (ptrdiff_t e = 0; e < layer->experts; e++) {
-            count_E[e] += holds_SE[s * layer->experts + e];
-        }
+    for (int64_t i = held->first_S[0]; i < held->first_S[layer->servers]; i++) {
+        count_E[held->expert[i]]++;
     }
 }
 
@@ -62,37 +59,44 @@ make_way(Layer *layer, int32_t server, int32_t newcomer, int32_t *count_E)
 }
 
 void
-keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE)
+keep(Layer *layer, const Held *held)
 {
     Flow *flow = &layer->flow_B[0];
-    ptrdiff_t experts = layer->experts;
-    int32_t *count_E = NULL, *held_E = layer->counts + experts;
+    int32_t *count_E = NULL;
     for (int32_t s = 0; s < layer->servers; s++) {
-        const uint8_t *holds_E = holds_SE + s * experts;
         int32_t next = flow->first_S[s];
-        int32_t held = list_row(holds_E, experts, held_E);
-        for (int32_t i = 0; i < held; i++) {
-            int32_t e = held_E[i], slot = next;
+        for (int64_t i = held->first_S[s]; i < held->first_S[s + 1]; i++) {
+            int32_t e = held->expert[i], slot = next;
             if (next < flow->first_S[s + 1]) {
                 next++;
             } else {
                 if (count_E == NULL) {
                     count_E = layer->counts;
-                    count_servers(layer, holds_SE, count_E);
+                    count_servers(layer, held, count_E);
                 }
                 slot = make_way(layer, s, e, count_E);
             }
             if (slot != NONE) {
                 put_everywhere(layer, slot, e);
             }
-            if (shares_SE != NULL) {
-                __builtin_prefetch(shares_SE + s * experts + e);
-            }
         }
     }
     for (int32_t n = 0; n < flow->slots; n++) {
-        bool known = shares_SE != NULL && flow->expert_N[n] != NONE;
-        flow->flow_N[n] = known ? shares_SE[flow->server_N[n] * experts + flow->expert_N[n]] : 1;
+        flow->flow_N[n] = 1;
+    }
+    for (int32_t s = 0; held->share != NULL && s < layer->servers; s++) {
+        /* Slots are mostly in the order of what is held, so that the search goes on where the last one ended. */
+        int64_t begin = held->first_S[s], end = held->first_S[s + 1], i = begin;
+        for (int32_t n = flow->first_S[s]; n < flow->first_S[s + 1]; n++) {
+            for (int64_t tries = flow->expert_N[n] == NONE ? 0 : end - begin; tries > 0; tries--) {
+                int64_t here = i;
+                i = i + 1 < end ? i + 1 : begin;
+                if (held->expert[here] == flow->expert_N[n]) {
+                    flow->flow_N[n] = held->share[here];
+                    break;
+                }
+            }
+        }
     }
     cover(layer);
 }

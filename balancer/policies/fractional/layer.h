@@ -40,12 +40,26 @@ int32_t replicas(const Flow *flow, int32_t expert);
 bool is_near(const Layer *layer, int32_t server, int32_t expert);
 int64_t count_cross_node(const Layer *layer, int32_t expert);
 
+/* rows.c: the most slots of a layer, or -1 if a layer's do not suffice, a server has more than E, or all have more than
+ * there is room for in the result. */
+int64_t count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t room);
+/* Writes the rows of a layer with these shares (any unit; they are scaled) behind `at`, each server's experts ascending;
+ * returns the end. */
+int64_t write_rows(const Flow *flow, double *share_N, int64_t at, int64_t *end_S, int32_t *expert, double *share);
+
 /* fill.c: slots from nothing, for load_E. */
 void fill(Layer *layer);
 
-/* keep.c: slots from the current layout (holds_SE), within the slots; every expert is held then. The flow starts from
- * the shares, if known (shares_SE may be NULL). */
-void keep(Layer *layer, const uint8_t *holds_SE, const double *shares_SE);
+/* A layer's current layout: server s holds expert[first_S[s]] .. expert[first_S[s + 1] - 1], ascending. */
+typedef struct {
+    const int64_t *first_S; /* S + 1; NULL: nothing is held */
+    const int32_t *expert;
+    const double *share; /* NULL: not known */
+} Held;
+
+/* keep.c: slots from the current layout, within the slots; every expert is held then. The flow starts from the shares,
+ * if known. */
+void keep(Layer *layer, const Held *held);
 /* A slot for every expert without one, if necessary that of another expert's second replica. */
 void cover(Layer *layer);
 /* Drops cross-node replicas until the limit is kept. */

@@ -53,7 +53,8 @@ from balancer.policies.fractional.together import (
 )
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
-from balancer.policies.types import Float, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Problem
 
 __all__ = [
     "SCENARIOS",
@@ -106,9 +107,6 @@ def fractional(
             gains may be noise.
         nodes_S: (S,) the node of each server, from 0.
         cross_node_replicas: Most cross-node replicas per layer; any number by default.
-
-    Returns:
-        holds_LSE, shares_LSE.
 
     Raises:
         ValueError: A knob is out of its range; the message names it.
@@ -165,27 +163,31 @@ def lay_out_window(
     dear = price(problem.layers, GAIN_PART)
     if together_L.all():
         return lay_out_together(problem, load_LTE, dear, threads)
-    shape = (problem.layers, problem.servers, problem.experts)
-    holds_LSE, shares_LSE = np.empty(shape, np.bool_), np.empty(shape)
-    holds_LSE[together_L], shares_LSE[together_L] = lay_out_together(
-        _part(problem, together_L), load_LTE[together_L], dear, threads
-    )
-    holds_LSE[~together_L], shares_LSE[~together_L] = lay_out(
+    moving = lay_out_together(_part(problem, together_L), load_LTE[together_L], dear, threads)
+    rest = lay_out(
         _part(problem, ~together_L), load_BLE, price(problem.layers), nodes_S, most_cross_node
     )
-    return holds_LSE, shares_LSE
+    # How many layers of the same kind are before each.
+    before_L = np.where(together_L, np.cumsum(together_L), np.cumsum(~together_L)) - 1
+    return Layout.joined(
+        [
+            (moving if is_moving else rest).part(at, at + 1)
+            for is_moving, at in zip(together_L.tolist(), before_L.tolist(), strict=True)
+        ]
+    )
 
 
 def _part(problem: Problem, which_L: Bool) -> Problem:
     """Return the problem of some layers."""
-    current_LSE, now_LSE = problem.current_LSE, problem.current_shares_LSE
+    current = problem.current
+    if current is not None:
+        current = Layout.joined([current.part(at, at + 1) for at in np.flatnonzero(which_L)])
     return replace(
         problem,
         load_LE=problem.load_LE[which_L],
         slots_LS=problem.slots_LS[which_L],
         asked_LS=problem.asked_LS[which_L],
-        current_LSE=None if current_LSE is None else current_LSE[which_L],
-        current_shares_LSE=None if now_LSE is None else now_LSE[which_L],
+        current=current,
     )
 
 
@@ -205,16 +207,21 @@ def lay_out(
         nodes_S, most_cross_node: Result of `checked_nodes`.
     """
     shape = (problem.layers, problem.servers, problem.experts)
-    holds_LSE = np.zeros(shape, np.bool_)
-    shares_LSE = np.zeros(shape)
+    filled = Layout.empty(shape, int(problem.slots_LS.sum()))
+    before = problem.current
+    known: tuple[object, ...] = (None, None, None)
+    if before is not None:
+        known = (before.first_X, before.expert_N, before.share_N if problem.shares_known else None)
     compiled.plan_fractional(
         *(np.ascontiguousarray(load_BLE), problem.slots_LS, problem.speeds_S),
-        *(problem.current_LSE, problem.current_shares_LSE),
+        *known,
         *(nodes_S, most_cross_node),
-        0.0 if problem.current_LSE is None else price,
-        *(holds_LSE, shares_LSE),
+        0.0 if before is None else price,
+        *filled.arrays,
     )
-    return holds_LSE, shares_LSE
+    # Slots may stay free.
+    held = int(filled.first_X[-1])
+    return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
 
 
 def checked_price(

@@ -30,20 +30,27 @@ find_open(const Layer *layer, Open *open)
     }
 }
 
-/* Index of the open server that would be least full with the expert. */
+/* Index of the open server that would be least full with the expert, the first of equals. No server is below `lowest`,
+ * which is raised if that is found. */
 static int32_t
-least_full(const Layer *layer, const Open *open, int32_t expert, double load, int64_t cross_node, const double *filled_S)
+least_full(const Layer *layer, const Open *open, int32_t expert, double load, int64_t cross_node,
+           const double *filled_S, double *lowest)
 {
     int32_t best = NONE;
-    double best_full = INFINITY;
+    double best_full = INFINITY, least = INFINITY;
     for (int32_t i = 0; i < open->count; i++) {
         int32_t s = open->server[i];
         double full = (filled_S[s] + load) / layer->speed_S[s];
+        least = full < least ? full : least;
         if (full < best_full && may_hold(layer, s, expert, cross_node)) {
             best_full = full;
             best = i;
+            if (full <= *lowest) {
+                return best;
+            }
         }
     }
+    *lowest = least;
     return best;
 }
 
@@ -70,7 +77,7 @@ pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *o
     int64_t *count_E = (int64_t *)room->rest;
     replicate(layer->load_E, layer->experts, flow->slots - layer->experts, layer->servers, false, count_E, NULL,
               (Entry *)room->sums);
-    items->count = 0;
+    items->count = items->empty = 0;
     for (int32_t e = 0; e < layer->experts; e++) {
         insert_item(items, layer->load_E[e] / (double)count_E[e], e);
     }
@@ -80,7 +87,8 @@ pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *o
     for (int32_t i = items->count - 1; i >= 0; i--) {
         int32_t e = items->expert[i];
         for (int64_t r = 0; r < count_E[e]; r++) {
-            int32_t index = least_full(layer, &open, e, items->rest[i], cross_node, filled_S);
+            double lowest = 0;
+            int32_t index = least_full(layer, &open, e, items->rest[i], cross_node, filled_S, &lowest);
             if (index == NONE) {
                 break;
             }
@@ -119,8 +127,10 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
     for (ptrdiff_t at = size / 2; at-- > 0;) {
         sift_down(heap, size, at);
     }
+    /* Servers only get fuller. */
+    double lowest = 0;
     while (size > 0 && open.count > 0) {
-        int32_t e = heap[0].item, index = least_full(layer, &open, e, 0, cross_node, filled_S);
+        int32_t e = heap[0].item, index = least_full(layer, &open, e, 0, cross_node, filled_S, &lowest);
         if (index == NONE) {
             pop(heap, &size);
             continue;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "../native/export.h"
+#include "../native/sparse.h"
 #include "layer.h"
 
 /* A PAR this close to 1 gets few rounds. */
@@ -35,11 +36,11 @@ begin_layer(Layer *layer, const double *load, size_t stride, const int64_t *slot
 }
 
 static void
-plan_layer(Layer *layer, const uint8_t *current_SE, const double *now_SE)
+plan_layer(Layer *layer, const Held *held)
 {
     int32_t rounds = INT32_MAX;
-    if (current_SE != NULL) {
-        keep(layer, current_SE, now_SE);
+    if (held->first_S != NULL) {
+        keep(layer, held);
         if (layer->scenarios == 1 && layer->node_S == NULL && refill(layer) < LITTLE) {
             rounds = FEW_ROUNDS;
         }
@@ -53,9 +54,9 @@ plan_layer(Layer *layer, const uint8_t *current_SE, const double *now_SE)
     }
 }
 
-/* Shares are means over the scenarios' flows. */
-static void
-write_layer(const Layer *layer, uint8_t *holds_SE, double *shares_SE)
+/* Writes the layer's rows behind `at`; returns the end. Shares are means over the scenarios' flows. */
+static int64_t
+write_layer(const Layer *layer, int64_t at, int64_t *end_S, int32_t *expert, double *share)
 {
     const Flow *first = &layer->flow_B[0];
     double *share_N = layer->scratch;
@@ -67,58 +68,30 @@ write_layer(const Layer *layer, uint8_t *holds_SE, double *shares_SE)
         }
         share_N[n] = e == NONE ? 0 : layer->load_E[e] > 0 ? part / (layer->load_E[e] * layer->scenarios) : 1;
     }
-    for (int32_t e = 0; e < layer->experts; e++) {
-        double sum = 0;
-        for (int32_t n = first->head_E[e]; n != NONE; n = first->next_N[n]) {
-            share_N[n] = share_N[n] > LEAST_SHARE ? share_N[n] : LEAST_SHARE;
-            sum += share_N[n];
-        }
-        for (int32_t n = first->head_E[e]; n != NONE; n = first->next_N[n]) {
-            ptrdiff_t at = (ptrdiff_t)first->server_N[n] * layer->experts + e;
-            holds_SE[at] = 1;
-            shares_SE[at] = share_N[n] / sum;
-        }
-    }
+    return write_rows(first, share_N, at, end_S, expert, share);
 }
 
-/* The most slots of a layer, or -1 if a layer's do not suffice or a server has more than E. */
-static int64_t
-count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
-{
-    int64_t most = 0;
-    for (ptrdiff_t l = 0; l < layers; l++) {
-        int64_t slots = 0;
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            int64_t own = slots_LS[l * servers + s];
-            if (own < 0 || own > experts) {
-                return -1;
-            }
-            slots += own;
-        }
-        if (slots < experts) {
-            return -1;
-        }
-        most = slots > most ? slots : most;
-    }
-    return most;
-}
-
-/* A layout (holds and shares, L x S x E, zeroed) for loads (B, L, E) and slots (L, S, E at most each), from a current
- * one (NULL: nothing is held) and its shares (NULL: not known). `node_S`, `most_cross_node`, `price`: see `Layer`. */
+/* A sparse layout (first_X, expert_N, share_N: see native/sparse.c; N is the number of slots) for loads (B, L, E) and
+ * slots (L, S, E at most each), from a current one of the same form (NULL: nothing is held) and its shares (NULL: not
+ * known). `node_S`, `most_cross_node`, `price`: see `Layer`. */
 EXPORT int
-plan_fractional(const double *load_BLE, const int64_t *slots_LS, const double *speed_S, const uint8_t *current_LSE,
-                const double *now_LSE, const int32_t *node_S, int64_t most_cross_node, double price,
-                uint8_t *holds_LSE, double *shares_LSE, ptrdiff_t scenarios, ptrdiff_t layers, ptrdiff_t servers,
-                ptrdiff_t experts)
+plan_fractional(const double *load_BLE, const int64_t *slots_LS, const double *speed_S, const int64_t *now_X,
+                const int32_t *now_M, const double *now_share_M, const int32_t *node_S, int64_t most_cross_node,
+                double price, int64_t *first_X, int32_t *expert_N, double *share_N, ptrdiff_t scenarios,
+                ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t ends, ptrdiff_t held_size,
+                ptrdiff_t room)
 {
-    if (scenarios < 1 || servers < 1 || experts < 1) {
+    if (scenarios < 1 || servers < 1 || experts < 1 || ends != layers * servers + 1) {
+        return OUT_OF_RANGE;
+    }
+    if (now_X != NULL && (now_M == NULL || !rows_fit(now_X, ends, now_M, held_size, experts))) {
         return OUT_OF_RANGE;
     }
     if (servers > INT32_MAX / 16 / experts || scenarios > MOST_SCENARIOS) {
         return TOO_MANY;
     }
     int32_t b = (int32_t)scenarios, s = (int32_t)servers, e = (int32_t)experts, nodes = 0;
-    int32_t most_slots = (int32_t)count_slots(slots_LS, layers, servers, experts);
+    int32_t most_slots = (int32_t)count_slots(slots_LS, layers, servers, experts, room);
     for (int32_t i = 0; node_S != NULL && i < s; i++) {
         if (node_S[i] < 0) {
             return OUT_OF_RANGE;
@@ -141,12 +114,14 @@ plan_fractional(const double *load_BLE, const int64_t *slots_LS, const double *s
     layer.scratch = malloc(scratch_doubles(b, s, e, most_slots) * sizeof(double));
     layer.counts = malloc(scratch_counts(s, e, most_slots) * sizeof(int32_t));
     bool fits = first_S && flows && layer.load_BE && layer.load_E && layer.flow_B && layer.scratch && layer.counts;
+    int64_t at = 0;
+    first_X[0] = 0;
     for (ptrdiff_t l = 0; fits && l < layers; l++) {
-        ptrdiff_t at = l * servers * experts;
+        Held held = {.first_S = now_X == NULL ? NULL : now_X + l * servers, .expert = now_M, .share = now_share_M};
         begin_layer(&layer, load_BLE + l * experts, (size_t)(layers * experts), slots_LS + l * servers, first_S, flows,
                     flow_size);
-        plan_layer(&layer, current_LSE == NULL ? NULL : current_LSE + at, now_LSE == NULL ? NULL : now_LSE + at);
-        write_layer(&layer, holds_LSE + at, shares_LSE + at);
+        plan_layer(&layer, &held);
+        at = write_layer(&layer, at, first_X + l * servers + 1, expert_N, share_N);
     }
     void *blocks[] = {first_S, flows, layer.load_BE, layer.load_E, layer.flow_B, layer.scratch, layer.counts};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(*blocks); i++) {

@@ -202,7 +202,7 @@ typedef struct {
 static bool
 was_held(const Together *search, int32_t server, int32_t expert)
 {
-    return search->held_SE != NULL && search->held_SE[(size_t)server * (size_t)search->layer->experts + (size_t)expert];
+    return search->held_SE[(size_t)server * (size_t)search->layer->experts + (size_t)expert];
 }
 
 /* Loads that a move adds. */
@@ -429,7 +429,7 @@ size_t
 together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots)
 {
     size_t t = (size_t)vectors, s = (size_t)servers, e = (size_t)experts;
-    size_t bytes = (e + 2 * s + 4) * t * sizeof(Lanes) + (3 * (size_t)slots + 2 * s) * sizeof(float) + s * (2 + e);
+    size_t bytes = (e + 2 * s + 4) * t * sizeof(Lanes) + (3 * (size_t)slots + 2 * s) * sizeof(float) + 2 * s * (1 + e);
     return (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes);
 }
 
@@ -452,5 +452,6 @@ together_init(Together *search, void *block, int32_t slots)
     search->stuck_S = (uint8_t *)(search->cool_S + s);
     search->dirty_S = search->stuck_S + s;
     search->has_SE = search->dirty_S + s;
+    search->held_SE = search->has_SE + s * e;
     search->screen = search->vectors >= SCREEN_FROM ? SCREEN : 1;
 }

@@ -14,7 +14,6 @@ typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 typedef struct {
     Layer *layer;           /* with one scenario: the slots */
-    const uint8_t *held_SE; /* what servers hold before, or NULL: only other replicas are loads */
     double price;           /* a load must lower the objective by this */
     int32_t vectors, screen;
     Lanes *load_ET;  /* an expert's load over the servers' mean load of the iteration */
@@ -30,6 +29,7 @@ typedef struct {
     float *cool_S;         /* how full it is while the hot one is */
     uint8_t *stuck_S;      /* it had no move that pays, and has not changed since */
     uint8_t *dirty_S, *has_SE;
+    uint8_t *held_SE;      /* what servers hold before: only other replicas are loads */
     double value;          /* the objective */
 } Together;
 
@@ -37,7 +37,7 @@ typedef struct {
 size_t together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots);
 void together_init(Together *search, void *block, int32_t slots);
 
-/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET and weight_T are filled. Returns the
+/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled. Returns the
  * objective. */
 double move_together(Together *search);
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
-from balancer.policies.types import Float, Layout, Problem
+from balancer.policies.sparse import Layout
+from balancer.policies.types import Float, Problem
 
 __all__ = ["GAIN_PART", "MEANS", "joined", "lay_out_together", "mean_loads", "noise", "returns"]
 
@@ -116,28 +117,32 @@ def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: i
         threads: Number of threads; 0: one for each usable core.
 
     Returns:
-        holds_LSE, shares_LSE. They do not depend on the number of threads.
+        The layout, which does not depend on the number of threads.
     """
-    shape = (problem.layers, problem.servers, problem.experts)
-    holds_LSE, shares_LSE = np.zeros(shape, np.bool_), np.zeros(shape)
-    current_LSE, now_LSE = problem.current_LSE, problem.current_shares_LSE
 
-    def work(begin: int) -> None:
-        some = slice(begin, begin + _CHUNK)
+    def work(begin: int) -> Layout:
+        end = min(begin + _CHUNK, problem.layers)
+        slots_LS = problem.slots_LS[begin:end]
+        shape = (end - begin, problem.servers, problem.experts)
+        filled = Layout.empty(shape, int(slots_LS.sum()))
+        known: tuple[object, ...] = (None, None, None)
+        if problem.current is not None:
+            before = problem.current.part(begin, end)
+            share_N = before.share_N if problem.shares_known else None
+            known = (before.first_X, before.expert_N, share_N)
         compiled.plan_together(
-            *(load_LTE[some], problem.slots_LS[some], problem.speeds_S),
-            None if current_LSE is None else current_LSE[some],
-            None if now_LSE is None else now_LSE[some],
-            0.0 if current_LSE is None else price,
-            *(holds_LSE[some], shares_LSE[some]),
+            *(load_LTE[begin:end], slots_LS, problem.speeds_S),
+            *known,
+            0.0 if problem.current is None else price,
+            *filled.arrays,
         )
+        # Slots may stay free.
+        held = int(filled.first_X[-1])
+        return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
 
     chunks = range(0, problem.layers, _CHUNK)
     threads = min(threads or len(os.sched_getaffinity(0)), len(chunks), _MOST_THREADS)
     if threads < 2:
-        for begin in chunks:
-            work(begin)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, chunks))
-    return holds_LSE, shares_LSE
+        return Layout.joined([work(begin) for begin in chunks])
+    with ThreadPoolExecutor(threads) as pool:
+        return Layout.joined(list(pool.map(work, chunks)))

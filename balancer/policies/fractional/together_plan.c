@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "../native/export.h"
+#include "../native/sparse.h"
 #include "together.h"
 
 /* Loads of the iterations over their mean per unit of speed; those of an empty iteration are 0. */
@@ -47,58 +48,47 @@ begin_shares(Together *search)
 }
 
 static void
-write_shares(const Together *search, uint8_t *holds_SE, double *shares_SE)
+begin_held(Together *search, const Held *held)
+{
+    size_t servers = (size_t)search->layer->servers, experts = (size_t)search->layer->experts;
+    memset(search->held_SE, 0, servers * experts);
+    for (size_t s = 0; held->first_S != NULL && s < servers; s++) {
+        for (int64_t i = held->first_S[s]; i < held->first_S[s + 1]; i++) {
+            search->held_SE[s * experts + (size_t)held->expert[i]] = 1;
+        }
+    }
+}
+
+/* As write_rows. */
+static int64_t
+write_together(const Together *search, int64_t at, int64_t *end_S, int32_t *expert, double *share)
 {
     const Flow *flow = &search->layer->flow_B[0];
-    for (int32_t e = 0; e < search->layer->experts; e++) {
-        double sum = 0;
-        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
-            sum += search->share_N[n] > LEAST_SHARE ? search->share_N[n] : LEAST_SHARE;
-        }
-        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
-            ptrdiff_t at = (ptrdiff_t)flow->server_N[n] * search->layer->experts + e;
-            holds_SE[at] = 1;
-            shares_SE[at] = (search->share_N[n] > LEAST_SHARE ? search->share_N[n] : LEAST_SHARE) / sum;
-        }
+    double *share_N = search->layer->scratch;
+    for (int32_t n = 0; n < flow->slots; n++) {
+        share_N[n] = flow->expert_N[n] == NONE ? 0 : search->share_N[n];
     }
+    return write_rows(flow, share_N, at, end_S, expert, share);
 }
 
-/* The most slots of a layer, or -1 if a layer's do not suffice or a server has more than E. */
-static int64_t
-count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
-{
-    int64_t most = 0;
-    for (ptrdiff_t l = 0; l < layers; l++) {
-        int64_t slots = 0;
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            int64_t own = slots_LS[l * servers + s];
-            if (own < 0 || own > experts) {
-                return -1;
-            }
-            slots += own;
-        }
-        if (slots < experts) {
-            return -1;
-        }
-        most = slots > most ? slots : most;
-    }
-    return most;
-}
-
-/* A layout (holds and shares, L x S x E, zeroed) for the loads of T iterations (L, T, E) and slots (L, S, E at most
- * each), from a current one (NULL: nothing is held) and its shares (NULL: not known). `price`: see `Together`. */
+/* A sparse layout (as of plan_fractional) for the loads of T iterations (L, T, E) and slots (L, S, E at most each), from
+ * a current one of the same form (NULL: nothing is held) and its shares (NULL: not known). `price`: see `Together`. */
 EXPORT int
-plan_together(const float *load_LTE, const int64_t *slots_LS, const double *speed_S, const uint8_t *current_LSE,
-              const double *now_LSE, double price, uint8_t *holds_LSE, double *shares_LSE, ptrdiff_t layers,
-              ptrdiff_t iterations, ptrdiff_t servers, ptrdiff_t experts)
+plan_together(const float *load_LTE, const int64_t *slots_LS, const double *speed_S, const int64_t *now_X,
+              const int32_t *now_M, const double *now_share_M, double price, int64_t *first_X, int32_t *expert_N,
+              double *share_N, ptrdiff_t layers, ptrdiff_t iterations, ptrdiff_t servers, ptrdiff_t experts,
+              ptrdiff_t ends, ptrdiff_t held_size, ptrdiff_t room)
 {
-    if (servers < 1 || experts < 1 || iterations < 1) {
+    if (servers < 1 || experts < 1 || iterations < 1 || ends != layers * servers + 1) {
+        return OUT_OF_RANGE;
+    }
+    if (now_X != NULL && (now_M == NULL || !rows_fit(now_X, ends, now_M, held_size, experts))) {
         return OUT_OF_RANGE;
     }
     if (servers > INT32_MAX / 16 / experts || iterations > INT32_MAX / 16 / experts) {
         return TOO_MANY;
     }
-    int64_t slots = count_slots(slots_LS, layers, servers, experts);
+    int64_t slots = count_slots(slots_LS, layers, servers, experts, room);
     if (slots < 0) {
         return OUT_OF_RANGE;
     }
@@ -122,23 +112,25 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     if (fits) {
         together_init(&search, block, n);
     }
+    int64_t at = 0;
+    first_X[0] = 0;
     for (ptrdiff_t l = 0; fits && l < layers; l++) {
-        ptrdiff_t at = l * servers * experts;
+        Held held = {.first_S = now_X == NULL ? NULL : now_X + l * servers, .expert = now_M, .share = now_share_M};
         first_S[0] = 0;
         for (int32_t i = 0; i < s; i++) {
             first_S[i + 1] = first_S[i] + (int32_t)slots_LS[l * servers + i];
         }
         flow_init(&flow, flow_block, s, e, first_S, speed_S);
         begin_loads(&search, load_LTE + l * iterations * experts, iterations, speed);
-        search.held_SE = current_LSE == NULL ? NULL : current_LSE + at;
-        if (current_LSE != NULL) {
-            keep(&layer, search.held_SE, now_LSE == NULL ? NULL : now_LSE + at);
+        begin_held(&search, &held);
+        if (held.first_S != NULL) {
+            keep(&layer, &held);
         } else {
             fill(&layer);
         }
         begin_shares(&search);
         move_together(&search);
-        write_shares(&search, holds_LSE + at, shares_LSE + at);
+        at = write_together(&search, at, first_X + l * servers + 1, expert_N, share_N);
     }
     void *blocks[] = {first_S, flow_block, block, layer.load_E, layer.load_BE, layer.scratch, layer.counts};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(*blocks); i++) {

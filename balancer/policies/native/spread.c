@@ -3,15 +3,104 @@
 
 #include <string.h>
 
+/* Beyond this many replicas of an expert, the sum of that many narrow counts could overflow. */
+#define MOST_NARROW (UINT16_MAX / UINT8_MAX)
+
+/* Experts in common are counted for any two servers. With many servers there are few, and the counts are narrow: a row
+ * of them is read for every replica, which takes most of the time. */
 typedef struct {
     int32_t *total;    /* by server */
     int32_t *left;     /* by server */
-    int32_t *shared;   /* by server */
     int32_t *taken_by; /* by server */
     int32_t *list;     /* by server */
-    int32_t *chosen;   /* by server */
-    int32_t *pairs;    /* servers x servers */
+    int64_t *base;     /* by server: its key in the search, without what it shares */
+    int32_t *shared;   /* by server */
+    int32_t *pairs;    /* servers x servers; NULL: narrow */
+    uint16_t *narrow_shared;
+    uint8_t *narrow_pairs;
 } SpreadRoom;
+
+static void
+clear_shared(const SpreadRoom *room, ptrdiff_t servers)
+{
+    if (room->pairs != NULL) {
+        memset(room->shared, 0, (size_t)servers * sizeof(*room->shared));
+    } else {
+        memset(room->narrow_shared, 0, (size_t)servers * sizeof(*room->narrow_shared));
+    }
+}
+
+/* Adds the number of experts that each server has in common with server s. */
+static void
+add_shared(const SpreadRoom *room, ptrdiff_t servers, int32_t s)
+{
+    if (room->pairs != NULL) {
+        int32_t *restrict shared = room->shared;
+        const int32_t *restrict with = room->pairs + s * servers;
+        for (ptrdiff_t i = 0; i < servers; i++) {
+            shared[i] += with[i];
+        }
+        return;
+    }
+    uint16_t *restrict shared = room->narrow_shared;
+    const uint8_t *restrict with = room->narrow_pairs + s * servers;
+    /* The matrix is larger than the cache, and the next row is not known before. */
+    for (ptrdiff_t i = 0; i < servers; i += 64) {
+        __builtin_prefetch(with + i);
+    }
+    for (ptrdiff_t i = 0; i < servers; i++) {
+        shared[i] = (uint16_t)(shared[i] + with[i]);
+    }
+}
+
+/* Counts an expert that these servers share. */
+static void
+count_pairs(const SpreadRoom *room, ptrdiff_t servers, const int32_t *server, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t j = 0; j < count; j++) {
+            ptrdiff_t at = server[i] * servers + server[j];
+            if (i == j) {
+                continue;
+            }
+            if (room->pairs != NULL) {
+                room->pairs[at]++;
+            } else {
+                room->narrow_pairs[at] = (uint8_t)(room->narrow_pairs[at] + (room->narrow_pairs[at] < UINT8_MAX));
+            }
+        }
+    }
+}
+
+/* A server's key: those ahead over all layers last, then by total. */
+static int64_t
+base_of(const SpreadRoom *room, ptrdiff_t s, int32_t least)
+{
+    int64_t ahead = room->total[s] > least + 1;
+    return ahead << 62 | room->total[s];
+}
+
+/* Index in the list of the server with the lowest key that lacks expert e; -1: none. */
+static ptrdiff_t
+best_of(const SpreadRoom *room, ptrdiff_t size, int32_t e, int32_t least)
+{
+    const int64_t *base = room->base;
+    int64_t best_key = INT64_MAX;
+    ptrdiff_t best = -1;
+    for (ptrdiff_t i = 0; i < size; i++) {
+        int32_t s = room->list[i];
+        int64_t shared = room->pairs != NULL ? room->shared[s] : room->narrow_shared[s];
+        int64_t key = base[s] + (shared << 32);
+        if (key < best_key && room->taken_by[s] != e) {
+            best_key = key;
+            best = i;
+            if (key == least) {
+                break; /* The lowest possible key. */
+            }
+        }
+    }
+    return best;
+}
 
 static int32_t
 lowest(const int32_t *total, ptrdiff_t servers, ptrdiff_t *how_many)
@@ -47,41 +136,27 @@ emptiest(const int32_t *left, ptrdiff_t servers, ptrdiff_t first, int32_t *list)
 
 /* Each replica goes to the emptiest server without its expert. Ties: first servers that are not ahead over all layers,
  * then the one that shares the fewest experts with the expert's other servers, then the lowest total, then in turn from
- * server `first`. `total` (by server) and `pairs` (by two servers) accumulate over layers. */
+ * server `first`. `total` and what servers share accumulate over layers. */
 static void
 spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t *slots, ptrdiff_t first,
-       uint8_t *holds, double *shares, SpreadRoom *room)
+       int32_t *server, const SpreadRoom *room)
 {
-    int32_t *left = room->left, *total = room->total, *shared = room->shared, *taken_by = room->taken_by;
+    int32_t *left = room->left, *total = room->total, *taken_by = room->taken_by;
+    ptrdiff_t at_least, size = 0;
+    int32_t least = lowest(total, servers, &at_least);
     for (ptrdiff_t s = 0; s < servers; s++) {
         left[s] = (int32_t)slots[s];
         taken_by[s] = -1;
+        room->base[s] = base_of(room, s, least);
     }
-    ptrdiff_t at_least, size = 0;
-    int32_t least = lowest(total, servers, &at_least);
-    for (ptrdiff_t e = 0; e < experts; e++) {
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            shared[s] = 0;
-        }
+    for (ptrdiff_t e = 0; e < experts; server += count[e], e++) {
+        clear_shared(room, servers);
         int64_t copy = 0;
         for (; copy < count[e]; copy++) {
-            ptrdiff_t best = -1;
             if (size == 0) {
                 size = emptiest(left, servers, first, room->list);
             }
-            int64_t best_key = INT64_MAX;
-            for (ptrdiff_t i = 0; i < size; i++) {
-                int32_t s = room->list[i];
-                int64_t ahead = total[s] > least + 1;
-                int64_t key = ahead << 62 | (int64_t)shared[s] << 32 | total[s];
-                if (key < best_key && taken_by[s] != e) {
-                    best_key = key;
-                    best = i;
-                    if (key == least) {
-                        break; /* The lowest possible key. */
-                    }
-                }
-            }
+            ptrdiff_t best = best_of(room, size, (int32_t)e, least);
             int32_t s = -1;
             if (best >= 0) {
                 s = room->list[best];
@@ -98,45 +173,65 @@ spread(ptrdiff_t experts, ptrdiff_t servers, const int64_t *count, const int64_t
                     break;
                 }
             }
-            for (int64_t i = 0; i < copy; i++) {
-                room->pairs[s * servers + room->chosen[i]]++;
-                room->pairs[room->chosen[i] * servers + s]++;
-            }
-            room->chosen[copy] = s;
             taken_by[s] = (int32_t)e;
-            holds[s * experts + e] = 1;
+            server[copy] = s;
             left[s]--;
-            const int32_t *with = room->pairs + s * servers;
-            for (ptrdiff_t i = 0; copy + 1 < count[e] && i < servers; i++) {
-                shared[i] += with[i];
+            if (copy + 1 < count[e]) {
+                add_shared(room, servers, s);
             }
         }
+        count_pairs(room, servers, server, copy);
         for (int64_t i = 0; i < copy; i++) {
-            int32_t s = room->chosen[i];
-            shares[s * experts + e] = 1.0 / (double)copy;
-            if (total[s]++ == least && --at_least == 0) {
+            int32_t s = server[i];
+            total[s]++;
+            room->base[s] = base_of(room, s, least);
+            if (total[s] - 1 == least && --at_least == 0) {
                 least = lowest(total, servers, &at_least);
+                for (ptrdiff_t other = 0; other < servers; other++) {
+                    room->base[other] = base_of(room, other, least);
+                }
             }
         }
     }
 }
 
-/* Counts (L, E), dealt to servers with these slots (L, S); holds and shares (L, S, E) are zeroed. */
+/* Counts (L, E), dealt to servers with these slots (L, S), into a compact placement `server` (L, P) of -1. */
 EXPORT int
-spread_layers(const int64_t *count_LE, const int64_t *slots_LS, uint8_t *holds_LSE, double *shares_LSE,
-              ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
+spread_layers(const int64_t *count_LE, const int64_t *slots_LS, int32_t *server_LP, ptrdiff_t layers,
+              ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t replicas)
 {
+    if (!counts_fit(count_LE, layers, experts, replicas)) {
+        return OUT_OF_RANGE;
+    }
+    /* With so few pairs, less than one is usual. */
+    double pairs = 0;
+    int64_t most = 0;
+    for (ptrdiff_t i = 0; i < layers * experts; i++) {
+        pairs += (double)count_LE[i] * (double)count_LE[i];
+        most = count_LE[i] > most ? count_LE[i] : most;
+    }
     size_t n = (size_t)servers;
-    int32_t *memory = calloc(n * (n + 6), sizeof(*memory));
+    bool narrow = pairs < (double)servers * (double)servers && most <= MOST_NARROW;
+    size_t bytes = n * sizeof(int64_t) + 5 * n * sizeof(int32_t) + n * n * (narrow ? 1 : sizeof(int32_t));
+    char *memory = calloc(bytes, 1);
     if (memory == NULL) {
         return NO_MEMORY;
     }
-    SpreadRoom room = {memory,         memory + n,     memory + 2 * n, memory + 3 * n,
-                       memory + 4 * n, memory + 5 * n, memory + 6 * n};
+    SpreadRoom room = {.base = (int64_t *)memory};
+    room.total = (int32_t *)(room.base + n);
+    room.left = room.total + n;
+    room.taken_by = room.left + n;
+    room.list = room.taken_by + n;
+    room.shared = room.list + n;
+    room.narrow_shared = (uint16_t *)room.shared;
+    if (narrow) {
+        room.narrow_pairs = (uint8_t *)(room.shared + n);
+    } else {
+        room.pairs = room.shared + n;
+    }
     for (ptrdiff_t l = 0; l < layers; l++) {
-        ptrdiff_t at = l * servers * experts;
-        spread(experts, servers, count_LE + l * experts, slots_LS + l * servers, l % servers, holds_LSE + at,
-               shares_LSE + at, &room);
+        spread(experts, servers, count_LE + l * experts, slots_LS + l * servers, l % servers,
+               server_LP + l * replicas, &room);
     }
     free(memory);
     return DONE;

@@ -94,7 +94,7 @@ def test_a_busy_server_is_asked_again() -> None:
 def test_a_wrong_request_is_not_sent_again() -> None:
     world = World()
     connections = [FakeConnection(world, f"s{i}", ("invalid",)) for i in range(2)]
-    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS[:, :1] * 0)
+    call = call_of(world, FakeReplicas(world, [view_of(connections, BOTH)]), IDS[:1, :1] * 0)
     with pytest.raises(WrongRequestError, match="s0"):
         call.run()
     assert world.asked == ["s0"]
@@ -203,7 +203,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Call, list[FakeConnection]]:
     replicas = FakeReplicas(world, [view(1), view(2)], draw(st.sampled_from((0.2, 1.0, np.inf))))
     ids_TK = np.stack([rng.permutation(experts)[: min(3, experts)] for _ in range(7)])
     wanted_TK = rng.random(ids_TK.shape) < 0.8
-    policy = draw(st.sampled_from(("least_loaded", "split", "weights")))
+    policy = draw(st.sampled_from(("least_loaded", "weights")))
     for connection in connections:
         for _ in range(draw(st.sampled_from((0, 30)))):  # From 20 on, late requests are hedged.
             connection.service.observe(1, 0.001)

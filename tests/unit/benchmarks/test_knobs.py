@@ -37,7 +37,7 @@ def made(regime: str, seed: int, iterations: int = 480) -> Trace:
 def one_cycle(knobs_K: np.ndarray, seed: int = 0, at: int = 2) -> tuple:
     found = list(windows(made("flips", seed), INTERVAL, S))
     # Made for quite another load: there is something to swap.
-    held_LSE, _ = scalpel(make_problem(found[at].load_LE[:, ::-1], S, SLOTS))
+    held_LSE = scalpel(make_problem(found[at].load_LE[:, ::-1], S, SLOTS)).holds_LSE
     return cycle_of(found[at], knobs_K, held_LSE, np.arange(L)), found[at], held_LSE
 
 
@@ -93,7 +93,7 @@ def test_without_temperature_it_is_the_policys_own_cycle(seed: int) -> None:
             budget=int(budget),
             drift_tol=drift_tol,
             heavy_frac=heavy_frac,
-        )
+        ).dense()
         hard = np.mean([par(b_LE, holds_LSE, shares_LSE, np.ones(S)) for b_LE in window.next_BLE])
         transit = (holds_LSE & ~held_LSE).sum() / L
         for soft in (
@@ -119,7 +119,7 @@ def test_counts_and_packing() -> None:
         assert torch.allclose(count_LE.sum(dim=1), torch.full((L,), SLOTS).double())
         assert ((count_LE >= 1) & (count_LE <= S)).all()
     assert np.allclose(count_LE, hard_LE, atol=1e-6)
-    holds_LSE, _ = scalpel(make_problem(weight_LE, S, SLOTS))
+    holds_LSE = scalpel(make_problem(weight_LE, S, SLOTS)).holds_LSE
     anchor_LSE = torch.from_numpy(holds_LSE).double()
     columns_LS = anchor_LSE.sum(dim=2)
     packed_LSE = sinkhorn((anchor_LSE - 1) / 0.5, anchor_LSE.sum(dim=1), columns_LS)

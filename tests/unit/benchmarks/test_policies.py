@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from balancer.policies import names
 from benchmarks.policies import bench_policies, parse_size
 from benchmarks.policies.__main__ import app
+from benchmarks.policies.memory import peak_mb
 from eaas.errors import ConfigError
 
 
@@ -27,7 +28,15 @@ def test_every_policy_has_a_row_for_each_size() -> None:
         assert row["par_max"] >= row["par_mean"] >= 1
         assert row["gap_mean"] >= 1
         assert row["limit_ms"] is None
+        assert row["peak_mb"] is None or 0 < row["peak_mb"] < 100
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("policy", ["fractional", "spread"])
+def test_four_thousand_servers_are_planned_in_little_memory(policy: str) -> None:
+    """Dense shares of these ten layers would have 164 MB, and six times as much for all layers."""
+    peak = peak_mb(policy, parse_size("10,512,4000,8000"))
+    assert peak is None or peak < 80
 
 
 def test_the_command_prints_json_and_a_table() -> None:

@@ -103,7 +103,6 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
         ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
         ("simulate validate", "gone; docs/scheduling.md keeps"),
         ("knobs train", "now `python -m benchmarks.knobs`"),
-        ("trace convert a.npz b.csv", "now `eaas trace info TRACE --out FILE`"),
     ],
 )
 def test_a_former_command_names_its_successor(former: str, successor: str) -> None:

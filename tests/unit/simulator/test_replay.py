@@ -12,6 +12,7 @@ import pytest
 from balancer.policies import Plan
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
+from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 from simulator import replay
 from simulator.placement.planners import first_layout, policy_names
@@ -32,10 +33,10 @@ class Shuffler:
     plans: list[Plan] = field(default_factory=list)
     currents: list[Any] = field(default_factory=list)
 
-    def step(self, counts_WLE: Any, load_LE: Any, current_LSE: Any) -> Callable[[], Plan]:
+    def step(self, counts_WLE: Any, load_LE: Any, current: Layout) -> Callable[[], Plan]:
         assert np.array_equal(counts_WLE.sum(axis=0, dtype=float), load_LE)
         rng = np.random.default_rng([self.seed, len(self.plans)])
-        holds_LSE = current_LSE.copy()
+        holds_LSE, _ = current.dense()
         shares_LSE = np.zeros(holds_LSE.shape)
         for layer in range(LAYERS):
             if rng.random() < 0.7:
@@ -43,10 +44,10 @@ class Shuffler:
                 holds_LSE[layer, rng.integers(SERVERS, size=EXPERTS), np.arange(EXPERTS)] = True
             shares_LSE[layer] = rng.random((SERVERS, EXPERTS)) * holds_LSE[layer]
         shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
-        problem = make_problem(load_LE, SERVERS, SERVERS * EXPERTS, current_LSE)
-        plan = make_plan("shuffler", problem, holds_LSE, shares_LSE)
+        problem = make_problem(load_LE, SERVERS, SERVERS * EXPERTS, current)
+        plan = make_plan("shuffler", problem, Layout.of(holds_LSE, shares_LSE))
         self.windows.append(counts_WLE)
-        self.currents.append(current_LSE)
+        self.currents.append(current.holds_LSE)
         self.plans.append(plan)
         return lambda: plan
 
@@ -81,7 +82,7 @@ def test_as_a_loop_over_iterations(interval: int, seconds: float) -> None:
         clock=ticking(seconds),
         planner=planner,
     )
-    holds, shares = first_layout(LAYERS, SERVERS, EXPERTS)
+    holds, shares = first_layout(LAYERS, SERVERS, EXPERTS).dense()
     plans = iter(planner.plans)
     finish, transit, waiting = 0, 0, []
     busy_until = -1
@@ -120,7 +121,7 @@ def test_a_planners_input() -> None:
     trace, planner = small_trace(60), Shuffler()
     replay(trace, "shuffler", servers=SERVERS, interval=20, planning_s=0, planner=planner)
     timeline, number = Timeline(20, 60), 0
-    held, _ = first_layout(LAYERS, SERVERS, EXPERTS)
+    held, _ = first_layout(LAYERS, SERVERS, EXPERTS).dense()
     while (done := timeline.next_plan) is not None:
         assert np.array_equal(planner.windows[number], trace.counts_ILE[done - 20 : done])
         assert np.array_equal(planner.currents[number], held)
@@ -142,7 +143,7 @@ def test_no_load_is_perfect_balance() -> None:
 
 def test_the_first_layout_fits_any_number_of_servers() -> None:
     for servers in (1, 3, 4, 10, 16):
-        holds, shares = first_layout(2, servers, 10)
+        holds, shares = first_layout(2, servers, 10).dense()
         assert (holds.sum(axis=1) == 1).all()
         assert (shares.sum(axis=1) == 1).all()
         slots = 10 // servers + (np.arange(servers) < 10 % servers)

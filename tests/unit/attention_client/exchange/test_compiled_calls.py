@@ -457,11 +457,16 @@ def test_a_lane_must_lie_in_its_buffer() -> None:
 def test_a_route_checks_its_sizes() -> None:
     shares = np.ones((1, 1, EXPERTS), np.float32)
     with pytest.raises(ValueError, match="shares"):
-        Route(None, [None], shares, 2, EXPERTS, 64, True, 0.1)
+        Route(None, [None], shares, 2, EXPERTS, True, 0.1)
     with pytest.raises(ValueError, match="range"):
-        Route(None, [], shares, 1, EXPERTS, 64, True, 0.1)
+        Route(None, [], shares, 1, EXPERTS, True, 0.1)
     with pytest.raises(ValueError, match="range"):
-        Route(None, [object()], shares, 1, EXPERTS, 64, True, 0.1)  # type: ignore[list-item]
+        Route(None, [object()], shares, 1, EXPERTS, True, 0.1)  # type: ignore[list-item]
+    route = Route(None, [None], shares, 1, EXPERTS, True, 0.1)
+    with pytest.raises(ValueError, match="load_pairs"):
+        route.set_rates(np.ones(1), 0.0)
+    with pytest.raises(ValueError, match="rates"):
+        route.set_rates(np.ones(2), 16.0)
 
 
 def test_a_released_lane_starts_nothing() -> None:

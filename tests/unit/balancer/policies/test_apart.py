@@ -72,8 +72,10 @@ def test_no_expert_is_alone_unless_it_must_be(
     for was_SE, is_SE in zip(before.holds_LSE, after.holds_LSE, strict=True):
         least = fewest_alone(was_SE.sum(axis=1), was_SE.sum(axis=0), node_S)
         assert alone(is_SE, node_S) == least
-    # `spread` ignores load.
-    if policy == "fractional" or (loads == "equal" and slots % experts == 0):
+    # `spread` ignores load. With fewer than two slots a server, two replicas that balance the load may fit on
+    # one node only.
+    spread_is_even = loads == "equal" and slots % experts == 0
+    if slots >= 2 * servers and (policy == "fractional" or spread_is_even):
         assert (after.par_L <= before.par_L * (1 + 1e-6)).all()
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from balancer.policies import plan
 from balancer.policies.bounds import par_bound
 from balancer.policies.problem import make_problem
 from linear_program import least_fullness
@@ -107,3 +108,33 @@ def test_no_placement_at_all_is_below_it(data: st.DataObject) -> None:
 
 def test_layers_without_load_are_balanced() -> None:
     assert par_bound(make_problem(np.zeros((1, 3)), 2, 4)) == [1.0]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_servers_without_slots_only_raise_the_mean(data: st.DataObject) -> None:
+    """The bound is that of the other servers alone, over the mean of all: exact where that one is."""
+    experts = data.draw(st.integers(1, 6))
+    slots_S = np.array(data.draw(st.lists(st.integers(0, experts), min_size=2, max_size=7)))
+    usable_S = slots_S > 0
+    load_E = np.array(
+        data.draw(st.lists(st.integers(0, 9), min_size=experts, max_size=experts).filter(any)),
+        dtype=float,
+    )
+    speeds = st.sampled_from([0.25, 1.0, 1.5, 4.0])
+    speeds_S = np.array(data.draw(st.lists(speeds, min_size=len(slots_S), max_size=len(slots_S))))
+    if slots_S.sum() < experts:
+        return
+    bound = par_bound(make_problem(load_E[None], len(slots_S), slots_S, None, speeds_S))
+    alone = make_problem(
+        load_E[None], int(usable_S.sum()), slots_S[usable_S], None, speeds_S[usable_S]
+    )
+    ratio = speeds_S.sum() / speeds_S[usable_S].sum()
+    assert bound == pytest.approx(par_bound(alone) * ratio)
+
+
+@pytest.mark.parametrize("policy", ["fractional", "spread", "eplb", "scalpel", "craft"])
+def test_a_plan_on_three_of_four_servers_is_proven_optimal(policy: str) -> None:
+    found = plan(policy, [[1.0, 1.0, 1.0, 1.0, 1.0, 1.0]], 4, [6, 6, 6, 0])
+    assert found.bound_L == [4 / 3]
+    assert found.par_L == pytest.approx([4 / 3])

@@ -32,10 +32,10 @@ def test_every_slot_is_used_by_an_expert_that_is_not_there(
     given_: tuple[Float, npt.NDArray[np.int64], Float, Compact],
 ) -> None:
     load_LE, slots_LS, _, found = given_
-    held_LSE = found.holds()
+    held_LSE = found.layout().holds_LSE
     assert (held_LSE.sum(axis=2) == slots_LS).all()
     assert (held_LSE.sum(axis=1) == found.count_LE).all()
-    _, shares_LSE = found.layout()
+    _, shares_LSE = found.layout().dense()
     np.testing.assert_allclose(
         found.server_load(load_LE), np.einsum("lse,le->ls", shares_LSE, load_LE), rtol=1e-9
     )
@@ -51,10 +51,10 @@ def test_refining_keeps_counts_and_never_raises_the_peak(
 ) -> None:
     load_LE, slots_LS, speeds_S, first = given_
     later = refine(first, load_LE, speeds_S, budget)
-    held_LSE = later.holds()
+    held_LSE = later.layout().holds_LSE
     assert (held_LSE.sum(axis=2) == slots_LS).all()
     assert (held_LSE.sum(axis=1) == first.count_LE).all()
-    before_L, after_L = (par(load_LE, *each.layout(), speeds_S) for each in (first, later))
+    before_L, after_L = (par(load_LE, *each.layout().dense(), speeds_S) for each in (first, later))
     assert (after_L <= before_L * (1 + 1e-9)).all()
     if budget == 0:
         assert (later.server_LP == first.server_LP).all()

@@ -26,6 +26,13 @@ def arrays() -> dict[str, Any]:
     }
 
 
+def rows(replicas: int) -> tuple[Any, ...]:
+    """A sparse layout's arrays, of no replica on the first servers and all on the last."""
+    first_X = np.zeros(L * S + 1, np.int64)
+    first_X[-1] = replicas
+    return first_X, np.zeros(replicas, np.int32), np.ones(replicas)
+
+
 def test_fitting_arrays_are_filled() -> None:
     given_arrays = arrays()
     compiled.place(*given_arrays.values())
@@ -78,7 +85,7 @@ def test_servers_that_do_not_exist_are_refused(server: int) -> None:
     server_LP[1, 2] = server
     shape = (L, S, E)
     for call in (
-        lambda: compiled.scatter(count_LE, server_LP, np.zeros(shape, np.bool_), None),
+        lambda: compiled.sparse_of_compact(count_LE, server_LP, *rows(L * E)),
         lambda: compiled.compact_load(np.ones((L, E)), count_LE, server_LP, np.empty((L, S))),
         lambda: compiled.refine(np.ones((L, E)), count_LE, np.ones(S), 1, server_LP),
         lambda: compiled.match(
@@ -93,12 +100,56 @@ def test_servers_that_do_not_exist_are_refused(server: int) -> None:
 def test_slots_that_do_not_suffice_are_refused() -> None:
     def call(slots: int, nodes: list[int] | None = None) -> None:
         compiled.plan_fractional(
-            *(np.ones((1, L, E)), np.full((L, S), slots), np.ones(S), None, None),
+            *(np.ones((1, L, E)), np.full((L, S), slots), np.ones(S), None, None, None),
             None if nodes is None else np.array(nodes, np.int32),
-            *(0, 0.0, np.zeros((L, S, E), np.bool_), np.zeros((L, S, E))),
+            *(0, 0.0, *rows(max(L * S * slots, 0))),
         )
 
     call(2, [0, 0, 1])
     for slots, nodes in ((1, None), (E + 1, None), (-1, None), (2, [0, -1, 1])):
         with pytest.raises(ValueError, match="out of range"):
             call(slots, nodes)
+
+
+def test_results_without_room_are_refused() -> None:
+    count_LE, server_LP = np.ones((L, E), dtype=np.int64), np.zeros((L, E), dtype=np.int32)
+    holds_LSE = np.ones((L, S, E), np.bool_)
+    for off in (-1, 1):
+        with pytest.raises(ValueError, match="out of range"):
+            compiled.sparse_of_compact(count_LE, server_LP, *rows(L * E + off))
+        with pytest.raises(ValueError, match="out of range"):
+            compiled.sparse_of_holds(holds_LSE, None, *rows(L * S * E + off))
+    with pytest.raises(ValueError, match="out of range"):
+        compiled.plan_fractional(
+            *(np.ones((1, L, E)), np.full((L, S), 2), np.ones(S), None, None, None, None),
+            *(0, 0.0, *rows(L * S * 2 - 1)),
+        )
+
+
+@pytest.mark.parametrize(
+    ("begins", "experts"),
+    [
+        ([1, 2, 2, 2, 2, 2, 2], [0, 1]),  # does not begin at 0
+        ([0, 2, 1, 2, 2, 2, 2], [0, 1]),  # goes back
+        ([0, 3, 2, 2, 2, 2, 2], [0, 1]),  # beyond the replicas
+        ([0, 1, 2, 2, 2, 2, 1], [0, 1]),  # does not end with them
+        ([0, 2, 2, 2, 2, 2, 2], [1, 0]),  # descending
+        ([0, 2, 2, 2, 2, 2, 2], [1, 1]),  # twice
+        ([0, 2, 2, 2, 2, 2, 2], [0, E]),
+        ([0, 2, 2, 2, 2, 2, 2], [-1, 0]),
+    ],
+)
+def test_rows_that_are_wrong_are_refused(begins: list[int], experts: list[int]) -> None:
+    first_X, expert_N, share_N = np.array(begins), np.array(experts, np.int32), np.ones(2)
+    for call in (
+        lambda: compiled.sparse_load(np.ones((L, E)), first_X, expert_N, share_N, np.empty((L, S))),
+        lambda: compiled.plan_fractional(
+            *(np.ones((1, L, E)), np.full((L, S), 2), np.ones(S), first_X, expert_N, share_N),
+            *(None, 0, 0.0, *rows(L * S * 2)),
+        ),
+    ):
+        with pytest.raises(ValueError, match="out of range"):
+            call()
+    if max(experts) < E:  # This one does not know the number of experts.
+        with pytest.raises(ValueError, match="out of range"):
+            compiled.sparse_new(first_X, expert_N, first_X, expert_N, np.empty(L * S + 1, np.int64))

@@ -21,6 +21,7 @@ from balancer.policies.craft import (
     automatic_factor,
     gain_of,
     interleave,
+    least_factor,
     replication_benefit,
 )
 from balancer.policies.craft_memory import ReplicaMemory
@@ -56,7 +57,7 @@ def test_gains_are_those_of_a_plain_replay() -> None:
         total_L = np.full(3, 16 + extra)
         count_LE = replicate(problem.load_LE, total_L, 4)
         slots_LS = interleave(total_L, problem.slots_LS)
-        _, shares_LSE = place(problem.load_LE, count_LE, slots_LS, np.ones(4)).layout()
+        _, shares_LSE = place(problem.load_LE, count_LE, slots_LS, np.ones(4)).layout().dense()
         load_BLS = np.einsum("lse,ble->bls", shares_LSE, window_BLE)
         most_BL = load_BLS.max(axis=2)
         ratio_BL = np.divide(
@@ -220,3 +221,32 @@ def test_memory_of_replicas() -> None:
     assert memory.cache_share_lost(8) == pytest.approx(0.19 * 8 / 58)
     assert memory.cache_share_lost(1e6) == 1.0
     assert memory.most_replicas(0.1) == 30
+
+
+@pytest.mark.parametrize(("servers", "slots", "eight"), [(64, 320, True), (288, 576, False)])
+def test_the_default_factor_follows_the_load(servers: int, slots: int, eight: bool) -> None:
+    """R = 8 where it balances; more where servers have about one expert each and 8 leave hot ones alone."""
+    counts_ILE = generate_trace(REGIMES["drift"], iterations=64).counts_ILE
+    load_LE = counts_ILE.sum(axis=0)
+    paper = plan("craft", load_LE, servers, slots, window_WLE=counts_ILE, replication_factor=8)
+    found = plan("craft", load_LE, servers, slots, window_WLE=counts_ILE)
+    peer = plan("eplb", load_LE, servers, slots)
+    assert bool(paper.par_L.mean() < 1.1) is eight
+    assert np.array_equal(found.holds_LSE, paper.holds_LSE) is eight
+    assert found.par_L.mean() < 1.15 * peer.par_L.mean()
+    assert found.holds_LSE.sum() <= peer.holds_LSE.sum()
+    # Memory stays level.
+    assert np.ptp(found.holds_LSE.sum(axis=(0, 2))) <= 1
+
+
+def test_the_default_factor_gives_every_layer_what_balances_it() -> None:
+    table = benefit([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]], [10, 20, 40])
+    assert least_factor(table, 2) == 8  # without PARs, the paper's
+    needs = replace(table, par_KL=np.array([[3, 1.1], [2, 1.1], [1.2, 1.1], [1.0, 1.1]]))
+    assert least_factor(needs, 2) == 10  # 20 replicas and none, on two servers
+    assert least_factor(needs, 4) == 8
+    # No count is enough: the least that is about as good as the best.
+    assert (
+        least_factor(replace(table, par_KL=np.array([[3, 3], [2, 2.9], [2, 2], [1.99, 1]])), 2)
+        == 25
+    )

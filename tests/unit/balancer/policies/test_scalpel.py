@@ -96,11 +96,11 @@ def test_alignment_permutes_packs_and_the_optimal_one_is_optimal(seed: int) -> N
     current = plan("eplb", skewed(1, 10, seed), 4, 16)
     problem = make_problem(skewed(1, 10, seed + 1), 4, 16, current=current)
     fresh = fresh_placement(problem, problem.load_LE)
-    packs_SE = fresh.holds()[0]
+    packs_SE = fresh.layout().holds_LSE[0]
     layers = np.array([0])
     transits = {}
     for matching in ("greedy", "optimal"):
-        aligned_SE = align(problem, fresh, layers, matching).holds()[0]  # type: ignore[arg-type]
+        aligned_SE = align(problem, fresh, layers, matching).layout().holds_LSE[0]  # type: ignore[arg-type]
         assert sorted(map(bytes, aligned_SE)) == sorted(map(bytes, packs_SE))
         transits[matching] = (aligned_SE & ~current.holds_LSE[0]).sum()
     best = min(

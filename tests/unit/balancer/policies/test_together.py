@@ -96,7 +96,7 @@ def test_two_experts_that_peak_together_go_to_different_servers(
     slots = 2 * servers + servers * spare
     problem = make_problem(load_TE.mean(axis=0)[None], servers, slots, current_SE[None])
     load_LTE = load_TE[None].astype(np.float32)
-    _, shares_LSE = lay_out_together(problem, load_LTE, 0.001)
+    shares_LSE = lay_out_together(problem, load_LTE, 0.001).shares_LSE
     together = [
         shares_LSE[0][:, order_E[2 * p : 2 * p + 2]].sum(axis=1).max() for p in range(servers)
     ]
@@ -114,9 +114,9 @@ def test_shares_do_not_depend_on_the_order_of_the_iterations(seed: int) -> None:
     values = []
     for order_T in (np.arange(48), rng.permutation(48)):
         mixed = np.ascontiguousarray(load_LTE[:, order_T])
-        holds_LSE, shares_LSE = lay_out_together(problem, mixed, 1000.0)
-        assert (holds_LSE == first.holds_LSE).all()
-        values.append(objective(mixed, shares_LSE, np.ones(6)))
+        layout = lay_out_together(problem, mixed, 1000.0)
+        assert (layout.holds_LSE == first.holds_LSE).all()
+        values.append(objective(mixed, layout.shares_LSE, np.ones(6)))
     np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
     assert (values[0] <= objective(load_LTE, first.shares_LSE, np.ones(6)) + 1e-4).all()
 
@@ -137,7 +137,8 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
     load_LTE = np.ascontiguousarray(load_LTE, np.float32)
     first = plan("fractional", load_LTE.mean(axis=1) + 1, servers, slots_S, speeds_S=speeds_S)
     problem = make_problem(load_LTE.mean(axis=1), servers, slots_S, first, speeds_S)
-    holds_LSE, shares_LSE = lay_out_together(problem, load_LTE, price)
+    layout = lay_out_together(problem, load_LTE, price)
+    holds_LSE, shares_LSE = layout.holds_LSE, layout.shares_LSE
     assert (holds_LSE.sum(axis=2) <= slots_S).all()
     assert holds_LSE.any(axis=1).all()
     assert ((shares_LSE > 0) == holds_LSE).all()
@@ -147,8 +148,8 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
     loads_L = (holds_LSE & ~first.holds_LSE).sum(axis=(1, 2))
     assert (before_L - after_L >= price * loads_L - 1e-3 * before_L).all()
     threads = lay_out_together(problem, load_LTE, price, threads=2)
-    assert (threads[0] == holds_LSE).all()
-    assert (threads[1] == shares_LSE).all()
+    for ours, theirs in zip(layout.arrays, threads.arrays, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_plan_from_nothing_and_one_with_layers_of_both_kinds() -> None:

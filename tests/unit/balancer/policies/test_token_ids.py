@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from balancer.policies import FractionalBalancer, ScalpelBalancer, rebalance
-from eaas.errors import TraceError
-from eaas_cli.commands import app
+from balancer.policies import token_ids as module
 from simulator.routing import are_token_ids, count_token_ids
-from simulator.traces import read_trace
 
 
 def token_ids(
@@ -69,44 +65,41 @@ def test_floats_are_never_ids() -> None:
     assert not are_token_ids(token_ids(2079, 32, 2, 8).astype(np.float64))
 
 
-def test_a_file_of_ids_is_refused_and_can_be_converted(tmp_path: Path) -> None:
-    ids_TLK = token_ids(2079, 32, 2, 8)
-    source, target = tmp_path / "ids.npy", tmp_path / "x.npz"
-    np.save(source, ids_TLK)
-    with pytest.raises(TraceError) as caught:
-        read_trace(source)
-    told = str(caught.value)
-    for part in (str(source), "(2079, 32, 2)", "2 experts", "2079 tokens", "--experts", ".csv"):
-        assert part in told
-    for words in (["compare", source], ["info", source, "--out", target]):
-        done = CliRunner().invoke(app, ["trace", *map(str, words)])
-        assert isinstance(done.exception, TraceError)
-        assert "--experts" in str(done.exception)
-    words = ["info", source, "--out", target, "--experts", "8", "--tokens", "500"]
-    done = CliRunner().invoke(app, ["trace", *map(str, words)])
-    assert done.exit_code == 0, done.output
-    counts_ILE = read_trace(target).counts_ILE
-    assert counts_ILE.shape == (5, 32, 8)
-    for iteration, layer, expert in ((0, 0, 0), (3, 7, 5), (4, 31, 2)):
-        part = ids_TLK[500 * iteration : 500 * (iteration + 1), layer]
-        assert counts_ILE[iteration, layer, expert] == (part == expert).sum()
-
-
-def test_a_csv_says_itself_that_its_columns_are_experts(tmp_path: Path) -> None:
-    values = token_ids(300, 1, 2, 8)[:, 0]
-    path = tmp_path / "x.csv"
-    rows = [f"{i},0,{a},{b}" for i, (a, b) in enumerate(values)]
-    path.write_text("iteration,layer,0,1\n" + "\n".join(rows) + "\n")
-    assert read_trace(path).counts_ILE.shape == (300, 1, 2)
-
-
 @pytest.mark.parametrize(
     ("experts", "tokens", "named"),
-    [(7, 10, "id 7, and 7 experts are 0 to 6"), (8, 0, "0 tokens")],
+    [
+        (7, 10, r"token \d+, layer \d has the id 7, and 7 experts are 0 to 6"),
+        (8, 0, "0 tokens"),
+    ],
 )
 def test_ids_that_cannot_be_counted(experts: int, tokens: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         count_token_ids(token_ids(100, 2, 2, 8), experts, tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 1 << 20])
+def test_the_place_of_a_wrong_id_is_told(tokens: int) -> None:
+    ids_TLK = np.tile(np.array([4, 1, 6]), (500, 3, 1))
+    for place, value, named in (
+        ((431, 2, 1), -1, "token 431, layer 2 has the id -1.*leave padded tokens out"),
+        ((431, 2, 1), 8, "token 431, layer 2 has the id 8, and 8 experts are 0 to 7$"),
+        ((431, 2, 1), 6, "token 431, layer 2 has the expert 6 twice"),
+    ):
+        wrong = ids_TLK.copy()
+        wrong[place] = value
+        with pytest.raises(ValueError, match=named):
+            count_token_ids(wrong, 8, tokens)
+    assert count_token_ids(ids_TLK, 8, tokens).sum() == ids_TLK.size
+
+
+def test_many_ids_are_counted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids_TLK = token_ids(301, 3, 2, 8)
+    whole = count_token_ids(ids_TLK, 8, 16)
+    monkeypatch.setattr(module, "_BLOCK_IDS", 3 * 2 * 16 * 5)
+    assert np.array_equal(count_token_ids(ids_TLK, 8, 16), whole)
+    for iteration, layer, expert in ((0, 0, 0), (11, 2, 5), (18, 1, 7)):
+        part = ids_TLK[16 * iteration : 16 * (iteration + 1), layer]
+        assert whole[iteration, layer, expert] == (part == expert).sum()
 
 
 def test_policies_refuse_ids() -> None:

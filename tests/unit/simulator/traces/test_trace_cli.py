@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from eaas.errors import EaasError
 from eaas_cli.commands import app
 from simulator.traces import read_trace
+from simulator.traces.arrays import Meaning
 
 SMALL = ["--iterations", "40", "--layers", "2", "--experts", "16", "--tokens", "64", "--top-k", "2"]
 
@@ -35,8 +38,11 @@ def made(tmp_path: Path) -> Path:
 def test_a_trace_is_made_converted_and_described(made: Path) -> None:
     for suffix in (".csv", ".npy", ".npz"):
         copy = made.with_name(f"copy{suffix}")
-        assert f"wrote {copy}: 40 iterations" in run("info", made, "--out", copy)
-        assert np.array_equal(read_trace(copy).counts_ILE, read_trace(made).counts_ILE)
+        assert run("convert", made, copy) == (
+            f"wrote {copy}: 40 iterations, 2 layers, 16 experts\n"
+        )
+        back = read_trace(copy, Meaning("counts"))
+        assert np.array_equal(back.counts_ILE, read_trace(made).counts_ILE)
     document = json.loads(run("info", made, "--json"))
     assert (document["iterations"], document["layers"], document["experts"]) == (40, 2, 16)
     assert document["notes"]["regime"]["name"] == "flips"
@@ -85,9 +91,14 @@ def test_info_against_published_figures(tmp_path: Path) -> None:
         (["generate", "x.npz", "--regime", "wild"], "skewed, drift"),
         (["generate", "x.npz", "--layers", "0"], "layers 0"),
         (["info", "no.npz"], "no.npz does not exist"),
-        (["info", "made.npz", "--out", "x.pt"], ".npz, .npy, .csv"),
-        (["info", "holes.csv", "--out", "x.npz"], "iteration 1, layer 1"),
-        (["convert", "made.npz", "x.csv"], "`eaas trace info TRACE --out FILE`"),
+        (["convert", "made.npz", "x.pt"], ".npz, .npy, .csv"),
+        (["convert", "holes.csv", "x.npz"], "iteration 1, layer 1"),
+        (["convert", "no.npy", "x.npz", "--kind", "ids", "--experts", "8"], "no.npy does not"),
+        (["convert", "ids.npy", "x.npz"], "ids.npy: the shape (90, 3, 2)"),
+        (["convert", "ids.npy", "x.npz"], "--kind counts or --kind ids"),
+        (["info", "ids.npy"], "`eaas trace convert`"),
+        (["compare", "ids.npy"], "`eaas trace convert`"),
+        (["convert", "ids.npy", "x.npz", "--kind", "ids"], "--experts"),
         (["info", "made.npz", "--against", "x"], "LmSys"),
         (["record", "x.npz", "--model", "nowhere"], "nowhere does not exist"),
         (["record", "x.txt", "--model", "nowhere"], "x.txt"),
@@ -97,7 +108,7 @@ def test_info_against_published_figures(tmp_path: Path) -> None:
         (["compare", "made.npz", "--interval", "40"], "only 40 iterations"),
         (["compare", "made.npz", "--interval", "8", "--slots", "3"], "slots 3"),
         (["compare", "made.npz", "--plot", "x.pdf"], ".png"),
-        (["compare", "negative.npy"], "negative"),
+        (["convert", "negative.npy", "x.npz", "--kind", "counts"], "negative"),
     ],
 )
 def test_mistakes(
@@ -106,12 +117,35 @@ def test_mistakes(
     monkeypatch.chdir(made.parent)
     Path("holes.csv").write_text("iteration,layer,0\n0,0,1\n0,1,1\n1,1,1\n1,1,2\n")
     np.save("negative.npy", -np.ones((1, 1, 1)))
+    np.save("ids.npy", np.tile(np.array([5, 2]), (90, 3, 1)))
     before = sorted(path.name for path in Path().iterdir())
     with pytest.raises(EaasError) as caught:
         CliRunner().invoke(app, ["trace", *words], catch_exceptions=False)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["convert", "info", "compare"])
+def test_an_array_that_may_be_either_ends_in_one_line_and_exit_code_2(
+    tmp_path: Path, command: str
+) -> None:
+    source = tmp_path / "routing.npy"
+    np.save(source, np.tile(np.array([5, 2]), (2079, 32, 1)))
+    words = ["trace", command, str(source), *([str(tmp_path / "x.npz")] * (command == "convert"))]
+    done = subprocess.run(
+        [sys.executable, "-m", "eaas_cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    for part in (str(source), "(2079, 32, 2)", "2079 tokens x 32 layers x top-2", "--kind"):
+        assert part in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["routing.npy"]
 
 
 def test_recording_ends_in_a_trace(tmp_path: Path) -> None:

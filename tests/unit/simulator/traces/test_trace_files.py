@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from eaas.errors import TraceError
 from simulator.traces import Trace, read_trace, write_trace
+from simulator.traces.arrays import Meaning
 from simulator.traces.trace import checked_counts
 
 COUNTS = np.arange(24, dtype=np.int64).reshape(4, 2, 3) * 20
@@ -34,7 +35,7 @@ def trace(counts: Any = COUNTS, **notes: Any) -> Trace:
 def test_a_written_trace_is_read(tmp_path: Path, suffix: str, counts: Any) -> None:
     path = tmp_path / f"x{suffix}"
     write_trace(trace(counts), path)
-    read = read_trace(path).counts_ILE
+    read = read_trace(path, Meaning("counts")).counts_ILE
     assert read.dtype == np.min_scalar_type(int(counts.max()))
     assert np.array_equal(read, counts)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
@@ -103,14 +104,14 @@ def test_wrong_arrays(tmp_path: Path, values: Any, named: str) -> None:
     path = tmp_path / "x.npy"
     np.save(path, values)
     with pytest.raises(TraceError) as caught:
-        read_trace(path)
+        read_trace(path, Meaning("counts"))
     assert named in str(caught.value)
 
 
 def test_whole_floats_are_counts(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, COUNTS.astype(np.float32))
-    assert np.array_equal(read_trace(path).counts_ILE, COUNTS)
+    assert np.array_equal(read_trace(path, Meaning("counts")).counts_ILE, COUNTS)
 
 
 def test_a_pickle_is_not_opened(tmp_path: Path) -> None:

@@ -1,0 +1,328 @@
+#include "level.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define NOWHERE (-1)
+/* Time that one more request costs a layer call: about the compiled client's own for a call with one request
+ * (docs/performance.md). */
+#define REQUEST_S 20e-6
+/* The search for the least end stops when it is known to this part. */
+#define PRECISE 0.004
+#define MOST_TRIALS 10
+/* How many servers may pass pairs on, one to the next, to relieve one. */
+#define DEPTH 6
+/* Moves to consider at a server, the best first; and in all for one server that ends too late. */
+#define CHOICES 16
+#define MOST_MOVES 1000
+
+typedef struct {
+    int32_t from, to; /* replicas */
+    int64_t pairs;
+    double there; /* when the other server ends after it */
+    double key;   /* the least is tried first */
+} Move;
+
+/* ---- moves ------------------------------------------------------------------------------------------------ */
+
+void
+count_work(Spread *spread)
+{
+    memcpy(spread->ends_S, spread->backlog_S, (size_t)spread->servers * sizeof(double));
+    memset(spread->active_S, 0, (size_t)spread->servers * sizeof(int32_t));
+    for (ptrdiff_t r = 0; r < spread->replicas; r++) {
+        if (spread->pairs_R[r] > 0) {
+            int32_t s = spread->server_R[r];
+            spread->ends_S[s] += spread->rate_S[s] * (1 + (double)spread->pairs_R[r] / spread->load_pairs);
+            spread->active_S[s]++;
+        }
+    }
+}
+
+/* Seconds that a replica's server takes for more pairs of it. */
+static inline double
+seconds_for(const Spread *spread, int32_t replica, int64_t pairs)
+{
+    double load = spread->pairs_R[replica] > 0 ? 0.0 : 1.0;
+    return spread->rate_S[spread->server_R[replica]] * (load + (double)pairs / spread->load_pairs);
+}
+
+static void
+move_pairs(Spread *spread, int32_t from, int32_t to, int64_t pairs)
+{
+    int32_t s = spread->server_R[from], t = spread->server_R[to];
+    spread->ends_S[t] += seconds_for(spread, to, pairs);
+    spread->active_S[t] += spread->pairs_R[to] == 0;
+    spread->pairs_R[to] += pairs;
+    spread->pairs_R[from] -= pairs;
+    spread->ends_S[s] -= seconds_for(spread, from, pairs);
+    spread->active_S[s] -= spread->pairs_R[from] == 0;
+}
+
+/* The last to end among the servers that are asked: nobody waits for the others. NOWHERE: none is asked. */
+static ptrdiff_t
+last_server(const Spread *spread)
+{
+    ptrdiff_t last = NOWHERE;
+    for (ptrdiff_t s = 0; s < spread->servers; s++) {
+        if (spread->active_S[s] > 0 && (last == NOWHERE || spread->ends_S[s] > spread->ends_S[last])) {
+            last = s;
+        }
+    }
+    return last;
+}
+
+static void
+keep(Spread *spread)
+{
+    memcpy(spread->kept_R, spread->pairs_R, (size_t)spread->replicas * sizeof(int64_t));
+    memcpy(spread->kept_ends_S, spread->ends_S, (size_t)spread->servers * sizeof(double));
+    memcpy(spread->kept_active_S, spread->active_S, (size_t)spread->servers * sizeof(int32_t));
+}
+
+static void
+restore(Spread *spread)
+{
+    memcpy(spread->pairs_R, spread->kept_R, (size_t)spread->replicas * sizeof(int64_t));
+    memcpy(spread->ends_S, spread->kept_ends_S, (size_t)spread->servers * sizeof(double));
+    memcpy(spread->active_S, spread->kept_active_S, (size_t)spread->servers * sizeof(int32_t));
+}
+
+/* ---- level: everything ends by some time, if that can be found ---------------------------------------------- */
+
+/* A search for moves, and those that it has done. */
+typedef struct {
+    Spread *spread;
+    double by;
+    int left; /* moves to try */
+    int done;
+    Move done_M[MOST_MOVES];
+} Search;
+
+static void
+undo(Search *search, int until)
+{
+    while (search->done > until) {
+        const Move *move = &search->done_M[--search->done];
+        move_pairs(search->spread, move->to, move->from, move->pairs);
+    }
+}
+
+static void
+add_choice(Move *choices, int *count, Move move)
+{
+    if (*count == CHOICES && choices[CHOICES - 1].key <= move.key) {
+        return;
+    }
+    int at = *count < CHOICES ? (*count)++ : CHOICES - 1;
+    while (at > 0 && choices[at - 1].key > move.key) {
+        choices[at] = choices[at - 1];
+        at--;
+    }
+    choices[at] = move;
+}
+
+/* The moves that could make a server end by `by`: of as many pairs of an expert as that takes, or of all of them.
+ * Those after which the other server ends first come first. */
+static int
+find_moves(const Spread *spread, ptrdiff_t server, double by, Move *choices)
+{
+    int count = 0;
+    double excess = (spread->ends_S[server] - by) / spread->rate_S[server] * spread->load_pairs;
+    /* At least one: the excess may be less than rounding. */
+    int64_t enough = excess < 1 ? 1 : excess < 1e15 ? (int64_t)ceil(excess) : (int64_t)1e15;
+    for (int32_t i = spread->first_S[server]; i < spread->first_S[server + 1]; i++) {
+        int32_t from = spread->own_R[i], expert = spread->expert_R[from];
+        int64_t all = spread->pairs_R[from];
+        if (all == 0) {
+            continue;
+        }
+        for (int32_t to = spread->first_E[expert]; to < spread->first_E[expert + 1]; to++) {
+            int32_t t = spread->server_R[to];
+            if (to == from || spread->closed_S[t]) {
+                continue;
+            }
+            for (int whole = enough >= all; whole < 2; whole++) {
+                int64_t pairs = whole ? all : enough;
+                double there = spread->ends_S[t] + seconds_for(spread, to, pairs);
+                int loads = (spread->pairs_R[to] == 0) - whole;
+                double key = there > by ? there : there - by + (loads - 2) * spread->rate_S[t];
+                add_choice(choices, &count, (Move){from, to, pairs, there, key});
+            }
+        }
+    }
+    return count;
+}
+
+/* Makes a server end in time, and with it each server that takes something from it, by chains of at most `depth` more.
+ * Returns whether that was done; if not, nothing has changed. */
+static bool
+relieve(Search *search, ptrdiff_t server, int depth)
+{
+    Spread *spread = search->spread;
+    if (spread->ends_S[server] <= search->by || spread->active_S[server] == 0) {
+        return true;
+    }
+    Move choices[CHOICES];
+    int count = find_moves(spread, server, search->by, choices), before = search->done;
+    for (int i = 0; i < count; i++) {
+        if ((choices[i].there > search->by && depth == 0) || search->done == MOST_MOVES || search->left-- <= 0) {
+            return false;
+        }
+        search->done_M[search->done++] = choices[i];
+        move_pairs(spread, choices[i].from, choices[i].to, choices[i].pairs);
+        bool done = relieve(search, spread->server_R[choices[i].to], depth - 1);
+        if (done && relieve(search, server, depth > 0 ? depth - 1 : 0)) {
+            return true;
+        }
+        undo(search, before);
+    }
+    return false;
+}
+
+/* Makes every asked server end by `by`. Returns whether that was found; if not, `restore` what was kept. */
+static bool
+end_by(Spread *spread, double by)
+{
+    Search search = {.spread = spread, .by = by};
+    for (ptrdiff_t turn = 0; turn < 4 * spread->servers; turn++) {
+        ptrdiff_t last = last_server(spread);
+        if (last == NOWHERE || spread->ends_S[last] <= by) {
+            return true;
+        }
+        search.done = 0;
+        search.left = MOST_MOVES;
+        if (!relieve(&search, last, DEPTH)) {
+            return false;
+        }
+    }
+    return false;
+}
+
+/* When the servers would end if their work could be divided at will among all of them: none can end sooner. */
+static double
+least_end(const Spread *spread)
+{
+    double work = 0, least = INFINITY;
+    for (ptrdiff_t s = 0; s < spread->servers; s++) {
+        work += (spread->ends_S[s] - spread->backlog_S[s]) / spread->rate_S[s];
+    }
+    /* Without the servers whose backlog is longer than that. */
+    for (double before = INFINITY;; before = least) {
+        double rates = 0, sum = work;
+        for (ptrdiff_t s = 0; s < spread->servers; s++) {
+            if (spread->backlog_S[s] < before) {
+                rates += 1 / spread->rate_S[s];
+                sum += spread->backlog_S[s] / spread->rate_S[s];
+            }
+        }
+        least = rates > 0 ? sum / rates : 0;
+        if (!(least < before)) {
+            return least;
+        }
+    }
+}
+
+static void
+level(Spread *spread)
+{
+    ptrdiff_t last = last_server(spread);
+    double high = last == NOWHERE ? 0 : spread->ends_S[last], low = least_end(spread);
+    for (int trial = 0; trial < MOST_TRIALS && high > low * (1 + PRECISE); trial++) {
+        keep(spread);
+        double by = (low + high) / 2;
+        if (end_by(spread, by)) {
+            high = spread->ends_S[last_server(spread)];
+        } else {
+            restore(spread);
+            low = by;
+        }
+    }
+}
+
+/* ---- merge: ask fewer servers ------------------------------------------------------------------------------- */
+
+/* The asked server with the least to do that is not tried yet; among equals, a different one in each call. */
+static ptrdiff_t
+least_server(const Spread *spread, double draw, const uint8_t *tried_S)
+{
+    ptrdiff_t least = NOWHERE, first = (ptrdiff_t)(draw * (double)spread->servers);
+    double least_s = 0;
+    for (ptrdiff_t i = 0; i < spread->servers; i++) {
+        ptrdiff_t s = (first + i) % spread->servers;
+        double own_s = spread->ends_S[s] - spread->backlog_S[s];
+        if (spread->active_S[s] > 0 && !tried_S[s] && (least == NOWHERE || own_s < least_s)) {
+            least = s;
+            least_s = own_s;
+        }
+    }
+    return least;
+}
+
+/* Gives all pairs of a server to open servers. False if one of its experts has no replica there. */
+static bool
+empty_server(Spread *spread, ptrdiff_t server)
+{
+    for (int32_t i = spread->first_S[server]; i < spread->first_S[server + 1]; i++) {
+        int32_t from = spread->own_R[i], best = NOWHERE, expert = spread->expert_R[from];
+        int64_t pairs = spread->pairs_R[from];
+        double ends = INFINITY;
+        for (int32_t to = spread->first_E[expert]; pairs > 0 && to < spread->first_E[expert + 1]; to++) {
+            int32_t t = spread->server_R[to];
+            double there = spread->ends_S[t] + seconds_for(spread, to, pairs);
+            if (!spread->closed_S[t] && there < ends) {
+                best = to;
+                ends = there;
+            }
+        }
+        if (pairs > 0 && best == NOWHERE) {
+            return false;
+        }
+        if (pairs > 0) {
+            move_pairs(spread, from, best, pairs);
+        }
+    }
+    return true;
+}
+
+/* Asks fewer servers where that ends the call sooner: a request costs REQUEST_S, whatever it computes. */
+static void
+merge_requests(Spread *spread, double draw)
+{
+    ptrdiff_t least;
+    memset(spread->tried_S, 0, (size_t)spread->servers);
+    for (ptrdiff_t s = 0; s < spread->servers; s++) {
+        spread->closed_S[s] = spread->active_S[s] == 0;
+    }
+    while ((least = least_server(spread, draw, spread->tried_S)) != NOWHERE) {
+        spread->tried_S[least] = 1;
+        /* Each other server can take what it does not do until the call ends. */
+        double until = spread->ends_S[last_server(spread)] + REQUEST_S, room = 0;
+        for (ptrdiff_t s = 0; s < spread->servers; s++) {
+            room += s != least && !spread->closed_S[s] ? (until - spread->ends_S[s]) / spread->rate_S[s] : 0;
+        }
+        /* Their loads may be there already. */
+        double pairs = 0;
+        for (int32_t i = spread->first_S[least]; i < spread->first_S[least + 1]; i++) {
+            pairs += (double)spread->pairs_R[spread->own_R[i]];
+        }
+        if (room < pairs / spread->load_pairs) {
+            continue;
+        }
+        keep(spread);
+        spread->closed_S[least] = 1;
+        if (!empty_server(spread, least) || !end_by(spread, until)) {
+            restore(spread);
+            spread->closed_S[least] = 0;
+        }
+    }
+}
+
+void
+level_work(Spread *spread, double draw)
+{
+    memset(spread->closed_S, 0, (size_t)spread->servers);
+    level(spread);
+    merge_requests(spread, draw);
+}

@@ -1,0 +1,215 @@
+"""Reads plain arrays as traces: .npy, other programs' .npz, .safetensors, and the tensors of a .pt.
+
+Such an array does not say what its numbers are:
+
+    ids      (tokens, layers, top-k)           the experts of each token, as vLLM (`routed_experts` of an
+                                               output), SGLang and others return them
+    counts   (iterations, layers, experts)     tokens by expert
+
+Both are whole numbers in three dimensions. An array is taken for counts only if it cannot be ids; otherwise
+the reader asks. Ids alone do not tell how many experts a layer has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from balancer.policies.token_ids import MOST_IDS, MOST_TOP_K, count_token_ids
+from eaas.errors import TraceError
+from simulator.traces.trace import Trace, checked_counts, refuse_places
+
+__all__ = ["MOST_EXPERTS", "Array", "Meaning", "members", "trace_of"]
+
+Array = npt.NDArray[Any]
+
+# Far above any model's number, so that one wrong number cannot allocate all memory.
+MOST_EXPERTS = 1 << 16
+_TOKENS = 1024
+_NAMES_SHOWN = 8
+# Types of safetensors that NumPy has, too.
+_SAFETENSORS = {
+    *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64)),
+    *("F16", "F32", "F64"),
+}
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the user says about a plain array.
+
+    Attributes:
+        kind: What the numbers are; None: not said.
+        experts: Experts of a layer (E): needed for ids, a check for counts.
+        tokens: Tokens of an iteration, for ids; None: 1,024.
+        name: The array to take from a file that holds several.
+    """
+
+    kind: Literal["ids", "counts"] | None = None
+    experts: int | None = None
+    tokens: int | None = None
+    name: str | None = None
+
+
+def members(path: Path) -> Mapping[str, Callable[[], Array]]:
+    """Return the arrays of a .npy, .npz or .safetensors, by name, each to be read when it is called.
+
+    The only array of a .npy has the name "".
+
+    Raises:
+        TraceError: The file is of another format or truncated; also when an array is read.
+    """
+    return {".npy": _of_npy, ".npz": _of_npz, ".safetensors": _of_safetensors}[path.suffix](path)
+
+
+def trace_of(arrays: Mapping[str, Callable[[], Array]], path: Path, meaning: Meaning) -> Trace:
+    """Make a trace of the one array that is meant.
+
+    Raises:
+        TraceError: The file holds several arrays, or one that may be ids or counts, and `meaning` does not
+            say which; ids without a number of experts; or values that are not what they are said to be. The
+            message names the place.
+    """
+    name = _choice(arrays, path, meaning.name)
+    values, place = arrays[name](), f"{path}, array {name}" if name else str(path)
+    if values.dtype.kind not in "iuf":
+        raise TraceError(f"{place}: holds {values.dtype}, give whole numbers")
+    if values.ndim != 3 or 0 in values.shape:
+        raise TraceError(
+            f"{place}: has the shape {values.shape}, give (iterations, layers, experts), "
+            "or ids (tokens, layers, top-k)"
+        )
+    notes: dict[str, Any] = {"source": path.name, **({"array": name} if name else {})}
+    if (meaning.kind or _certain_kind(values, place)) == "ids":
+        tokens = _TOKENS if meaning.tokens is None else meaning.tokens
+        counts = _counted(values, place, meaning.experts, tokens)
+        return Trace(checked_counts(counts, place), {**notes, "tokens": tokens})
+    if meaning.tokens is not None:
+        raise TraceError(
+            f"{place}: counts (iterations, layers, experts) have their iterations: leave --tokens out"
+        )
+    if meaning.experts not in (None, values.shape[2]):
+        raise TraceError(
+            f"{place}: the shape {values.shape} has counts of {values.shape[2]} experts, not of "
+            f"{meaning.experts}: give --experts {values.shape[2]}, or --kind ids"
+        )
+    return Trace(checked_counts(values, place), notes)
+
+
+def _choice(arrays: Mapping[str, Any], path: Path, name: str | None) -> str:
+    if name is None and len(arrays) == 1:
+        return next(iter(arrays))
+    if name is None or name not in arrays:
+        names = [repr(given) for given in arrays if given]
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+        what = "has several arrays" if name is None else f"has no array {name!r}"
+        if not names:
+            raise TraceError(f"{path} {what if name else 'has no array'}: leave --array out")
+        raise TraceError(f"{path} {what}: choose one of {shown} with --array")
+    return name
+
+
+def _certain_kind(values_ALC: Array, place: str) -> Literal["counts"]:
+    """Return "counts" for values that cannot be ids. Raises TraceError for values that may be either."""
+    first, layers, columns = values_ALC.shape
+    if columns > MOST_TOP_K or values_ALC.max() >= MOST_IDS:
+        return "counts"
+    raise TraceError(
+        f"{place}: the shape {values_ALC.shape} can be counts, {first} iterations x {layers} layers x "
+        f"{columns} experts, or ids, {first} tokens x {layers} layers x top-{columns}: say which with "
+        "`eaas trace convert`, --kind counts or --kind ids"
+    )
+
+
+def _counted(values_TLK: Array, place: str, experts: int | None, tokens: int) -> Array:
+    if experts is None:
+        raise TraceError(
+            f"{place}: ids do not tell how many experts a layer has (the highest is {values_TLK.max()}): "
+            "give --experts"
+        )
+    if not values_TLK.shape[2] <= experts <= MOST_EXPERTS:
+        raise TraceError(
+            f"{place}: the shape {values_TLK.shape} has {values_TLK.shape[2]} experts for each token: give "
+            f"--experts of at least as many, and at most {MOST_EXPERTS}"
+        )
+    if values_TLK.dtype.kind == "f":
+        whole = np.isfinite(values_TLK) & (values_TLK == np.floor(values_TLK))
+        refuse_places(values_TLK, ~whole, "no whole number: give ids of experts", place, "ids")
+        values_TLK = values_TLK.astype(np.int64)
+    try:
+        return count_token_ids(values_TLK, experts, tokens)
+    except ValueError as error:
+        raise TraceError(f"{place}: {error}") from error
+    except MemoryError as error:
+        iterations, layers = -(-len(values_TLK) // tokens), values_TLK.shape[1]
+        raise TraceError(
+            f"{place}: {iterations} iterations x {layers} layers x {experts} experts do not fit in memory: "
+            "give more --tokens"
+        ) from error
+
+
+def _of_npy(path: Path) -> Mapping[str, Callable[[], Array]]:
+    def read() -> Array:
+        with _told(path, "no NumPy array", "save it with numpy.save"):
+            values: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+            return values
+
+    return {"": read}
+
+
+def _of_npz(path: Path) -> Mapping[str, Callable[[], Array]]:
+    def read(name: str) -> Array:
+        with (
+            _told(path, "no NumPy archive", "save it with numpy.savez"),
+            np.load(path, allow_pickle=False) as archive,
+        ):
+            values: Array = archive[name]
+            return values
+
+    with _told(path, "no NumPy archive", "save it with numpy.savez"):
+        if not zipfile.is_zipfile(path):
+            raise ValueError("no zip file")
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: partial(read, name) for name in archive.files}
+
+
+def _of_safetensors(path: Path) -> Mapping[str, Callable[[], Array]]:
+    from safetensors import SafetensorError, safe_open
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Any]:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise TraceError(
+                f"{path} is no whole safetensors file ({error}): save it again"
+            ) from error
+
+    def read(name: str) -> Array:
+        with opened() as file:
+            dtype = file.get_slice(name).get_dtype()
+            if dtype not in _SAFETENSORS:
+                raise TraceError(f"{path}, array {name}: holds {dtype}, give whole numbers")
+            values: Array = file.get_tensor(name)
+            return values
+
+    with opened() as file:
+        return {name: partial(read, name) for name in file.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _told(path: Path, what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    # NumPy, zipfile and zlib raise these errors for a wrong or truncated file.
+    except (ValueError, TypeError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise TraceError(f"{path} is {what} ({error}): {remedy}") from error
