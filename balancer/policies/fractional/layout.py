@@ -181,7 +181,9 @@ def _part(problem: Problem, which_L: Bool) -> Problem:
     """Return the problem of some layers."""
     current = problem.current
     if current is not None:
-        current = Layout.joined([current.part(at, at + 1) for at in np.flatnonzero(which_L)])
+        current = Layout.joined(
+            [current.part(at, at + 1) for at in np.flatnonzero(which_L).tolist()]
+        )
     return replace(
         problem,
         load_LE=problem.load_LE[which_L],
