@@ -60,6 +60,11 @@ class Speeds:
         # Servers that have been ejected as slow: fewer slow answers eject them again.
         self._on_trial: frozenset[str] = frozenset()
 
+    @property
+    def load_pairs(self) -> float:
+        """Pairs of an expert that take as long as reading its weights, as fitted so far."""
+        return self._fit.load_pairs
+
     def observe(
         self, server: str, work: float, seconds: float, now: float, pairs: float = 0.0
     ) -> None:
@@ -70,7 +75,7 @@ class Speeds:
         """
         known = self._rates.get(server)
         if known is not None and known.answers >= _LEAST_KNOWN and pairs > 0:
-            experts = work - pairs / self._fit.load_pairs
+            experts = work - pairs / self.load_pairs
             self._fit.observe(experts, pairs, seconds / known.usual_per_work)
         before = known or _NO_RATE
         per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
@@ -97,9 +102,9 @@ class Speeds:
         """
         rate_S = self._rate_S(tuple(servers), now)
         if not any(in_flight_work):
-            return Load(rate_S, np.zeros(len(servers)), self._fit.load_pairs)
+            return Load(rate_S, np.zeros(len(servers)), self.load_pairs)
         backlog_S = rate_S * np.asarray(in_flight_work, dtype=np.float64)
-        return Load(rate_S, backlog_S, self._fit.load_pairs)
+        return Load(rate_S, backlog_S, self.load_pairs)
 
     def _rate_S(self, servers: tuple[str, ...], now: float) -> npt.NDArray[np.float64]:
         """Return seconds per unit of work; old ones fade to the usual. Recomputed every `_REFRESH_S`."""
