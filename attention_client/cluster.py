@@ -126,6 +126,7 @@ class Cluster:
         self._servers.start(self.session)
         self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
+        metrics.load_pairs.set_function(lambda: dispatcher.speeds.load_pairs)
         self._placements = PlacementWatch(self._balancer_address, self._on_placement, tls)
 
     # -- calls ----------------------------------------------------------------------------------------

@@ -38,11 +38,12 @@ route_checked(const Routing *routing, Routed *routed)
         return PyErr_Format(PyExc_IndexError, "expert %lld of %zd", (long long)routing->ids_P[wrong], routing->experts);
     }
     size_t servers = (size_t)routing->servers;
-    routed->count_S = malloc(servers * (sizeof(int64_t) + sizeof(double)) + 1);
+    routed->count_S = malloc(servers * (sizeof(int64_t) + 2 * sizeof(double)) + 1);
     if (routed->count_S == NULL) {
         return PyErr_NoMemory();
     }
     routed->work_S = (double *)(routed->count_S + servers);
+    routed->pairs_S = routed->work_S + servers;
     int64_t left = route(routing, routed);
     PyObject *answer = left < 0 ? PyErr_NoMemory() : shares_of_work(left, routed, routing->servers);
     free(routed->count_S);

@@ -227,9 +227,11 @@ route(const Routing *routing, const Routed *routed)
         level_work(&spread, routing->draw);
     }
     memset(routed->work_S, 0, servers * sizeof(double));
+    memset(routed->pairs_S, 0, servers * sizeof(double));
     for (ptrdiff_t r = 0; r < spread.replicas; r++) {
         if (spread.pairs_R[r] > 0) {
             routed->work_S[spread.server_R[r]] += 1.0 + (double)spread.pairs_R[r] / routing->load_pairs;
+            routed->pairs_S[spread.server_R[r]] += (double)spread.pairs_R[r];
         }
     }
     place_pairs(routing, &spread, next_E, last_S, server_P, routed->count_S);

@@ -23,6 +23,7 @@ typedef struct {
 typedef struct {
     int64_t *count_S; /* tokens of each server */
     double *work_S;    /* experts, and pairs / load_pairs */
+    double *pairs_S;
     int64_t *rows_out; /* T * min(S, K) tokens, server by server */
     int32_t *ids_out;  /* their experts there, times K; -1 for another server's */
 } Routed;

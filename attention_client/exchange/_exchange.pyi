@@ -146,11 +146,13 @@ class Route:
 
     def take(
         self,
-    ) -> tuple[int, int, int, list[int], list[tuple[int, int, float, float, float]], list[float]]:
+    ) -> tuple[
+        int, int, int, list[int], list[tuple[int, int, float, float, float, float]], list[float]
+    ]:
         """Read and reset what happened since the last call.
 
         Returns:
             Exchanges, (token, expert) pairs, tokens with a NaN or infinite sum, answers of each server,
-            samples (server, tokens, work, seconds seen by the client, seconds in the server), and seconds of
-            the first exchanges.
+            samples (server, tokens, work, pairs, seconds seen by the client, seconds in the server), and
+            seconds of the first exchanges.
         """

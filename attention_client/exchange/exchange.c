@@ -37,7 +37,7 @@
 
 typedef struct {
     int32_t server, rows;
-    double work, took_s, service_s;
+    double work, pairs, took_s, service_s;
 } Sample;
 
 typedef struct {
@@ -64,7 +64,7 @@ typedef struct {
     int32_t server, slot, rows, first;
     bool done, exact;
     uint64_t request_id;
-    double work, sent_at, hedge_at, expires_at, arrived_at;
+    double work, pairs, sent_at, hedge_at, expires_at, arrived_at;
 } Request;
 
 typedef struct {
@@ -204,8 +204,8 @@ route_take(Route *self, PyObject *Py_UNUSED(ignored))
     }
     for (int i = 0; right && i < self->sample_count; i++) {
         const Sample *sample = &self->samples[i];
-        PyObject *item = Py_BuildValue("iiddd", (int)sample->server, (int)sample->rows, sample->work, sample->took_s,
-                                       sample->service_s);
+        PyObject *item = Py_BuildValue("iidddd", (int)sample->server, (int)sample->rows, sample->work, sample->pairs,
+                                       sample->took_s, sample->service_s);
         right = item != NULL && PyList_Append(samples, item) == 0;
         Py_XDECREF(item);
     }
@@ -383,12 +383,11 @@ forget_request(Request *request, bool give)
 
 /* Make the requests of the chosen servers: slots, ids, deadlines. False: not possible now, nothing is held. */
 static bool
-take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const int64_t *count_S, const double *work_S,
-           double left_s)
+take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const Routed *routed, double left_s)
 {
     int32_t first = 0;
     for (Py_ssize_t s = 0; s < route->servers; s++) {
-        int64_t left = count_S[s];
+        int64_t left = routed->count_S[s];
         if (left == 0) {
             continue;
         }
@@ -405,7 +404,8 @@ take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const int64_t
             Request *request = &exchange->requests[exchange->count++];
             *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
                                  .rows = rows, .first = first, .request_id = next_id++,
-                                 .work = work_S[s] * rows / (double)count_S[s]};
+                                 .work = routed->work_S[s] * rows / (double)routed->count_S[s],
+                                 .pairs = routed->pairs_S[s] * rows / (double)routed->count_S[s]};
             lane->users++;
             lane->work += request->work;
             if (!set_deadlines(request, route->least_s, left_s)) {
@@ -558,7 +558,7 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
     exchange->hidden = inputs.hidden;
     /* The rows and experts of all requests stay with the exchange; the rest is scratch. */
     exchange->rows_R = malloc(most * sizeof(int64_t) + most * (size_t)inputs.top_k * sizeof(int32_t));
-    int64_t *scratch = malloc(pairs * (sizeof(int64_t) + 1) + servers * (sizeof(int64_t) + sizeof(double)));
+    int64_t *scratch = malloc(pairs * (sizeof(int64_t) + 1) + servers * (sizeof(int64_t) + 2 * sizeof(double)));
     if (exchange->rows_R == NULL || scratch == NULL) {
         free(scratch);
         Py_DECREF(exchange);
@@ -566,8 +566,8 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
     }
     exchange->ids_RK = (int32_t *)(exchange->rows_R + most);
     int64_t *count_S = scratch + pairs;
-    double *work_S = (double *)(count_S + servers);
-    uint8_t *wanted_P = (uint8_t *)(work_S + servers);
+    double *work_S = (double *)(count_S + servers), *pairs_S = work_S + servers;
+    uint8_t *wanted_P = (uint8_t *)(pairs_S + servers);
     int64_t sent = copy_ids(ids.data, ids.values == INT64_VALUES, wanted_T, &inputs, self->experts, scratch, wanted_P);
     Routing routing = {
         .tokens = inputs.tokens,
@@ -583,9 +583,9 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .rate_S = self->levels ? self->rate_S : NULL,
         .backlog_S = self->levels ? self->backlog_S : NULL,
     };
-    Routed routed = {count_S, work_S, exchange->rows_R, exchange->ids_RK};
+    Routed routed = {count_S, work_S, pairs_S, exchange->rows_R, exchange->ids_RK};
     bool ready = sent >= 0 && route(&routing, &routed) == 0 &&
-                 take_slots(exchange, self, &inputs, count_S, work_S, left_s);
+                 take_slots(exchange, self, &inputs, &routed, left_s);
     free(scratch);
     if (!ready) {
         Py_DECREF(exchange);
@@ -803,8 +803,8 @@ add_sample(Route *route, const Request *request, uint64_t service_us)
     route->answered_S[request->server]++;
     if (request->exact && route->sample_count < MOST_SAMPLES) {
         route->samples[route->sample_count++] =
-            (Sample){request->server, request->rows, request->work, request->arrived_at - request->sent_at,
-                     (double)service_us * 1e-6};
+            (Sample){request->server, request->rows, request->work, request->pairs,
+                     request->arrived_at - request->sent_at, (double)service_us * 1e-6};
     }
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+import numpy as np
+
 from attention_client.layer_call.attempts import Attempt, Result
 from attention_client.layer_call.server_health import ServerHealth
 from attention_client.layer_call.shared import Dispatcher
@@ -64,7 +66,8 @@ def poll(
         shared.metrics.outcomes.count(connection, Outcome.ANSWERED)
         if answer.header.service_us:
             seconds = answer.header.service_us * 1e-6
-            shared.speeds.observe(name, attempt.part.work, seconds, now)
+            pairs = float(np.count_nonzero(attempt.part.ids_RK >= 0))
+            shared.speeds.observe(name, attempt.part.work, seconds, now, pairs)
         return Result(attempt.part, answer.part_RH, attempt, name)
     status = Status(answer.header.status)
     if status is Status.INVALID_ARGUMENT:

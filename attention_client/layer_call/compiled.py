@@ -161,12 +161,12 @@ class CompiledCalls:
             if answers and connection is not None:
                 shared.ejections.answered(connection.server_id)
                 metrics.outcomes.count(connection, Outcome.ANSWERED, answers)
-        for server, rows, work, seconds, service_s in samples[-_LEARN_FROM:]:
+        for server, rows, work, pairs_sent, seconds, service_s in samples[-_LEARN_FROM:]:
             connection = view.connections[server]
             assert connection is not None
             connection.service.observe(rows, seconds)
             if service_s:
-                shared.speeds.observe(connection.server_id, work, service_s, now)
+                shared.speeds.observe(connection.server_id, work, service_s, now, pairs_sent)
             shared.eject_if_slow(connection.server_id, now)
         self._tell(view, route)
 

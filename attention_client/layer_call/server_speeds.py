@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attention_client.dispatch import Load
+from attention_client.layer_call.load_fit import LoadFit
 
 __all__ = ["Ejections", "Speeds"]
 
@@ -54,13 +55,28 @@ class Speeds:
 
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
+        self._fit = LoadFit()
         self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
         # Servers that have been ejected as slow: fewer slow answers eject them again.
         self._on_trial: frozenset[str] = frozenset()
 
-    def observe(self, server: str, work: float, seconds: float, now: float) -> None:
-        """Record that a server took `seconds` for `work`, by its own clock; used by dispatch and ejection."""
+    @property
+    def load_pairs(self) -> float:
+        """Pairs of an expert that take as long as reading its weights, as fitted so far."""
+        return self._fit.load_pairs
+
+    def observe(
+        self, server: str, work: float, seconds: float, now: float, pairs: float = 0.0
+    ) -> None:
+        """Record that a server took `seconds` for `work`, by its own clock; used by dispatch and ejection.
+
+        Args:
+            pairs: (token, expert) pairs in the work; 0: unknown.
+        """
         known = self._rates.get(server)
+        if known is not None and known.answers >= _LEAST_KNOWN and pairs > 0:
+            experts = work - pairs / self.load_pairs
+            self._fit.observe(experts, pairs, seconds / known.usual_per_work)
         before = known or _NO_RATE
         per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
         recent = (*before.seconds[1 - _WINDOW :], seconds)
@@ -86,8 +102,9 @@ class Speeds:
         """
         rate_S = self._rate_S(tuple(servers), now)
         if not any(in_flight_work):
-            return Load(rate_S, np.zeros(len(servers)))
-        return Load(rate_S, rate_S * np.asarray(in_flight_work, dtype=np.float64))
+            return Load(rate_S, np.zeros(len(servers)), self.load_pairs)
+        backlog_S = rate_S * np.asarray(in_flight_work, dtype=np.float64)
+        return Load(rate_S, backlog_S, self.load_pairs)
 
     def _rate_S(self, servers: tuple[str, ...], now: float) -> npt.NDArray[np.float64]:
         """Return seconds per unit of work; old ones fade to the usual. Recomputed every `_REFRESH_S`."""

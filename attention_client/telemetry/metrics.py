@@ -86,6 +86,9 @@ class ClientMetrics:
         self.view_age = gauge(
             "eaas_view_age_seconds", "Time since the last message from the monitor"
         )
+        self.load_pairs = gauge(
+            "eaas_load_pairs", "Pairs of an expert that take as long as reading its weights"
+        )
         self.epoch = gauge("eaas_placement_epoch", "Epoch of the placement in use")
         self.connections = gauge("eaas_connected_servers", "Expert servers connected")
         self.transports = gauge(
