@@ -43,8 +43,8 @@ int64_t count_cross_node(const Layer *layer, int32_t expert);
 /* rows.c: the most slots of a layer, or -1 if a layer's do not suffice, a server has more than E, or all have more than
  * there is room for in the result. */
 int64_t count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t room);
-/* Writes the rows of a layer with these shares (any unit; they are scaled) behind `at`, each server's experts ascending;
- * returns the end. */
+/* Writes the rows of a layer behind `at`, each server's experts ascending; returns the end. The shares are raised to
+ * LEAST_SHARE and scaled to the sum 1, in place. */
 int64_t write_rows(const Flow *flow, double *share_N, int64_t at, int64_t *end_S, int32_t *expert, double *share);
 
 /* fill.c: slots from nothing, for load_E. */

@@ -37,8 +37,8 @@ typedef struct {
 size_t together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots);
 void together_init(Together *search, void *block, int32_t slots);
 
-/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled. Returns the
- * objective. */
+/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled.
+ * Returns the objective. */
 double move_together(Together *search);
 
 #endif

@@ -71,8 +71,9 @@ write_together(const Together *search, int64_t at, int64_t *end_S, int32_t *expe
     return write_rows(flow, share_N, at, end_S, expert, share);
 }
 
-/* A sparse layout (as of plan_fractional) for the loads of T iterations (L, T, E) and slots (L, S, E at most each), from
- * a current one of the same form (NULL: nothing is held) and its shares (NULL: not known). `price`: see `Together`. */
+/* A sparse layout (as of plan_fractional) for the loads of T iterations (L, T, E) and slots (L, S, E at most each),
+ * from a current one of the same form (NULL: nothing is held) and its shares (NULL: not known). `price`: see
+ * `Together`. */
 EXPORT int
 plan_together(const float *load_LTE, const int64_t *slots_LS, const double *speed_S, const int64_t *now_X,
               const int32_t *now_M, const double *now_share_M, double price, int64_t *first_X, int32_t *expert_N,

@@ -147,9 +147,25 @@ def test_rows_that_are_wrong_are_refused(begins: list[int], experts: list[int]) 
             *(np.ones((1, L, E)), np.full((L, S), 2), np.ones(S), first_X, expert_N, share_N),
             *(None, 0, 0.0, *rows(L * S * 2)),
         ),
+        lambda: plan_together(slots=2, room=L * S * 2, current=(first_X, expert_N, share_N)),
     ):
         with pytest.raises(ValueError, match="out of range"):
             call()
     if max(experts) < E:  # This one does not know the number of experts.
         with pytest.raises(ValueError, match="out of range"):
             compiled.sparse_new(first_X, expert_N, first_X, expert_N, np.empty(L * S + 1, np.int64))
+
+
+def plan_together(slots: int, room: int, current: tuple[Any, ...] = (None, None, None)) -> None:
+    """Plan for one iteration."""
+    compiled.plan_together(
+        *(np.ones((L, 1, E), np.float32), np.full((L, S), slots), np.ones(S)),
+        *(*current, 0.0, *rows(room)),
+    )
+
+
+def test_a_plan_of_what_moves_together_needs_room_for_its_slots() -> None:
+    plan_together(slots=2, room=L * S * 2)
+    for slots, room in ((2, L * S * 2 - 1), (1, L * S), (E + 1, L * S * (E + 1)), (-1, L * S * 2)):
+        with pytest.raises(ValueError, match="out of range"):
+            plan_together(slots, room)
