@@ -1,4 +1,4 @@
-"""The parts of a layer call, one per server, and the sum of their results: pure functions over arrays.
+"""The parts of a layer call, one per server: pure functions over arrays.
 
 Glossary: a *pair* is one (token, expert) of a layer call; a *part* is the work of one server.
 Shape suffixes: T tokens, K experts per token, R tokens of a part, H hidden size.
@@ -11,11 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from attention_client.dispatch import _dispatch
-
-__all__ = ["LOAD_PAIRS", "Part", "combine", "pairs_of", "without"]
+__all__ = ["LOAD_PAIRS", "Part", "pairs_of", "without"]
 
 LOAD_PAIRS = 8.0
 """Pairs of an expert whose computation takes about as long as reading its weights.
@@ -46,26 +43,6 @@ class Part:
         return self.ids_RK >= 0
 
 
-Results = Sequence[tuple[Part, npt.NDArray[np.float32]]]
-
-
-def combine(shape_TH: tuple[int, int], results: Results) -> torch.Tensor:
-    """Sum the servers' results (R, H) of all parts of a layer call, in an order independent of their arrival.
-
-    Returns:
-        float32 (T, H); 0 for a token without a part.
-    """
-    out_TH: npt.NDArray[np.float32] = np.empty(shape_TH, np.float32)
-    ordered = _ordered(results)
-    _dispatch.combine(
-        out_TH,
-        *shape_TH,
-        [result_RH for _, result_RH in ordered],
-        [part.rows_R for part, _ in ordered],
-    )
-    return torch.from_numpy(out_TH)
-
-
 def without(pairs_TK: npt.NDArray[np.bool_], parts: Sequence[Part]) -> npt.NDArray[np.bool_] | None:
     """Return which of these pairs (T, K) are still to send after these parts; None if no pair is left."""
     left_TK = pairs_TK.copy()
@@ -79,11 +56,3 @@ def pairs_of(part: Part, shape_TK: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     pairs_TK = np.zeros(shape_TK, dtype=np.bool_)
     pairs_TK[part.rows_R] = part.pairs_RK
     return pairs_TK
-
-
-def _ordered(results: Results) -> Results:
-    """Sort results by server and first token, and by experts if two parts share both (after a failover)."""
-    firsts = {(part.server, part.rows_R.item(0)) for part, _ in results}
-    if len(firsts) < len(results):
-        results = sorted(results, key=lambda result: result[0].ids_RK.tobytes())
-    return sorted(results, key=lambda result: (result[0].server, result[0].rows_R.item(0)))

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from attention_client.connections.messages import LayerInput
-from attention_client.dispatch.parts import Part, combine, pairs_of, without
+from attention_client.dispatch.combine import combine
+from attention_client.dispatch.parts import Part, pairs_of, without
 from attention_client.layer_call import hedging
 from attention_client.layer_call.answers import learn, poll
 from attention_client.layer_call.attempts import Attempt, Result

@@ -215,7 +215,8 @@ def compare(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy to replay; NAME+split lets clients split each batch anew. Repeatable.",
+            help="Policy to replay; NAME+dispatch divides each batch as clients do, NAME+split in the "
+            "best way. Repeatable.",
             show_default="all, and fractional+split",
         ),
     ] = None,

@@ -21,6 +21,7 @@ from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 
 __all__ = [
+    "DISPATCH",
     "SPLIT",
     "STATIC",
     "Planner",
@@ -32,7 +33,7 @@ __all__ = [
 
 # The reference for the other policies: contiguous experts, no redundant replicas, no plans.
 STATIC = "static"
-SPLIT = "+split"
+SPLIT, DISPATCH = "+split", "+dispatch"
 
 
 class Planner(Protocol):
@@ -93,7 +94,7 @@ class _PolicyPlanner:
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of policies that can be replayed: `static` and the balancer's; without `+split`."""
+    """Return the names of policies that can be replayed: `static` and the balancer's; without an ending."""
     return (STATIC, *balancer.policies.names())
 
 
@@ -102,14 +103,17 @@ def usual_names() -> tuple[str, ...]:
     return (*policy_names(), DEFAULT_POLICY + SPLIT)
 
 
-def parse_name(name: str) -> tuple[str, bool]:
-    """Split a policy's name: the policy, and whether `+split` follows. Raises ConfigError if unknown."""
-    policy = name.removesuffix(SPLIT)
-    if policy not in policy_names():
+def parse_name(name: str) -> tuple[str, str]:
+    """Split a policy's name: the policy, and what follows it: `SPLIT`, `DISPATCH` or nothing.
+
+    Raises ConfigError if it is unknown.
+    """
+    policy, plus, ending = name.partition("+")
+    if policy not in policy_names() or plus + ending not in ("", SPLIT, DISPATCH):
         raise ConfigError(
-            f"policy {name}: give one of {', '.join(policy_names())}, {SPLIT} after it or not"
+            f"policy {name}: give one of {', '.join(policy_names())}; {SPLIT} or {DISPATCH} may follow"
         )
-    return policy, policy != name
+    return policy, plus + ending
 
 
 def make_planner(
@@ -118,7 +122,7 @@ def make_planner(
     """Make the planner of a policy for one replay; None for `static`, which keeps the first layout.
 
     Args:
-        policy: Without `+split`.
+        policy: Without an ending.
         servers: S.
         slots: Replicas per layer.
         nodes: Names of the servers' nodes; None: unknown.

@@ -23,9 +23,16 @@ from balancer.policies.prices import EXPERT_BYTES
 from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 from simulator.placement.losses import Losses
-from simulator.placement.planners import Planner, first_layout, make_planner, parse_name
+from simulator.placement.planners import (
+    DISPATCH,
+    SPLIT,
+    Planner,
+    first_layout,
+    make_planner,
+    parse_name,
+)
 from simulator.placement.score import modelled_time
-from simulator.placement.splitting import split_par
+from simulator.placement.splitting import dispatch_par, split_par
 from simulator.placement.timeline import PLANNING_S, Timeline
 from simulator.traces import Trace
 
@@ -40,7 +47,7 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        policy: The policy's name, with `+split` if each batch was split.
+        policy: The policy's name, with `+split` or `+dispatch` if each batch was divided.
         servers: S.
         slots: Replicas per layer.
         interval: Iterations between plans.
@@ -98,7 +105,7 @@ def replay(
     """Replay a policy over a routing trace: re-plan and redeploy on its timeline, and measure the PAR.
 
     Args:
-        policy: One of `planners.policy_names`, with or without `+split`.
+        policy: One of `planners.policy_names`, with or without `+split` or `+dispatch`.
         servers: S.
         interval: Iterations between plans.
         slots: Replicas per layer; by default E + S, one redundant expert per server.
@@ -129,9 +136,9 @@ def replay(
     check_slots(slots, servers, trace.experts)
     if planning_s is not None and not 0 <= planning_s < math.inf:
         raise ConfigError(f"planning {planning_s}: give seconds, at least 0")
-    base, batch_split = policy, False
+    base, ending = policy, ""
     if planner is None:
-        base, batch_split = parse_name(policy)
+        base, ending = parse_name(policy)
         planner = make_planner(base, servers, slots, nodes)
     # Layer by layer, as plans are deployed.
     serving_L = _layers(first_layout(trace.layers, servers, trace.experts))
@@ -142,7 +149,7 @@ def replay(
     def serve(layer: int, until: int) -> None:
         """Measure a layer's PAR with its current placement, from the last change up to an iteration."""
         counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
-        measure = split_par if batch_split else _par
+        measure = {SPLIT: split_par, DISPATCH: dispatch_par}.get(ending, _par)
         holds_LSE, shares_LSE = serving_L[layer].dense()
         par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[0])
         since_L[layer] = until

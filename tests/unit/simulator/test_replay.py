@@ -155,6 +155,7 @@ def test_the_first_layout_fits_any_number_of_servers() -> None:
     [
         ({"policy": "nonsense"}, "policy nonsense: give one of static, "),
         ({"policy": "nonsense+split"}, "nonsense"),
+        ({"policy": "eplb+best"}, r"eplb\+best.*\+split or \+dispatch"),
         ({"servers": 0}, "servers 0"),
         ({"interval": 0}, "interval 0"),
         ({"slots": 9}, "slots 9: give at least 10"),
@@ -199,8 +200,14 @@ def test_every_policy_can_be_replayed(policy: str) -> None:
 
 def test_the_split_of_each_batch_is_never_worse() -> None:
     trace = generate_trace("flips", iterations=150, layers=3, experts=32, tokens=256, top_k=4)
-    shares, split = (replay(trace, name, servers=8, interval=40) for name in ("eplb", "eplb+split"))
-    assert split.policy == "eplb+split"
+    shares, dispatch, split = (
+        replay(trace, name, servers=8, interval=40)
+        for name in ("eplb", "eplb+dispatch", "eplb+split")
+    )
+    assert (dispatch.policy, split.policy) == ("eplb+dispatch", "eplb+split")
+    # Clients come near the best division, whose whole pairs may be one more.
+    assert (dispatch.par_IL >= split.par_IL - 1e-4).all()
+    assert split.par_mean < dispatch.par_mean < shares.par_mean
     assert split.transit == shares.transit
     assert (split.par_IL <= shares.par_IL + 1e-5).all()
     assert split.par_mean < shares.par_mean

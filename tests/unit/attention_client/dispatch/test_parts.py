@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_client.dispatch import _dispatch
-from attention_client.dispatch.parts import Part, combine
+from attention_client.dispatch.combine import combine
+from attention_client.dispatch.parts import Part
 
 
 @st.composite
