@@ -58,7 +58,9 @@ def _fill(problem: Problem) -> Float:
     # The c hottest of E experts have c / E of the load at least.
     part_LS = speeds_S / speeds_S.sum()
     total_L = load_LE.sum(axis=1)
-    of_N = np.flatnonzero((slots_LS < part_LS * problem.experts).any(axis=1) & (total_L > 0))
+    # Less is rounded to nothing.
+    has_load_L = total_L / speeds_S.sum() >= np.finfo(np.float64).tiny
+    of_N = np.flatnonzero((slots_LS < part_LS * problem.experts).any(axis=1) & has_load_L)
     if not len(of_N):
         return fill_L
     hottest_NE = np.cumsum(-np.sort(-load_LE[of_N], axis=1), axis=1)

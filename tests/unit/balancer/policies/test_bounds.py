@@ -57,6 +57,12 @@ def least_fill(load: list[int], slots: list[int], speeds: list[float]) -> float:
     return high
 
 
+@pytest.mark.parametrize("load", [5e-324, 1e-310, 1e-300])
+def test_the_least_loads_that_numbers_can_have(load: float) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        assert 1 <= par_bound(make_problem([[load, 0.0, 0.0, 0.0]], 3, 5))[0] <= 3
+
+
 def test_servers_without_slots_do_not_count() -> None:
     assert par_bound(make_problem([[1, 1, 1, 1]], 4, [4, 4, 4, 0])) == [4 / 3]
     # Nor where they are the fastest.
