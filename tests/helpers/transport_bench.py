@@ -185,6 +185,18 @@ def end(process: ChildProcess) -> None:
     assert process.reap(PATIENCE_S)
 
 
+def pause(process: ChildProcess) -> None:
+    """Stop a process, and return when none of its threads runs: they may for a moment after the signal."""
+    process.signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{process.pid}/task")
+    eventually(
+        lambda: all(
+            (one / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+            for one in threads.iterdir()
+        )
+    )
+
+
 def some(tokens: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple:
     rng = np.random.default_rng(seed)
     x_TH = torch.from_numpy(rng.integers(-9, 9, (tokens, HIDDEN))).to(dtype)

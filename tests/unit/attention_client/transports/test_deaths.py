@@ -24,6 +24,7 @@ from transport_bench import (
     answer,
     end,
     eventually,
+    pause,
     right,
     segments_mapped,
     send,
@@ -124,7 +125,7 @@ def test_a_server_that_dies_with_a_request_in_flight(
     connection = client.connect(address)
     request = some(2)
     assert right(answer(connection, send(connection, request)), request)
-    process.signal(signal.SIGSTOP)  # So that it cannot answer before it dies.
+    pause(process)  # So that it cannot answer before it dies.
     ticket = send(connection, some(2))
     started = time.monotonic()
     process.signal(signal.SIGKILL)
@@ -182,7 +183,7 @@ def test_a_stopped_server_owes_its_answer(
 ) -> None:
     address, process = other_process
     connection = client.connect(address)
-    process.signal(signal.SIGSTOP)
+    pause(process)
     ticket = send(connection, some(2))
     seen = connection.seq()
     connection.wait(ticket, seen, 0.1)
