@@ -13,9 +13,15 @@
 #define MOST_TRIALS 10
 /* How many servers may pass pairs on, one to the next, to relieve one. */
 #define DEPTH 6
-/* Moves to consider at a server, the best first; and in all for one server that ends too late. */
+/* Moves to consider at a server, the best first; and in a chain, with its branches. */
 #define CHOICES 16
 #define MOST_MOVES 1000
+/* Looks at replicas, 10 to 30 ns each: at most so many, or so many for each replica of the call; and not much longer than a
+ * tenth of what can be gained. A trial may use a fourth. */
+#define LOOKS 16000
+#define LOOKS_EACH 8
+#define LOOKS_PER_S 4e6
+#define LOOKS_FOR_A_SERVER 16
 
 typedef struct {
     int32_t from, to; /* replicas */
@@ -95,7 +101,7 @@ restore(Spread *spread)
 typedef struct {
     Spread *spread;
     double by;
-    int left; /* moves to try */
+    int64_t left; /* looks at replicas */
     int done;
     Move done_M[MOST_MOVES];
 } Search;
@@ -126,8 +132,10 @@ add_choice(Move *choices, int *count, Move move)
 /* The moves that could make a server end by `by`: of as many pairs of an expert as that takes, or of all of them.
  * Those after which the other server ends first come first. */
 static int
-find_moves(const Spread *spread, ptrdiff_t server, double by, Move *choices)
+find_moves(Search *search, ptrdiff_t server, Move *choices)
 {
+    const Spread *spread = search->spread;
+    double by = search->by;
     int count = 0;
     double excess = (spread->ends_S[server] - by) / spread->rate_S[server] * spread->load_pairs;
     /* At least one: the excess may be less than rounding. */
@@ -138,6 +146,7 @@ find_moves(const Spread *spread, ptrdiff_t server, double by, Move *choices)
         if (all == 0) {
             continue;
         }
+        search->left -= spread->first_E[expert + 1] - spread->first_E[expert];
         for (int32_t to = spread->first_E[expert]; to < spread->first_E[expert + 1]; to++) {
             int32_t t = spread->server_R[to];
             if (to == from || spread->closed_S[t]) {
@@ -165,9 +174,9 @@ relieve(Search *search, ptrdiff_t server, int depth)
         return true;
     }
     Move choices[CHOICES];
-    int count = find_moves(spread, server, search->by, choices), before = search->done;
+    int count = find_moves(search, server, choices), before = search->done;
     for (int i = 0; i < count; i++) {
-        if ((choices[i].there > search->by && depth == 0) || search->done == MOST_MOVES || search->left-- <= 0) {
+        if ((choices[i].there > search->by && depth == 0) || search->done == MOST_MOVES || search->left <= 0) {
             return false;
         }
         search->done_M[search->done++] = choices[i];
@@ -181,23 +190,34 @@ relieve(Search *search, ptrdiff_t server, int depth)
     return false;
 }
 
-/* Makes every asked server end by `by`. Returns whether that was found; if not, `restore` what was kept. */
-static bool
-end_by(Spread *spread, double by)
+static int64_t
+most_looks(const Spread *spread)
 {
-    Search search = {.spread = spread, .by = by};
-    for (ptrdiff_t turn = 0; turn < 4 * spread->servers; turn++) {
+    int64_t each = LOOKS_EACH * spread->replicas;
+    return each > LOOKS ? each : LOOKS;
+}
+
+/* Makes every asked server end by `by`, with at most so much effort, which it takes off. Returns whether that was found;
+ * if not, `restore` what was kept. */
+static bool
+end_by(Spread *spread, double by, int64_t *effort)
+{
+    int64_t given = most_looks(spread) / 4;
+    given = *effort < given ? *effort : given;
+    Search search = {.spread = spread, .by = by, .left = given};
+    bool found = false;
+    while (true) {
         ptrdiff_t last = last_server(spread);
-        if (last == NOWHERE || spread->ends_S[last] <= by) {
-            return true;
-        }
+        found = last == NOWHERE || spread->ends_S[last] <= by;
         search.done = 0;
-        search.left = MOST_MOVES;
-        if (!relieve(&search, last, DEPTH)) {
-            return false;
+        /* Looking for the last server is effort, too. */
+        search.left -= 1 + spread->servers / 16;
+        if (found || search.left <= 0 || !relieve(&search, last, DEPTH)) {
+            break;
         }
     }
-    return false;
+    *effort -= given - search.left;
+    return found;
 }
 
 /* When the servers would end if their work could be divided at will among all of them: none can end sooner. */
@@ -229,10 +249,13 @@ level(Spread *spread)
 {
     ptrdiff_t last = last_server(spread);
     double high = last == NOWHERE ? 0 : spread->ends_S[last], low = least_end(spread);
-    for (int trial = 0; trial < MOST_TRIALS && high > low * (1 + PRECISE); trial++) {
+    double worth = (high - low) * LOOKS_PER_S + (double)(LOOKS_FOR_A_SERVER * spread->servers);
+    int64_t effort = most_looks(spread);
+    effort = worth < (double)effort ? (int64_t)worth : effort;
+    for (int trial = 0; trial < MOST_TRIALS && high > low * (1 + PRECISE) && effort > 0; trial++) {
         keep(spread);
         double by = (low + high) / 2;
-        if (end_by(spread, by)) {
+        if (end_by(spread, by, &effort)) {
             high = spread->ends_S[last_server(spread)];
         } else {
             restore(spread);
@@ -295,7 +318,9 @@ merge_requests(Spread *spread, double draw)
     for (ptrdiff_t s = 0; s < spread->servers; s++) {
         spread->closed_S[s] = spread->active_S[s] == 0;
     }
-    while ((least = least_server(spread, draw, spread->tried_S)) != NOWHERE) {
+    int64_t effort = LOOKS_FOR_A_SERVER * spread->servers;
+    while (effort > 0 && (least = least_server(spread, draw, spread->tried_S)) != NOWHERE) {
+        effort -= 1 + spread->servers / 16;
         spread->tried_S[least] = 1;
         /* Each other server can take what it does not do until the call ends. */
         double until = spread->ends_S[last_server(spread)] + REQUEST_S, room = 0;
@@ -312,7 +337,7 @@ merge_requests(Spread *spread, double draw)
         }
         keep(spread);
         spread->closed_S[least] = 1;
-        if (!empty_server(spread, least) || !end_by(spread, until)) {
+        if (!empty_server(spread, least) || !end_by(spread, until, &effort)) {
             restore(spread);
             spread->closed_S[least] = 0;
         }
