@@ -130,7 +130,7 @@ add_choice(Move *choices, int *count, Move move)
 }
 
 /* The moves that could make a server end by `by`: of as many pairs of an expert as that takes, or of all of them.
- * Those after which the other server ends first come first. */
+ * Those after which the other server ends in time come first, and among them those that read the fewest experts. */
 static int
 find_moves(Search *search, ptrdiff_t server, Move *choices)
 {

@@ -146,7 +146,7 @@ def test_adjacent_layers_are_correlated_and_distant_ones_less() -> None:
     regime = replace(CORRELATED, spread=0.0)
     layers, blocks = 40, 3000
     shares = shares_BLE(regime, blocks, layers, 4 * regime.group)
-    # A layer's imbalance over time, whichever its experts are.
+    # How uneven a layer is over time; which experts are hot does not matter.
     peak_BL = shares.max(axis=2)
     near = np.mean([np.corrcoef(peak_BL[:, i], peak_BL[:, i + 1])[0, 1] for i in range(39)])
     assert near > 0.3
