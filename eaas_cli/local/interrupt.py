@@ -19,12 +19,19 @@ class Interrupt(SignalLine):
     """Within `with Interrupt() as interrupt`, Ctrl-C, SIGTERM and SIGHUP end `interrupt.wait`.
 
     A signal handler raises nothing: an exception could come between the start of a process and its record, or
-    during the shutdown.
+    during the shutdown. After the block, further signals change nothing if one has come: the command is ending,
+    and a second Ctrl-C must not turn its exit code into that of a kill.
     """
 
     def __init__(self) -> None:
         super().__init__(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         self._interrupted = False
+
+    def __exit__(self, *error: object) -> None:
+        if self._has_come():
+            # Not a Python function: the interpreter restores the default of those long before the process ends.
+            self._previous = dict.fromkeys(self._previous, signal.SIG_IGN)
+        super().__exit__(*error)
 
     @property
     def fd(self) -> int:
@@ -33,9 +40,7 @@ class Interrupt(SignalLine):
 
     def check(self) -> None:
         """Raise Interrupted if a signal has come, now or before an earlier check."""
-        while not self._interrupted and select.select([self._reader], [], [], 0)[0]:
-            self._interrupted = self._reader.recv(1)[0] in self._signals
-        if self._interrupted:
+        if self._has_come():
             raise Interrupted
 
     def wait(self, timeout_s: float) -> None:
@@ -45,3 +50,8 @@ class Interrupt(SignalLine):
         while (left := deadline - time.monotonic()) > 0:
             select.select([self._reader], [], [], left)
             self.check()
+
+    def _has_come(self) -> bool:
+        while not self._interrupted and select.select([self._reader], [], [], 0)[0]:
+            self._interrupted = self._reader.recv(1)[0] in self._signals
+        return self._interrupted

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,37 @@ from eaas_cli.local.interrupt import Interrupt, Interrupted
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
 SILENT = "import time; time.sleep(600)"
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+# A command that takes long to exit, as one with torch loaded does.
+ENDING = """
+import atexit, time
+from eaas_cli.local.interrupt import Interrupt, Interrupted
+
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.3)
+
+slow = Slow()
+atexit.register(time.sleep, 0.3)
+try:
+    with Interrupt() as interrupt:
+        print("waits", flush=True)
+        interrupt.wait(60)
+except Interrupted:
+    print("ends", flush=True)
+"""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_ends_every_wait_from_then_on(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
     with Interrupt() as interrupt:
         interrupt.wait(0.01)
         timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
@@ -31,7 +60,28 @@ def test_a_signal_ends_every_wait_from_then_on(number: signal.Signals) -> None:
                 interrupt.wait(60)
             with pytest.raises(Interrupted):
                 interrupt.check()
-    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_further_signals_change_nothing_until_the_process_has_ended(
+    number: signal.Signals,
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == b"ends\n"
+        while process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.01)
+    assert process.returncode == 0
+
+
+def test_without_a_signal_the_handlers_of_before_return() -> None:
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    with Interrupt() as interrupt:
+        interrupt.wait(0.01)
+    assert {number: signal.getsignal(number) for number in NUMBERS} == before
 
 
 def test_a_signal_at_any_moment_is_not_missed() -> None:
