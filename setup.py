@@ -140,7 +140,7 @@ setup(
                     for name in (
                         *("plan", "rows", "layer", "items", "fill", "one_by_one"),
                         *("keep", "chains", "deal", "refill"),
-                        *("improve", "search", "spare", "swap", "together", "together_plan"),
+                        *("improve", "search", "spare", "swap", "together", "together_start", "together_plan", "window"),
                     )
                 ),
             ],

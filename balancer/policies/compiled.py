@@ -36,6 +36,7 @@ __all__ = [
     "sparse_of_holds",
     "spread",
     "swap_hottest",
+    "window_means",
 ]
 
 _LIBRARY = ctypes.CDLL(str(Path(__file__).with_name("_native.abi3.so")))
@@ -46,7 +47,8 @@ _RESULTS = {
     3: "an expert, server or number of replicas is out of range",
 }
 _NUMBERS = {"bool": ctypes.c_bool, "int": ctypes.c_int64, "float": ctypes.c_double}
-_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64")}
+_LOADS = ("uint8", "uint16", "uint32", "int64", "float32", "float64")
+_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", *_LOADS)}
 
 
 def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
@@ -97,8 +99,8 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
     return call
 
 
-# L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B batches or
-# scenarios, K choices, T iterations.
+# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B batches or
+# scenarios, K choices, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
 place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
@@ -139,3 +141,7 @@ plan_together = _function(
     "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float int64:X int32:N float64:N",
     "LTSEXMN",
 )
+window_means = {
+    kind: _function(f"window_means_{kind}", f"{kind}:WLE int64:X float32:LTE float64:NLE", "WLEXTN")
+    for kind in _LOADS
+}

@@ -114,10 +114,11 @@ def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np
     if load.ndim != dimensions or load.size == 0:
         wanted = ("layers x experts", "window x layers x experts")[dimensions - 2]
         raise ValueError(f"{name} has shape {load.shape}, wanted {wanted}, none of them 0")
+    most = load.max()
     # A NaN is not at least 0, and infinity is not below it.
-    if not (load.min() >= 0 and load.max() < np.inf):
+    if not (most < np.inf and (load.dtype.kind == "u" or load.min() >= 0)):
         raise ValueError(f"{name} has numbers that are negative, NaN or infinite")
-    if load.max() > _MOST_LOAD:
+    if most > _MOST_LOAD:
         raise ValueError(f"{name} has numbers above {_MOST_LOAD:g}: scale them down")
     return load
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.fractional.forecast import block_means, forecast, scenarios
+from balancer.policies.fractional.forecast import forecast, scenarios
 from balancer.policies.fractional.layout import (
     SCENARIOS,
     checked_nodes,
     checked_price,
     lay_out_window,
 )
-from balancer.policies.fractional.together import Means, joined, mean_loads, noise, returns
+from balancer.policies.fractional.together import noise, returns
+from balancer.policies.fractional.window import History, window_means
 from balancer.policies.plan import make_plan
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
@@ -22,6 +23,7 @@ from balancer.policies.types import Float, Plan
 __all__ = ["FractionalBalancer"]
 
 _WINDOWS_KEPT = 3
+_WINDOWS_OF_MEANS = 5
 
 
 class FractionalBalancer:
@@ -60,7 +62,7 @@ class FractionalBalancer:
         self._blocks_NLE: Float | None = None
         self._span: tuple[int, ...] = ()
         # Of the last windows: means over a few iterations, and the noise of an iteration.
-        self._means: list[Means] = []
+        self._means = History(_WINDOWS_OF_MEANS)
         self._noise: list[Float] = []
 
     def step(self, hotness_WLE: npt.ArrayLike) -> Plan:
@@ -74,14 +76,14 @@ class FractionalBalancer:
         """
         window_WLE = checked_window("hotness_WLE", hotness_WLE)
         refuse_token_ids("hotness_WLE", window_WLE)
-        blocks_NLE = block_means(window_WLE)
+        means_LTE, blocks_NLE = window_means(window_WLE)
         known_NLE = blocks_NLE
         if self._blocks_NLE is not None and self._span == window_WLE.shape:
             # Only blocks of the same length continue the series.
             known_NLE = np.concatenate([self._blocks_NLE, blocks_NLE])
         else:
-            self._means, self._noise = [], []
-        self._means = [*self._means, mean_loads(window_WLE)][-5:]
+            self._means, self._noise = History(_WINDOWS_OF_MEANS), []
+        self._means.add(means_LTE)
         self._noise = [*self._noise, noise(window_WLE)][-_WINDOWS_KEPT:]
         together_L = returns(
             known_NLE, np.mean(self._noise, axis=0), len(window_WLE) / len(blocks_NLE)
@@ -89,7 +91,7 @@ class FractionalBalancer:
         if self._nodes[0] is not None:
             together_L[:] = False
         load_LE = np.empty(window_WLE.shape[1:])
-        load_LTE = joined(self._means) if together_L.any() else None
+        load_LTE = self._means.joined() if together_L.any() else None
         if load_LTE is not None:
             load_LE[together_L] = load_LTE[together_L].mean(axis=1, dtype=np.float64)
         rest = np.flatnonzero(~together_L)

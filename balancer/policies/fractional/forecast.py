@@ -8,35 +8,19 @@ Shape suffixes: N blocks, M forecasts (models), W window, B scenarios, L layers,
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BLOCKS", "block_means", "forecast", "scenarios"]
+__all__ = ["forecast", "scenarios"]
 
 Float = npt.NDArray[np.float64]
-
-BLOCKS = 16
-"""Number of blocks in a window."""
 
 _MEANS = (2, 4, 8, 16, 32)
 _LINES = (8, 16, 32)
 # No forecast falls below this part of the latest load.
 _LEAST_PART = 0.25
-
-
-def block_means(window_WLE: npt.NDArray[Any]) -> Float:
-    """float64 (N, L, E): means of `BLOCKS` even parts of the window, or of single iterations."""
-    iterations = len(window_WLE)
-    edges = np.linspace(0, iterations, min(BLOCKS, iterations) + 1).astype(np.int64)
-    return np.stack(
-        [
-            window_WLE[begin:end].mean(axis=0, dtype=np.float64)
-            for begin, end in pairwise(edges.tolist())
-        ]
-    )
 
 
 def forecast(blocks_NLE: Float, ahead: int, parts: int) -> Float:

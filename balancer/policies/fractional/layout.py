@@ -41,16 +41,15 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
-from balancer.policies.fractional.forecast import block_means, forecast, scenarios
+from balancer.policies.fractional.forecast import forecast, scenarios
 from balancer.policies.fractional.together import (
     GAIN_PART,
     Bool,
-    Means,
     lay_out_together,
-    mean_loads,
     noise,
     returns,
 )
+from balancer.policies.fractional.window import Means, window_means
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.sparse import Layout
@@ -121,7 +120,7 @@ def fractional(
     if window_WLE is None:
         return lay_out(problem, problem.load_LE[None], price(problem.layers), *nodes)
     window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
-    blocks_NLE = block_means(window_WLE)
+    means_LTE, blocks_NLE = window_means(window_WLE)
     together_L = returns(blocks_NLE, noise(window_WLE), len(window_WLE) / len(blocks_NLE))
     if nodes[0] is not None:
         together_L[:] = False
@@ -132,7 +131,7 @@ def fractional(
         rest_NLE = blocks_NLE[:, rest]
         said_BLE = forecast(rest_NLE, len(blocks_NLE), SCENARIOS)
         load_BLE = scenarios(rest_WLE, rest_NLE, said_BLE)
-    load_LTE = mean_loads(window_WLE) if together_L.any() else None
+    load_LTE = means_LTE if together_L.any() else None
     return lay_out_window(problem, together_L, load_LTE, load_BLE, price, *nodes, threads=0)
 
 

@@ -18,22 +18,16 @@
 #include <string.h>
 
 #define POWER 8
-#define TARGETS 8        /* servers tried for a hot one's load */
+#define TARGETS 12       /* servers tried for a hot one's load */
 #define SCREEN 4         /* a first estimate of a gain looks at every fourth vector, ... */
 #define SCREEN_FROM 8    /* ... if there are this many, ... */
 #define DOUBT 0.8f       /* ... and may be wrong by a fifth */
+#define MOST_STUCK 16   /* hottest servers without a move that pays, after which the search ends */
 #define MOST_MOVES 2     /* per slot */
-#define LEVEL_EVERY 4    /* moves between two passes over all shares */
-#define FIRST_SWEEPS 3
+#define LEVEL_EVERY 8    /* moves between two passes over all shares */
 #define LAST_SWEEPS 4
 
 #define TINY 1e-30f
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
 
 static inline Lanes
 power6(Lanes x)
@@ -49,25 +43,7 @@ power8(Lanes x)
     return x4 * x4;
 }
 
-static inline float
-total(Lanes x)
-{
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
-}
-
-static inline const Lanes *
-load_of(const Together *search, int32_t expert)
-{
-    return search->load_ET + (size_t)expert * (size_t)search->vectors;
-}
-
-static inline Lanes *
-full_of(const Together *search, int32_t server)
-{
-    return search->full_ST + (size_t)server * (size_t)search->vectors;
-}
-
-WIDE static void
+WIDE void
 add_load(Together *search, int32_t server, int32_t expert, float share)
 {
     Lanes *full = full_of(search, server);
@@ -181,7 +157,7 @@ level_expert(Together *search, int32_t expert)
     }
 }
 
-static void
+void
 level_all(Together *search, int32_t sweeps)
 {
     for (int32_t i = 0; i < sweeps; i++) {
@@ -198,12 +174,6 @@ typedef struct {
     bool swap;
     float gain;
 } Move;
-
-static bool
-was_held(const Together *search, int32_t server, int32_t expert)
-{
-    return search->held_SE[(size_t)server * (size_t)search->layer->experts + (size_t)expert];
-}
 
 /* Loads that a move adds. */
 static int32_t
@@ -243,45 +213,118 @@ find_heir(const Together *search, int32_t hot, int32_t slot, int32_t *heir)
     return least;
 }
 
-static inline bool
-has(const Together *search, int32_t server, int32_t expert)
+/* What the screen's iterations say about swaps of a hot server's slots with a target's: the gain of each pair, less the
+ * price. `x_IQ`, `y_JQ`: the slots' loads over the hot server's speed. */
+WIDE static void
+screen_swaps(const Together *search, int32_t hot, int32_t b, int32_t ours, int32_t theirs)
 {
-    return search->has_SE[(size_t)server * (size_t)search->layer->experts + (size_t)expert];
+    const Pairs *pairs = &search->pairs;
+    const Lanes *full = full_of(search, hot), *target = full_of(search, b);
+    const Lanes *power = search->power_ST + (size_t)hot * (size_t)search->vectors;
+    const Lanes *other = search->power_ST + (size_t)b * (size_t)search->vectors;
+    Lanes ratio = (Lanes){0} + (float)(search->layer->speed_S[hot] / search->layer->speed_S[b]), now = {0};
+    int32_t count = 0;
+    for (int32_t t = search->screen / 2; t < search->vectors; t += search->screen) {
+        pairs->full_Q[count] = full[t];
+        pairs->target_Q[count] = target[t];
+        pairs->slope_Q[count++] = search->slope_T[t];
+        now += search->slope_T[t] * (power[t] + other[t]);
+    }
+    float base = total(now);
+    for (int32_t i = 0; i < ours; i++) {
+        for (int32_t j = 0; j < theirs; j++) {
+            const Lanes *x = pairs->x_IQ + i * count, *y = pairs->y_JQ + j * count;
+            Lanes sum = {0};
+            for (int32_t q = 0; q < count; q++) {
+                Lanes moved = x[q] - y[q];
+                sum += pairs->slope_Q[q] *
+                       (power8(pairs->full_Q[q] - moved) + power8(pairs->target_Q[q] + ratio * moved));
+            }
+            pairs->gain_IJ[i * theirs + j] = (base - total(sum)) * (float)search->screen;
+        }
+    }
 }
 
-/* Moves from a slot of the hot server to the slots of a target. */
+/* The screen's loads of a server's slots. */
+WIDE static void
+screen_slots(const Together *search, int32_t server, float speed, Lanes *load_NQ)
+{
+    const Flow *flow = &search->layer->flow_B[0];
+    for (int32_t n = flow->first_S[server]; n < flow->first_S[server + 1]; n++) {
+        float part = flow->expert_N[n] == NONE ? 0 : search->share_N[n] / speed;
+        const Lanes *load = load_of(search, flow->expert_N[n] == NONE ? 0 : flow->expert_N[n]);
+        for (int32_t t = search->screen / 2; t < search->vectors; t += search->screen) {
+            *load_NQ++ = part * load[t];
+        }
+    }
+}
+
+/* Swaps of a slot of the hot server with one of a target: the most promising first, because others then need not be
+ * evaluated. */
 static void
-try_target(const Together *search, int32_t hot, int32_t b, Move *best)
+try_swaps(Together *search, int32_t hot, int32_t b, Move *best)
+{
+    const Flow *flow = &search->layer->flow_B[0];
+    int32_t first = flow->first_S[hot], ours = flow->first_S[hot + 1] - first;
+    int32_t start = flow->first_S[b], theirs = flow->first_S[b + 1] - start;
+    float price = (float)search->price;
+    screen_slots(search, b, (float)search->layer->speed_S[hot], search->pairs.y_JQ);
+    screen_swaps(search, hot, b, ours, theirs);
+    for (int32_t i = 0; i < ours; i++) {
+        int32_t e = flow->expert_N[first + i];
+        bool never = !(search->all_N[first + i] > best->gain) || has(search, b, e);
+        int32_t loads = never ? 0 : !was_held(search, b, e) - !was_held(search, hot, e);
+        for (int32_t j = 0; j < theirs; j++) {
+            int32_t f = flow->expert_N[start + j];
+            float *gain = search->pairs.gain_IJ + i * theirs + j;
+            int32_t more = f == NONE ? 0 : !was_held(search, hot, f) - !was_held(search, b, f);
+            *gain = never || (f != NONE && has(search, hot, f)) ? -INFINITY : *gain - price * (float)(loads + more);
+        }
+    }
+    for (;;) {
+        int32_t most = 0;
+        for (int32_t k = 1; k < ours * theirs; k++) {
+            most = search->pairs.gain_IJ[k] > search->pairs.gain_IJ[most] ? k : most;
+        }
+        if (ours * theirs == 0 || !(search->pairs.gain_IJ[most] > best->gain * DOUBT)) {
+            return;
+        }
+        search->pairs.gain_IJ[most] = -INFINITY;
+        Move move = {first + most / theirs, start + most % theirs, NONE, true, 0};
+        int32_t e = flow->expert_N[move.from], f = flow->expert_N[move.to], other = f == NONE ? e : f;
+        float x = search->share_N[move.from], y = f == NONE ? 0 : search->share_N[move.to];
+        move.gain = -price * (float)loads_of(search, &move) - change(search, hot, e, -x, other, y);
+        move.gain -= change(search, b, e, x, other, -y);
+        *best = move.gain > best->gain ? move : *best;
+    }
+}
+
+/* A half of a hot slot's load in the place of a target's spare replica. */
+static void
+try_halves(const Together *search, int32_t hot, int32_t b, float most, Move *best)
 {
     const Flow *flow = &search->layer->flow_B[0];
     for (int32_t to = flow->first_S[b]; to < flow->first_S[b + 1]; to++) {
+        if (!(most > best->gain)) {
+            return;
+        }
         int32_t f = flow->expert_N[to], heir;
         float y = f == NONE ? 0 : search->share_N[to], drop = find_heir(search, hot, to, &heir);
-        bool there = f != NONE && has(search, hot, f), spare = f == NONE || heir != NONE;
+        if (f != NONE && heir == NONE) {
+            continue;
+        }
         for (int32_t from = flow->first_S[hot]; from < flow->first_S[hot + 1]; from++) {
             int32_t e = flow->expert_N[from], other = f == NONE ? e : f;
-            float x = search->share_N[from];
-            if (!(search->all_N[from] > best->gain) || has(search, b, e)) {
+            if (!(-search->half_N[from] - drop > best->gain) || has(search, b, e)) {
                 continue;
             }
-            if (spare && -search->half_N[from] - drop > best->gain) {
-                Move move = {from, to, heir, false, 0};
-                move.gain = -search->half_N[from] - drop - (float)(search->price * loads_of(search, &move));
-                if (move.gain > best->gain &&
-                    move.gain - change_by(search, search->screen, b, e, x / 2, other, -y) > best->gain * DOUBT) {
-                    move.gain -= change(search, b, e, x / 2, other, -y);
-                    *best = move.gain > best->gain ? move : *best;
-                }
-            }
-            if (!there) {
-                Move move = {from, to, NONE, true, 0};
-                move.gain = -(float)(search->price * loads_of(search, &move));
-                float about = move.gain - change_by(search, search->screen, hot, e, -x, other, y);
-                if (about > best->gain * DOUBT &&
-                    about - change_by(search, search->screen, b, e, x, other, -y) > best->gain * DOUBT) {
-                    move.gain -= change(search, hot, e, -x, other, y) + change(search, b, e, x, other, -y);
-                    *best = move.gain > best->gain ? move : *best;
-                }
+            Move move = {from, to, heir, false, 0};
+            float half = search->share_N[from] / 2;
+            move.gain = -search->half_N[from] - drop - (float)(search->price * loads_of(search, &move));
+            if (move.gain > best->gain &&
+                move.gain - change_by(search, search->screen, b, e, half, other, -y) > best->gain * DOUBT) {
+                move.gain -= change(search, b, e, half, other, -y);
+                *best = move.gain > best->gain ? move : *best;
             }
         }
     }
@@ -310,24 +353,29 @@ best_move(Together *search, int32_t hot)
 {
     const Flow *flow = &search->layer->flow_B[0];
     Move best = {NONE, NONE, NONE, false, 0};
+    float half = 0;
     for (int32_t n = flow->first_S[hot]; n < flow->first_S[hot + 1]; n++) {
         int32_t e = flow->expert_N[n];
         search->half_N[n] = e == NONE ? 0 : change(search, hot, e, -search->share_N[n] / 2, e, 0);
         search->all_N[n] = e == NONE ? -1 : -change(search, hot, e, -search->share_N[n], e, 0);
+        half = -search->half_N[n] > half ? -search->half_N[n] : half;
     }
+    screen_slots(search, hot, (float)search->layer->speed_S[hot], search->pairs.x_IQ);
     find_cool(search, hot);
-    for (int32_t k = 0; k < TARGETS; k++) {
-        int32_t b = NONE;
-        for (int32_t s = 0; s < search->layer->servers; s++) {
-            if (s != hot && search->cool_S[s] < INFINITY && (b == NONE || search->cool_S[s] < search->cool_S[b])) {
-                b = s;
-            }
+    int32_t cool[TARGETS], count = 0;
+    for (int32_t s = 0; s < search->layer->servers; s++) {
+        if (s == hot || (count == TARGETS && !(search->cool_S[s] < search->cool_S[cool[count - 1]]))) {
+            continue;
         }
-        if (b == NONE) {
-            break;
+        int32_t k = count < TARGETS ? count++ : count - 1;
+        for (; k > 0 && search->cool_S[s] < search->cool_S[cool[k - 1]]; k--) {
+            cool[k] = cool[k - 1];
         }
-        search->cool_S[b] = INFINITY;
-        try_target(search, hot, b, &best);
+        cool[k] = s;
+    }
+    for (int32_t k = 0; k < count; k++) {
+        try_swaps(search, hot, cool[k], &best);
+        try_halves(search, hot, cool[k], half, &best);
     }
     return best;
 }
@@ -378,8 +426,8 @@ make_move(Together *search, const Move *move)
     }
 }
 
-double
-move_together(Together *search)
+void
+begin_together(Together *search)
 {
     const Layer *layer = search->layer;
     const Flow *flow = &layer->flow_B[0];
@@ -394,10 +442,17 @@ move_together(Together *search)
         }
     }
     evaluate(search);
-    level_all(search, FIRST_SWEEPS);
+}
+
+double
+move_together(Together *search)
+{
+    const Layer *layer = search->layer;
+    const Flow *flow = &layer->flow_B[0];
+    start_together(search);
     for (int32_t i = 0; i < MOST_MOVES * flow->slots; i++) {
         Move best = {NONE, NONE, NONE, false, 0};
-        while (best.from == NONE) {
+        for (int32_t k = 0; k < MOST_STUCK && best.from == NONE; k++) {
             int32_t hot = NONE;
             for (int32_t s = 0; s < layer->servers; s++) {
                 hot = !search->stuck_S[s] && (hot == NONE || search->heat_S[s] > search->heat_S[hot]) ? s : hot;
@@ -426,15 +481,17 @@ move_together(Together *search)
 }
 
 size_t
-together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots)
+together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots, int32_t most)
 {
     size_t t = (size_t)vectors, s = (size_t)servers, e = (size_t)experts;
-    size_t bytes = (e + 2 * s + 4) * t * sizeof(Lanes) + (3 * (size_t)slots + 2 * s) * sizeof(float) + 2 * s * (1 + e);
+    size_t m = (size_t)most, q = t; /* the screen is not known yet */
+    size_t bytes = ((e + 2 * s + 4) * t + (2 * m + 3) * q) * sizeof(Lanes) + m * m * sizeof(float) + (3 * (size_t)slots + 2 * s) * sizeof(float) + 2 * s * (1 + e);
+    bytes = (bytes + 7) / 8 * 8 + start_bytes(servers, experts, slots);
     return (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes);
 }
 
 void
-together_init(Together *search, void *block, int32_t slots)
+together_init(Together *search, void *block, int32_t slots, int32_t most)
 {
     size_t t = (size_t)search->vectors, s = (size_t)search->layer->servers, e = (size_t)search->layer->experts;
     search->load_ET = block;
@@ -444,7 +501,14 @@ together_init(Together *search, void *block, int32_t slots)
     search->sum_T = search->power_ST + s * t;
     search->slope_T = search->sum_T + t;
     search->hot_T = search->slope_T + t;
-    search->share_N = (float *)(search->hot_T + t);
+    Pairs *pairs = &search->pairs;
+    pairs->full_Q = search->hot_T + t;
+    pairs->target_Q = pairs->full_Q + t;
+    pairs->slope_Q = pairs->target_Q + t;
+    pairs->x_IQ = pairs->slope_Q + t;
+    pairs->y_JQ = pairs->x_IQ + (size_t)most * t;
+    pairs->gain_IJ = (float *)(pairs->y_JQ + (size_t)most * t);
+    search->share_N = pairs->gain_IJ + (size_t)most * (size_t)most;
     search->half_N = search->share_N + slots;
     search->all_N = search->half_N + slots;
     search->heat_S = search->all_N + slots;
@@ -453,5 +517,6 @@ together_init(Together *search, void *block, int32_t slots)
     search->dirty_S = search->stuck_S + s;
     search->has_SE = search->dirty_S + s;
     search->held_SE = search->has_SE + s * e;
+    search->start_block = (char *)block + ((size_t)((char *)(search->held_SE + s * e) - (char *)block) + 7) / 8 * 8;
     search->screen = search->vectors >= SCREEN_FROM ? SCREEN : 1;
 }

@@ -8,25 +8,21 @@ Shape suffixes: N blocks, W window, T means, L layers, E logical experts.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
+from balancer.policies.fractional.window import Means
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
 
-__all__ = ["GAIN_PART", "MEANS", "joined", "lay_out_together", "mean_loads", "noise", "returns"]
+__all__ = ["GAIN_PART", "lay_out_together", "noise", "returns"]
 
-Means = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
-MEANS = 144
-"""Number of means that a plan considers."""
-
-GAIN_PART = 0.1
+GAIN_PART = 0.35
 """Part of the least gain that a load needs here: over many iterations a gain is less often noise."""
 
 # A step between blocks is movement if its square, in units of noise and mean over experts, is above this.
@@ -40,29 +36,6 @@ _PAIRS = 16
 _MOST_THREADS = 8
 # A thread takes some layers at a time, because not all take equally long.
 _CHUNK = 4
-
-
-def mean_loads(window_WLE: npt.NDArray[np.number]) -> Means:
-    """float32 (L, T, E): means over up to `MEANS` even parts of the window, less the oldest left over."""
-    length = -(-len(window_WLE) // MEANS)
-    count = len(window_WLE) // length
-    layers, experts = window_WLE.shape[1:]
-    parts = window_WLE[len(window_WLE) - count * length :].reshape(count, length, layers, experts)
-    return np.ascontiguousarray(parts.mean(axis=1, dtype=np.float32).swapaxes(0, 1))
-
-
-def joined(means: Sequence[Means]) -> Means:
-    """float32 (L, T, E): the means of several windows, oldest first, averaged to at most `MEANS`."""
-    length = -(-sum(load_LTE.shape[1] for load_LTE in means) // MEANS)
-    if length == 1:
-        return means[0] if len(means) == 1 else np.concatenate(means, axis=1)
-    shorter = []
-    for load_LTE in means:
-        layers, count, experts = load_LTE.shape
-        kept = max(1, count // length)
-        used = load_LTE[:, count - min(count, kept * length) :]
-        shorter.append(used.reshape(layers, kept, -1, experts).mean(axis=2))
-    return np.concatenate(shorter, axis=1)
 
 
 def noise(window_WLE: npt.NDArray[np.number]) -> Float:
@@ -85,26 +58,28 @@ def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
         variance_LE: `noise`.
         length: Iterations in a block.
     """
-    parts_NLE = _parts(blocks_NLE)
     # In units of noise all experts count alike. That of an expert that few tokens choose is not known well.
     least_L1 = _LEAST_NOISE * variance_LE.mean(axis=1, keepdims=True) + _ROUNDING
-    step_NLE = np.diff(parts_NLE, axis=0) / np.sqrt(2 / length * (variance_LE + least_L1))
-    step_NLE = np.clip(step_NLE, -_MOST_STEP, _MOST_STEP)
-    moved_NL = (step_NLE**2).mean(axis=2) > _ABOVE_NOISE
+    units_LE = 1 / np.sqrt(2 / length * (variance_LE + least_L1))
     turns_L = np.zeros(len(variance_LE), np.int64)
     last_LE = np.zeros(variance_LE.shape)
-    for step_LE, moved_L in zip(step_NLE, moved_NL, strict=True):
-        turns_L += moved_L & ((step_LE * last_LE).sum(axis=1) < 0)
-        last_LE[moved_L] = step_LE[moved_L]
+    # Block by block: all at once would not fit into a processor's cache.
+    before_LE = _parts(blocks_NLE[0])
+    for block_LE in blocks_NLE[1:]:
+        now_LE = _parts(block_LE)
+        step_LE = (now_LE - before_LE) * units_LE
+        np.clip(step_LE, -_MOST_STEP, _MOST_STEP, out=step_LE)
+        before_LE = now_LE
+        moved_L = np.einsum("le,le->l", step_LE, step_LE) > _ABOVE_NOISE * step_LE.shape[1]
+        turns_L += moved_L & (np.einsum("le,le->l", step_LE, last_LE) < 0)
+        last_LE = np.where(moved_L[:, None], step_LE, last_LE)
     return np.asarray(turns_L >= _TURNS)
 
 
-def _parts(load_NLE: npt.NDArray[np.number]) -> Float:
-    """float64 (N, L, E): loads over their mean; 0 without load."""
-    mean_NL1 = load_NLE.mean(axis=2, keepdims=True, dtype=np.float64)
-    return np.asarray(
-        np.divide(load_NLE, mean_NL1, out=np.zeros(load_NLE.shape), where=mean_NL1 > 0)
-    )
+def _parts(load_XE: npt.NDArray[np.number]) -> Float:
+    """Loads over their mean, along the last axis; 0 without load."""
+    mean_X1 = load_XE.mean(axis=-1, keepdims=True, dtype=np.float64)
+    return np.asarray(load_XE * np.where(mean_X1 > 0, 1 / np.where(mean_X1 > 0, mean_X1, 1), 0))
 
 
 def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: int = 1) -> Layout:
@@ -112,7 +87,7 @@ def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: i
 
     Args:
         problem: All inputs but the load.
-        load_LTE: `mean_loads`, of one or several windows.
+        load_LTE: `window_means`, of one or several windows.
         price: By how much a loaded replica must lower the objective; unused without `current`.
         threads: Number of threads; 0: one for each usable core.
 

@@ -6,7 +6,12 @@
 #include "../native/sparse.h"
 #include "together.h"
 
-/* Loads of the iterations over their mean per unit of speed; those of an empty iteration are 0. */
+/* By this part an expert's load is further from its mean than in the window: the next windows hold other iterations,
+ * and a search for the least F finds the places where these were small by chance. */
+#define FURTHER 0.2f
+
+/* Loads of the iterations over their mean per unit of speed, further from the window's mean; those of an empty iteration
+ * are 0. */
 static void
 begin_loads(Together *search, const float *load_TE, ptrdiff_t iterations, double speed)
 {
@@ -26,6 +31,13 @@ begin_loads(Together *search, const float *load_TE, ptrdiff_t iterations, double
             float part = (float)(load_TE[t * experts + e] * (speed / sum));
             load_ET[e * padded + t] = part;
             layer->load_E[e] += part;
+        }
+    }
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        float mean = (float)(layer->load_E[e] / (double)iterations);
+        for (ptrdiff_t t = 0; t < iterations; t++) {
+            float load = load_ET[e * padded + t] + FURTHER * (load_ET[e * padded + t] - mean);
+            load_ET[e * padded + t] = load > 0 ? load : 0;
         }
     }
     memcpy(layer->load_BE, layer->load_E, (size_t)experts * sizeof(double));
@@ -99,10 +111,14 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     for (int32_t i = 0; i < s; i++) {
         speed += speed_S[i];
     }
+    int32_t most = 0;
+    for (ptrdiff_t i = 0; i < layers * servers; i++) {
+        most = slots_LS[i] > most ? (int32_t)slots_LS[i] : most;
+    }
     Flow flow;
     int32_t *first_S = malloc(((size_t)servers + 1) * sizeof(*first_S));
     char *flow_block = malloc(flow_bytes(s, e, n));
-    void *block = aligned_alloc(sizeof(Lanes), together_bytes(vectors, s, e, n));
+    void *block = aligned_alloc(sizeof(Lanes), together_bytes(vectors, s, e, n, most));
     Layer layer = {.scenarios = 1, .servers = s, .experts = e, .first_S = first_S, .speed_S = speed_S, .flow_B = &flow};
     layer.load_E = malloc((size_t)experts * sizeof(double));
     layer.load_BE = malloc((size_t)experts * sizeof(double));
@@ -111,7 +127,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     Together search = {.layer = &layer, .vectors = vectors, .price = price};
     bool fits = first_S && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
     if (fits) {
-        together_init(&search, block, n);
+        together_init(&search, block, n, most);
     }
     int64_t at = 0;
     first_X[0] = 0;
