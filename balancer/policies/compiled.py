@@ -99,8 +99,8 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
     return call
 
 
-# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B batches or
-# scenarios, K choices, T iterations (or means of a few).
+# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B
+# batches or scenarios, K choices, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
 place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from eaas.errors import ConfigError
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json
 from eaas_cli.errors import exit_with_one_line
@@ -31,13 +33,45 @@ def main(
             help="Plan also with the servers dealt to this many nodes, and compare the times.",
         ),
     ] = 8,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Routing trace to replay, instead of measuring planning time. Repeatable."
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="With --trace: checkout of vllm, sglang or vllm-ascend, whose balancers run, too. "
+            "Its code is run. Repeatable.",
+        ),
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, help="With --trace: number of servers.")] = 64,
+    interval: Annotated[
+        int, typer.Option(min=1, help="With --trace: iterations between plans.")
+    ] = 1024,
     as_json: Json = False,
 ) -> None:
-    """Measure placement policies: planning time on one core, and quality of the plan."""
+    """Measure placement policies: planning time on one core, and quality of the plan; or replay traces."""
     from benchmarks.policies import SIZES, bench_policies, parse_size
+    from benchmarks.policies.peer_run import compare_peers, print_peers, read_traces
     from benchmarks.policies.report import print_report
 
     end_on_sigterm()
+    if peer and not trace:
+        raise ConfigError("--peer: give a --trace to replay")
+    if trace:
+        traces = read_traces(trace)
+        document = compare_peers(
+            *(peer or (), traces),
+            policies=policy or (),
+            servers=servers,
+            interval=interval,
+            say=say,
+        )
+        show(document, as_json, print_peers)
+        return
     sizes = [parse_size(text) for text in size] if size else SIZES
     show(
         bench_policies(sizes, policy or (), rounds=rounds, nodes=nodes, say=say),

@@ -115,7 +115,7 @@ def replay(
         redeployed: Called for each layer that gets a plan, with layer, new holds and planned load.
         clock: Clock for planning time; by default this thread's processor time, which does not depend on
             other load of the machine.
-        planner: Replaces the policy of that name.
+        planner: Replaces the policy of that name, which may be unknown; an ending still counts.
         nodes: Names of the servers' nodes (`losses.node_names`), which the policy then knows, and any one of
             which may fail; None: unknown.
 
@@ -136,10 +136,11 @@ def replay(
     check_slots(slots, servers, trace.experts)
     if planning_s is not None and not 0 <= planning_s < math.inf:
         raise ConfigError(f"planning {planning_s}: give seconds, at least 0")
-    base, ending = policy, ""
     if planner is None:
         base, ending = parse_name(policy)
         planner = make_planner(base, servers, slots, nodes)
+    else:
+        ending = "".join(policy.partition("+")[1:])
     # Layer by layer, as plans are deployed.
     serving_L = _layers(first_layout(trace.layers, servers, trace.experts))
     par_IL = np.ones((trace.iterations, trace.layers), np.float32)
