@@ -246,7 +246,8 @@ def _sglang_vec(module: ModuleType, servers: int) -> Rebalance:
 def _swift(module: ModuleType, servers: int) -> Rebalance:
     import torch
 
-    del servers
+    # It asks only how many devices a host has, for plans of whole hosts, which are not its default.
+    module.torch = SimpleNamespace(npu=SimpleNamespace(device_count=lambda: servers))  # type: ignore[attr-defined]
     balancer = module.SwiftBalanceEplb()
 
     def rebalance(counts_WLE: Counts, table_LSK: Table) -> Table:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.fractional.forecast import forecast, scenarios
 from balancer.policies.fractional.layout import (
-    SCENARIOS,
     checked_nodes,
     checked_price,
     lay_out_window,
+    scenario_count,
 )
 from balancer.policies.fractional.together import noise, returns
 from balancer.policies.fractional.window import History, window_means
@@ -90,25 +92,27 @@ class FractionalBalancer:
         )
         if self._nodes[0] is not None:
             together_L[:] = False
-        load_LE = np.empty(window_WLE.shape[1:])
-        load_LTE = self._means.joined() if together_L.any() else None
-        if load_LTE is not None:
-            load_LE[together_L] = load_LTE[together_L].mean(axis=1, dtype=np.float64)
-        rest = np.flatnonzero(~together_L)
-        load_BLE = np.empty((SCENARIOS, 0, window_WLE.shape[2]))
-        if len(rest):
-            rest_WLE = window_WLE if len(rest) == len(together_L) else window_WLE[:, rest]
-            said_BLE = forecast(known_NLE[:, rest], len(blocks_NLE), SCENARIOS)
-            load_LE[rest] = said_BLE.mean(axis=0)
-            load_BLE = scenarios(rest_WLE, blocks_NLE[:, rest], said_BLE)
         problem = make_problem(
-            load_LE,
+            blocks_NLE.mean(axis=0),
             self._servers,
             self._slots,
             self._current,
             self._speeds_S,
             self._apart_S,
         )
+        load_LE = np.empty(window_WLE.shape[1:])
+        load_LTE = self._means.joined() if together_L.any() else None
+        if load_LTE is not None:
+            load_LE[together_L] = load_LTE[together_L].mean(axis=1, dtype=np.float64)
+        rest = np.flatnonzero(~together_L)
+        parts = scenario_count(int(problem.slots_LS.sum()))
+        load_BLE = np.empty((parts, 0, window_WLE.shape[2]))
+        if len(rest):
+            rest_WLE = window_WLE if len(rest) == len(together_L) else window_WLE[:, rest]
+            said_BLE = forecast(known_NLE[:, rest], len(blocks_NLE), parts)
+            load_LE[rest] = said_BLE.mean(axis=0)
+            load_BLE = scenarios(rest_WLE, blocks_NLE[:, rest], said_BLE)
+        problem = replace(problem, load_LE=load_LE)
         layout = lay_out_window(problem, together_L, load_LTE, load_BLE, self._price, *self._nodes)
         plan = make_plan("fractional", problem, layout, best_split=True)
         self._span = window_WLE.shape

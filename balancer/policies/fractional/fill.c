@@ -139,7 +139,7 @@ size_t
 scratch_doubles(int32_t scenarios, int32_t servers, int32_t experts, int32_t slots)
 {
     size_t fill = 3 * (2 * ((size_t)slots + (size_t)experts + 2) + 1) + (size_t)servers;
-    size_t improve = (size_t)scenarios * ((size_t)experts + (size_t)slots + (size_t)servers + 5) + (size_t)slots;
+    size_t improve = (size_t)scenarios * (2 * (size_t)experts + (size_t)slots + (size_t)servers + 5) + (size_t)slots;
     size_t most = fill > improve ? fill : improve;
     return most > refill_doubles(experts, slots) ? most : refill_doubles(experts, slots);
 }

@@ -95,7 +95,8 @@ improve(Layer *layer, int32_t rounds)
     search.most_B = search.excess_B + scenarios;
     search.net_N = search.most_B + scenarios;
     search.bound_EB = search.net_N + slots;
-    search.saved_BN = search.bound_EB + scenarios * (size_t)layer->experts;
+    search.spare_EB = search.bound_EB + scenarios * (size_t)layer->experts;
+    search.saved_BN = search.spare_EB + scenarios * (size_t)layer->experts;
     search.saved_BS = search.saved_BN + scenarios * slots;
     search.before_N = search.saved_N + slots;
     search.heap = search.before_N + slots;

@@ -56,17 +56,25 @@ from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
 
 __all__ = [
-    "SCENARIOS",
     "Price",
     "checked_nodes",
     "checked_price",
     "fractional",
     "lay_out",
     "lay_out_window",
+    "scenario_count",
 ]
 
 SCENARIOS = 6
 """Number of forecast loads that a plan for a window considers."""
+
+# With more slots over all layers, a plan for a window must not cost a max-flow for every few loads.
+_LARGE, _LARGE_GAIN_PART = 1 << 17, 0.25
+
+
+def scenario_count(slots: int) -> int:
+    """Return the number of forecast loads to consider with so many slots, over all layers."""
+    return 1 if slots > _LARGE else SCENARIOS
 
 
 class Price(Protocol):
@@ -125,11 +133,12 @@ def fractional(
     if nodes[0] is not None:
         together_L[:] = False
     rest = np.flatnonzero(~together_L)
-    load_BLE = np.empty((SCENARIOS, 0, problem.experts))
+    parts = scenario_count(int(problem.slots_LS.sum()))
+    load_BLE = np.empty((parts, 0, problem.experts))
     if len(rest):
         rest_WLE = window_WLE if len(rest) == problem.layers else window_WLE[:, rest]
         rest_NLE = blocks_NLE[:, rest]
-        said_BLE = forecast(rest_NLE, len(blocks_NLE), SCENARIOS)
+        said_BLE = forecast(rest_NLE, len(blocks_NLE), parts)
         load_BLE = scenarios(rest_WLE, rest_NLE, said_BLE)
     load_LTE = means_LTE if together_L.any() else None
     return lay_out_window(problem, together_L, load_LTE, load_BLE, price, *nodes, threads=0)
@@ -157,15 +166,16 @@ def lay_out_window(
         nodes_S, most_cross_node: Result of `checked_nodes`.
         threads: Number of threads for such layers; 0: one for each usable core.
     """
+    # One load of many relieves little: the search would take seconds.
+    large = problem.slots_LS.sum() > _LARGE
+    usual = price(problem.layers, _LARGE_GAIN_PART if large else 1.0)
     if load_LTE is None:
-        return lay_out(problem, load_BLE, price(problem.layers), nodes_S, most_cross_node)
+        return lay_out(problem, load_BLE, usual, nodes_S, most_cross_node)
     dear = price(problem.layers, GAIN_PART)
     if together_L.all():
         return lay_out_together(problem, load_LTE, dear, threads)
     moving = lay_out_together(_part(problem, together_L), load_LTE[together_L], dear, threads)
-    rest = lay_out(
-        _part(problem, ~together_L), load_BLE, price(problem.layers), nodes_S, most_cross_node
-    )
+    rest = lay_out(_part(problem, ~together_L), load_BLE, usual, nodes_S, most_cross_node)
     # How many layers of the same kind are before each.
     before_L = np.where(together_L, np.cumsum(together_L), np.cumsum(~together_L)) - 1
     return Layout.joined(

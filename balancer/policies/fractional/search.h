@@ -12,6 +12,7 @@ typedef struct {
     Layer *layer;
     double *weight_B, *mean_B, *par_B, *excess_B;
     double *bound_EB;    /* load of experts that no server with capacity holds */
+    double *spare_EB;    /* capacity of the servers that hold an expert */
     double *net_N;       /* excess that an exchange in a slot would remove, as of the round's beginning */
     int32_t *heap;       /* slots with a gain, the greatest first */
     int32_t heap_count;

@@ -4,19 +4,58 @@
 #define TRIES 3   /* servers without a suitable expert before a swap is tried */
 #define STALE 0.1 /* part of an exchange's gain that may be gone since the round began */
 
+static inline double
+above_0(double room)
+{
+    return room > 0 ? room : 0;
+}
+
+static inline double *
+spare_of(const Search *search, int32_t expert, int32_t b)
+{
+    return &search->spare_EB[(size_t)expert * (size_t)search->layer->scenarios + (size_t)b];
+}
+
+/* Sums the capacity of each expert's servers: at scale an expert has dozens, and a round asks for each slot. */
+static void
+find_spare(Search *search)
+{
+    const Layer *layer = search->layer;
+    for (int32_t e = 0; e < layer->experts; e++) {
+        for (int32_t b = 0; b < layer->scenarios; b++) {
+            const Flow *flow = &layer->flow_B[b];
+            double spare = 0;
+            for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+                spare += above_0(flow->room_S[flow->server_N[n]]);
+            }
+            *spare_of(search, e, b) = spare;
+        }
+    }
+}
+
+static void
+set_room(Search *search, int32_t b, int32_t server, double room)
+{
+    Flow *flow = &search->layer->flow_B[b];
+    double change = above_0(room) - above_0(flow->room_S[server]);
+    flow->room_S[server] = room;
+    for (int32_t n = flow->first_S[server]; change != 0 && n < flow->first_S[server + 1]; n++) {
+        if (flow->expert_N[n] != NONE) {
+            *spare_of(search, flow->expert_N[n], b) += change;
+        }
+    }
+}
+
 /* The part of a slot's flow that the other replicas of its expert cannot take. */
 static double
 loss_of(const Search *search, int32_t slot)
 {
     const Layer *layer = search->layer;
+    int32_t expert = layer->flow_B[0].expert_N[slot], server = layer->flow_B[0].server_N[slot];
     double loss = 0;
     for (int32_t b = 0; b < layer->scenarios; b++) {
         const Flow *flow = &layer->flow_B[b];
-        double left = flow->flow_N[slot];
-        for (int32_t n = flow->head_E[flow->expert_N[slot]]; left > 0 && n != NONE; n = flow->next_N[n]) {
-            double room = flow->room_S[flow->server_N[n]];
-            left -= n != slot && room > 0 ? room : 0;
-        }
+        double left = flow->flow_N[slot] - (*spare_of(search, expert, b) - above_0(flow->room_S[server]));
         loss += left > 0 ? left * search->weight_B[b] : 0;
     }
     return loss;
@@ -82,6 +121,7 @@ void
 find_places(Search *search)
 {
     search->heap_count = 0;
+    find_spare(search);
     for (int32_t n = 0; n < search->layer->flow_B[0].slots; n++) {
         search->net_N[n] = net_of(search, n);
         if (search->net_N[n] > 0) {
@@ -163,19 +203,21 @@ best_expert(const Search *search, int32_t slot)
 
 /* The other replicas take over a slot's flow, within their capacity; the first takes the rest. */
 static void
-hand_over(Flow *flow, int32_t slot)
+hand_over(Search *search, int32_t b, int32_t slot)
 {
-    int32_t expert = flow->expert_N[slot];
+    Flow *flow = &search->layer->flow_B[b];
+    int32_t expert = flow->expert_N[slot], server = flow->server_N[slot];
     double left = flow->flow_N[slot];
-    flow->load_S[flow->server_N[slot]] -= left;
-    flow->room_S[flow->server_N[slot]] += left;
+    *spare_of(search, expert, b) -= above_0(flow->room_S[server]);
+    flow->load_S[server] -= left;
     flow_take(flow, slot);
+    set_room(search, b, server, flow->room_S[server] + left);
     for (int32_t n = flow->head_E[expert]; n != NONE; n = flow->next_N[n]) {
         double room = flow->room_S[flow->server_N[n]];
-        double given = room < left ? (room > 0 ? room : 0) : left;
+        double given = room < left ? above_0(room) : left;
         flow->flow_N[n] += given;
         flow->load_S[flow->server_N[n]] += given;
-        flow->room_S[flow->server_N[n]] -= given;
+        set_room(search, b, flow->server_N[n], room - given);
         left -= given;
     }
     flow->flow_N[flow->head_E[expert]] += left;
@@ -194,7 +236,7 @@ book(Search *search, int32_t b, int32_t server, int32_t expert)
     double taken = flow->room_S[server] < *bound ? flow->room_S[server] : *bound;
     taken = taken < search->excess_B[b] ? taken : search->excess_B[b];
     if (taken > 0) {
-        flow->room_S[server] -= taken;
+        set_room(search, b, server, flow->room_S[server] - taken);
         search->excess_B[b] -= taken;
         search->excess -= taken * search->weight_B[b];
         *bound -= taken;
@@ -224,9 +266,10 @@ replicate_one(Search *search)
         search->cross_node += more_abroad(layer, server, slot, expert);
         for (int32_t b = 0; b < layer->scenarios; b++) {
             if (layer->flow_B[b].expert_N[slot] != NONE) {
-                hand_over(&layer->flow_B[b], slot);
+                hand_over(search, b, slot);
             }
             flow_put(&layer->flow_B[b], slot, expert);
+            *spare_of(search, expert, b) += above_0(layer->flow_B[b].room_S[server]);
             book(search, b, server, expert);
         }
         search->exchanges++;
