@@ -140,7 +140,17 @@ setup(
                     for name in (
                         *("plan", "rows", "layer", "items", "fill", "one_by_one"),
                         *("keep", "chains", "deal", "refill"),
-                        *("improve", "search", "spare", "swap", "together", "together_start", "together_plan", "window"),
+                        *(
+                            "improve",
+                            "search",
+                            "spare",
+                            "swap",
+                            "together",
+                            "together_moves",
+                            "together_start",
+                            "together_plan",
+                            "window",
+                        ),
                     )
                 ),
             ],

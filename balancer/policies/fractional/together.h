@@ -10,6 +10,8 @@
 #include "layer.h"
 
 #define LANES 8
+#define POWER 8
+#define TINY 1e-30f
 #define FIRST_SWEEPS 3
 
 /* Sums are added lane by lane, so that a plan is the same whatever vectors a machine has. */
@@ -53,6 +55,17 @@ void begin_together(Together *search);
 void add_load(Together *search, int32_t server, int32_t expert, float share);
 /* Newton's steps on all shares, in sweeps. */
 void level_all(Together *search, int32_t sweeps);
+
+/* A part of a hot server's load for another one. */
+typedef struct {
+    int32_t from, to;
+    int32_t heir; /* the slot whose replica takes the tokens of the one that goes; NONE: they swap */
+    bool swap;
+    float gain;
+} Move;
+
+/* together_moves.c: the move of a server's load that gains most; `from` is NONE if none pays. */
+Move best_move(Together *search, int32_t hot);
 
 /* together_start.c: begins, with another layout if nobody planned the one in the flow and that pays. */
 void start_together(Together *search);
@@ -101,6 +114,20 @@ static inline bool
 has(const Together *search, int32_t server, int32_t expert)
 {
     return search->has_SE[(size_t)server * (size_t)search->layer->experts + (size_t)expert];
+}
+
+static inline Lanes
+power6(Lanes x)
+{
+    Lanes x2 = x * x;
+    return x2 * x2 * x2;
+}
+
+static inline Lanes
+power8(Lanes x)
+{
+    Lanes x2 = x * x, x4 = x2 * x2;
+    return x4 * x4;
 }
 
 #endif
