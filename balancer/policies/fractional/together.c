@@ -231,8 +231,9 @@ size_t
 together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots, int32_t most)
 {
     size_t t = (size_t)vectors, s = (size_t)servers, e = (size_t)experts;
-    size_t m = (size_t)most, q = t; /* the screen is not known yet */
-    size_t bytes = ((e + 2 * s + 4) * t + (2 * m + 3) * q) * sizeof(Lanes) + m * m * sizeof(float) + (3 * (size_t)slots + 2 * s) * sizeof(float) + 2 * s * (1 + e);
+    size_t m = (size_t)most, q = t;
+    size_t bytes = ((e + 2 * s + 4) * t + (2 * m + 3) * q) * sizeof(Lanes) +
+                   (m * m + 3 * (size_t)slots + 2 * s) * sizeof(float) + 2 * s * (1 + e);
     bytes = (bytes + 7) / 8 * 8 + start_bytes(servers, experts, slots);
     return (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes);
 }

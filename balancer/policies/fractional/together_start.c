@@ -167,6 +167,7 @@ is_even(const Together *search)
     return true;
 }
 
+/* Equal shares by default. Returns the number of loads. */
 static int64_t
 change_to(Together *search, const int32_t *expert_N, const float *share_N)
 {
@@ -184,7 +185,8 @@ change_to(Together *search, const int32_t *expert_N, const float *share_N)
         }
     }
     for (int32_t n = 0; n < flow->slots; n++) {
-        search->share_N[n] = expert_N[n] == NONE ? 0 : share_N != NULL ? share_N[n] : 1 / (float)replicas(flow, expert_N[n]);
+        float even = expert_N[n] == NONE ? 0 : 1 / (float)replicas(flow, expert_N[n]);
+        search->share_N[n] = share_N != NULL ? share_N[n] : even;
     }
     return loads;
 }

@@ -136,6 +136,27 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("price", [0.0005, 1000.0])
+def test_a_placement_that_nobody_planned_is_left_for_a_better_one_if_that_pays(
+    price: float,
+) -> None:
+    load_LTE = np.ascontiguousarray(topics(9, 96, 3).swapaxes(0, 1), np.float32)
+    held_SE = np.repeat(np.eye(16, dtype=bool), 4, axis=1)
+    held_LSE = np.stack([held_SE] * 3)
+    problem = make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
+    layout = lay_out_together(problem, load_LTE, price)
+    before_L = objective(load_LTE, held_LSE.astype(float), np.ones(16))
+    after_L = objective(load_LTE, layout.shares_LSE, np.ones(16))
+    loads_L = (layout.holds_LSE & ~held_LSE).sum(axis=(1, 2))
+    assert (before_L - after_L >= price * loads_L - 1e-3 * before_L).all()
+    if price > 1:
+        assert not loads_L.any()
+    else:
+        # Far better than what moves alone reach, which fill the free slot of each server first.
+        assert (after_L < 0.75 * before_L).all()
+        assert (loads_L > 16).all()
+
+
 def test_a_plan_from_nothing_and_one_with_layers_of_both_kinds() -> None:
     window_WLE = topics(5, 256, 4)
     rng = np.random.default_rng(6)
