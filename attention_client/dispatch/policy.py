@@ -31,7 +31,7 @@ class Load:
 
     Attributes:
         rate_S: float64, seconds per unit of work (`Part.work`).
-        backlog_S: float64, expected seconds until this client's requests in flight are done.
+        backlog_S: float64, expected seconds until a server begins a new request.
         load_pairs: Pairs of an expert that take as long as reading its weights.
     """
 

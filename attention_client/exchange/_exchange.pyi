@@ -141,18 +141,23 @@ class Route:
             answer, ...); nothing was sent then.
         """
 
-    def set_rates(self, rates: _Float64, load_pairs: float, /) -> None:
-        """Set the seconds per unit of work of each server."""
+    def set_load(self, rates: _Float64, queues: _Float64, load_pairs: float, /) -> None:
+        """Set each server's seconds per unit of work, and its usual seconds until it begins a request."""
 
     def take(
         self,
     ) -> tuple[
-        int, int, int, list[int], list[tuple[int, int, float, float, float, float]], list[float]
+        int,
+        int,
+        int,
+        list[int],
+        list[tuple[int, int, float, float, float, float, float]],
+        list[float],
     ]:
         """Read and reset what happened since the last call.
 
         Returns:
             Exchanges, (token, expert) pairs, tokens with a NaN or infinite sum, answers of each server,
-            samples (server, tokens, work, pairs, seconds seen by the client, seconds in the server), and
-            seconds of the first exchanges.
+            samples (server, tokens, work, pairs, seconds seen by the client, seconds in the server, those of
+            them for other requests), and seconds of the first exchanges.
         """

@@ -128,7 +128,7 @@ class CompiledCalls:
         """Give compiled code the servers' rates and usual times."""
         servers = view.placement.servers
         load = self._shared.speeds.load(servers, [0.0] * len(servers), self._shared.clock())
-        route.set_rates(load.rate_S, load.load_pairs)
+        route.set_load(load.rate_S, load.backlog_S, load.load_pairs)
         for connection in view.connections:
             if connection is not None:
                 connection.lane.set_times(*connection.service.table())
@@ -161,12 +161,14 @@ class CompiledCalls:
             if answers and connection is not None:
                 shared.ejections.answered(connection.server_id)
                 metrics.outcomes.count(connection, Outcome.ANSWERED, answers)
-        for server, rows, work, pairs_sent, seconds, service_s in samples[-_LEARN_FROM:]:
+        for server, rows, work, pairs_sent, seconds, service_s, queue_s in samples[-_LEARN_FROM:]:
             connection = view.connections[server]
             assert connection is not None
             connection.service.observe(rows, seconds)
             if service_s:
-                shared.speeds.observe(connection.server_id, work, service_s, now, pairs_sent)
+                shared.speeds.observe(
+                    connection.server_id, work, service_s, now, pairs=pairs_sent, queue_s=queue_s
+                )
             shared.eject_if_slow(connection.server_id, now)
         self._tell(view, route)
 

@@ -464,9 +464,11 @@ def test_a_route_checks_its_sizes() -> None:
         Route(None, [object()], shares, 1, EXPERTS, True, 0.1)  # type: ignore[list-item]
     route = Route(None, [None], shares, 1, EXPERTS, True, 0.1)
     with pytest.raises(ValueError, match="load_pairs"):
-        route.set_rates(np.ones(1), 0.0)
+        route.set_load(np.ones(1), np.zeros(1), 0.0)
     with pytest.raises(ValueError, match="rates"):
-        route.set_rates(np.ones(2), 16.0)
+        route.set_load(np.ones(2), np.zeros(1), 16.0)
+    with pytest.raises(ValueError, match="queues"):
+        route.set_load(np.ones(1), np.zeros(2), 16.0)
 
 
 def test_a_released_lane_starts_nothing() -> None:
