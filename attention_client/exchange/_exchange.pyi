@@ -6,6 +6,7 @@ import numpy.typing as npt
 import torch
 
 _Float32 = npt.NDArray[np.float32]
+_Int32 = npt.NDArray[np.int32]
 _Float64 = npt.NDArray[np.float64]
 
 reads_tensors: int
@@ -103,17 +104,20 @@ class Route:
         cls,
         view: object,
         lanes: Sequence[Lane | None],
+        firsts: _Int32,
+        held_by: _Int32,
         shares: _Float32,
         layers: int,
         experts: int,
         levels: bool,
         least_s: float,
     ) -> Route:
-        """Use these shares (L, S, E). `view`: for `Exchange.view`. `least_s`: least seconds to wait for a
-        server.
+        """Use these replicas: the arrays of `dispatch.ReplicaShares`, on servers with a lane.
+
+        `view`: for `Exchange.view`. `least_s`: least seconds to wait for a server.
 
         Raises:
-            ValueError: A size is out of range.
+            ValueError: A size or a replica is out of range.
         """
     running: int
     """Exchanges that are not over."""

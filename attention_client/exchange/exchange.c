@@ -44,7 +44,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *view;  /* the caller's: what the servers are */
     PyObject *lanes; /* tuple of Lane or None, by server */
-    Array shares;
+    Array replicas[3]; /* first_X of each layer, server_N, share_N: see route.h */
     Py_ssize_t layers, servers, experts;
     double load_pairs;
     double least_s; /* least time of a request */
@@ -106,7 +106,7 @@ route_dealloc(Route *self)
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->view);
     Py_XDECREF(self->lanes);
-    close_arrays(&self->shares, 1);
+    close_arrays(self->replicas, COUNT_OF(self->replicas));
     free(self->calls);
     free(self->rate_S);
     free(self->backlog_S);
@@ -116,16 +116,37 @@ route_dealloc(Route *self)
     Py_DECREF(type);
 }
 
+/* Open the replicas' arrays, and check what they point to. */
+static bool
+open_replicas(Route *self, PyObject *firsts, PyObject *held_by, PyObject *shares, Py_ssize_t layers,
+              Py_ssize_t experts, Py_ssize_t servers)
+{
+    Array *arrays = self->replicas;
+    if (!open_array(&arrays[0], firsts, "firsts", layers * (experts + 1), 4, false) ||
+        !open_items(&arrays[1], held_by, "held_by", 4, false) || !open_items(&arrays[2], shares, "shares", 4, false)) {
+        return false;
+    }
+    bool right = arrays[1].view.len == arrays[2].view.len;
+    for (Py_ssize_t l = 0; right && l < layers; l++) {
+        const int32_t *first_X = (const int32_t *)arrays[0].view.buf + l * (experts + 1);
+        right = are_replicas(first_X, experts, arrays[1].view.buf, arrays[1].view.len / 4, servers);
+    }
+    if (!right) {
+        PyErr_SetString(PyExc_ValueError, "replicas out of range");
+    }
+    return right;
+}
+
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"view", "lanes", "shares", "layers", "experts", "levels", "least_s", NULL};
-    PyObject *view, *lanes, *shares;
+    static char *names[] = {"view", "lanes", "firsts", "held_by", "shares", "layers", "experts", "levels", "least_s", NULL};
+    PyObject *view, *lanes, *firsts, *held_by, *shares;
     Py_ssize_t layers, experts;
     double least_s;
     int levels;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnnpd:Route", names, &view, &lanes, &shares, &layers, &experts,
-                                     &levels, &least_s)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnnpd:Route", names, &view, &lanes, &firsts, &held_by, &shares, &layers,
+                                     &experts, &levels, &least_s)) {
         return NULL;
     }
     Route *self = (Route *)PyType_GenericAlloc(type, 0);
@@ -136,7 +157,7 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->view = Py_NewRef(view);
     Py_ssize_t servers = PyTuple_Size(self->lanes);
     bool right = servers >= 1 && servers <= MOST_SERVERS && layers >= 1 && experts >= 1 && experts <= INT32_MAX &&
-                 layers <= PY_SSIZE_T_MAX / 64 / servers / experts;
+                 layers <= PY_SSIZE_T_MAX / 64 / (experts + 1);
     for (Py_ssize_t s = 0; right && s < servers; s++) {
         PyObject *lane = PyTuple_GetItem(self->lanes, s);
         right = lane == Py_None || PyObject_TypeCheck(lane, lane_type);
@@ -144,7 +165,7 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!right) {
         PyErr_SetString(PyExc_ValueError, "lanes, layers or experts out of range");
     }
-    else if (open_array(&self->shares, shares, "shares", layers * servers * experts, 4, false)) {
+    else if (open_replicas(self, firsts, held_by, shares, layers, experts, servers)) {
         self->layers = layers;
         self->servers = servers;
         self->experts = experts;
@@ -585,7 +606,9 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .step = CHUNK_STEP,
         .ids_P = scratch,
         .wanted_P = wanted_P,
-        .shares_SE = (const float *)self->shares.view.buf + inputs.layer * self->servers * self->experts,
+        .first_X = (const int32_t *)self->replicas[0].view.buf + inputs.layer * (self->experts + 1),
+        .server_N = self->replicas[1].view.buf,
+        .share_N = self->replicas[2].view.buf,
         .rate_S = self->levels ? self->rate_S : NULL,
         .backlog_S = self->levels ? self->backlog_S : NULL,
     };

@@ -104,8 +104,7 @@ class CompiledCalls:
                 self._former.append((self._current[0], self._current[1]))
             self._read_all()
             usable_S = view.usable_S()
-            shares_LSE = view.placement.shares_LSE * usable_S[None, :, None]
-            layers, _, experts = shares_LSE.shape
+            replicas = view.replicas(usable_S)
             route = None
             if usable_S.any():
                 route = Route(
@@ -114,9 +113,11 @@ class CompiledCalls:
                         connection.lane if connection is not None and usable else None
                         for connection, usable in zip(view.connections, usable_S, strict=True)
                     ],
-                    np.ascontiguousarray(shares_LSE, np.float32),
-                    layers,
-                    experts,
+                    replicas.first_LX,
+                    replicas.server_N,
+                    replicas.share_N,
+                    len(replicas.first_LX),
+                    replicas.experts,
                     self._shared.policy.levels,
                     self._shared.attempt_timeout_s,
                 )

@@ -32,9 +32,9 @@ _SLOW_FACTOR = 5.0
 _SLOW_ANSWERS = 5
 # A server that was ejected as slow is on trial afterwards. The first answer may take long for other reasons.
 _TRIAL_ANSWERS = 2
-# Least weight of an answer in a server's usual queue. What waited at one moment is gone at the next, and clients
-# that follow it meet elsewhere (docs/performance.md). The mean of many answers tells which servers others
-# use.
+# Least weight of an answer in a server's usual queue. What waited at one moment is gone at the next, and
+# clients that follow it meet elsewhere (docs/performance.md). The mean of many answers tells which servers
+# others use.
 _QUEUE_WEIGHT = 0.02
 # The least time that an answer counts as.
 _LEAST_S = 1e-6

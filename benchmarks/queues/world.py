@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.dispatch import Load, dispatch_policy
+from attention_client.dispatch import Load, ReplicaShares, dispatch_policy
 from attention_client.dispatch.parts import LOAD_PAIRS
 from attention_client.layer_call.server_speeds import Speeds
 
@@ -91,10 +91,11 @@ class _Server:
 
     def begin(self, now: float) -> bool:
         """Begin a batch of all requests of the oldest one's layer, if there are any and it is idle."""
-        for request in self.queue:
-            request.seen_at = request.seen_at if request.seen_at >= 0 else now
         if self.batch or not self.queue:
             return False
+        # A server looks for requests between two batches.
+        for request in self.queue:
+            request.seen_at = request.seen_at if request.seen_at >= 0 else now
         layer = self.queue[0].layer
         self.batch = [request for request in self.queue if request.layer == layer]
         self.queue = deque(request for request in self.queue if request.layer != layer)
@@ -133,7 +134,7 @@ def simulate(
     """
     rng = np.random.default_rng(seed)
     layers, servers_count, experts = shares_LSE.shape
-    shares = [np.ascontiguousarray(shares_SE) for shares_SE in shares_LSE]
+    replicas = ReplicaShares.of(shares_LSE)
     factors = (*situation.slow, *[1.0] * servers_count)
     servers = [_Server(factors[s]) for s in range(servers_count)]
     names = [str(s) for s in range(servers_count)]
@@ -170,7 +171,7 @@ def simulate(
         pairs_E = rng.multinomial(tokens * 8, load_E / load_E.sum())
         ids_P1 = np.repeat(np.arange(experts), pairs_E)[:, None]
         parts, _ = policies[client].plan(
-            ids_P1, np.ones(ids_P1.shape, np.bool_), shares[layer], load(client, now),
+            ids_P1, np.ones(ids_P1.shape, np.bool_), replicas, load(client, now),
             [_NO_ROOM] * servers_count, int(layer),
         )  # fmt: skip
         waiting[client], began_at[client] = len(parts), now
