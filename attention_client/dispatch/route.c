@@ -203,8 +203,8 @@ route(const Routing *routing, const Routed *routed)
     for (size_t e = 0; e < experts; e++) {
         replicas += pairs_E[e] > 0 ? (size_t)(routing->first_X[e + 1] - routing->first_X[e]) : 0;
     }
-    size_t wide = 2 * replicas + 3 * servers, narrow = 4 * replicas + 2 * (experts + 1) + 4 * servers + 1 + pairs;
-    int64_t *block = malloc(wide * sizeof(int64_t) + narrow * sizeof(int32_t) + 2 * servers);
+    size_t wide = 2 * replicas + 5 * servers, narrow = 4 * replicas + 2 * (experts + 1) + 4 * servers + 1 + pairs;
+    int64_t *block = malloc(wide * sizeof(int64_t) + narrow * sizeof(int32_t) + 3 * servers);
     if (block == NULL) {
         free(pairs_E);
         return -1;
@@ -212,7 +212,6 @@ route(const Routing *routing, const Routed *routed)
     Spread spread = {
         .servers = routing->servers,
         .experts = routing->experts,
-        .load_pairs = routing->load_pairs,
         .rate_S = routing->rate_S,
         .backlog_S = routing->backlog_S,
         .pairs_R = block,
@@ -221,7 +220,9 @@ route(const Routing *routing, const Routed *routed)
     int64_t *next_S = spread.kept_R + replicas;
     spread.ends_S = (double *)(next_S + servers);
     spread.kept_ends_S = spread.ends_S + servers;
-    spread.server_R = (int32_t *)(spread.kept_ends_S + servers);
+    spread.pair_S = spread.kept_ends_S + servers;
+    spread.failed_ends_S = spread.pair_S + servers;
+    spread.server_R = (int32_t *)(spread.failed_ends_S + servers);
     spread.expert_R = spread.server_R + replicas;
     spread.own_R = spread.expert_R + replicas;
     float *share_R = (float *)(spread.own_R + replicas);
@@ -233,13 +234,14 @@ route(const Routing *routing, const Routed *routed)
     int32_t *last_S = spread.kept_active_S + servers, *server_P = last_S + servers;
     spread.closed_S = (uint8_t *)(server_P + pairs);
     spread.tried_S = spread.closed_S + servers;
+    spread.failed_depth_S = (int8_t *)(spread.tried_S + servers);
 
     list_replicas(routing, pairs_E, &spread, share_R, next_S);
     bool levels = routing->rate_S != NULL;
     int64_t chunk_pairs = levels || routing->load_pairs < 1 ? INT64_MAX / 2 : (int64_t)routing->load_pairs;
     int64_t left = draw_chunks(routing, pairs_E, &spread, share_R, chunk_pairs);
     if (levels) {
-        count_work(&spread);
+        count_work(&spread, routing->load_pairs);
         level_work(&spread, routing->draw);
     }
     memset(routed->work_S, 0, servers * sizeof(double));
