@@ -103,7 +103,7 @@ def compare(
         (count, policy, interval)
         for count in servers
         for policy in policies
-        for interval in (intervals[:1] if policy == STATIC else intervals)
+        for interval in (intervals[:1] if parse_name(policy)[0] == STATIC else intervals)
     ]
     baseline_jobs = [(count, BASELINE_POLICY, BASELINE_INTERVAL) for count in servers]
     wanted = list(dict.fromkeys(jobs + baseline_jobs))
