@@ -25,6 +25,7 @@ __all__ = [
     "pack",
     "place",
     "plan_fractional",
+    "plan_spares",
     "plan_together",
     "refine",
     "replay",
@@ -145,3 +146,6 @@ window_means = {
     kind: _function(f"window_means_{kind}", f"{kind}:WLE int64:X float32:LTE float64:NLE", "WLEXTN")
     for kind in _LOADS
 }
+plan_spares = _function(
+    "plan_spares", "float64:BE int64:X int32:N float64:S bool:S float int32:S", "BESXN"
+)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from balancer.policies import Plan
 from balancer.policies.sparse import Layout
 from benchmarks.policies.peers import PEERS, PeerPlanner, checkouts
+from eaas.errors import ConfigError
 from eaas_cli.console import print_table
 from simulator.placement.planners import DISPATCH, SPLIT, Planner, make_planner, parse_name
 from simulator.placement.replay import replay
@@ -82,7 +83,10 @@ def compare_peers(
     paths = checkouts(list(given))
     ours = tuple(policies) or _OURS
     for policy in ours:
-        parse_name(policy)
+        if parse_name(policy)[1]:
+            raise ConfigError(
+                f"--policy {policy}: give it without an ending, because each is replayed"
+            )
     modules = {
         name: peer.load(paths[peer.project])
         for name, peer in PEERS.items()
