@@ -1,0 +1,116 @@
+"""Compiles kernel `triton` for GPUs that are not here and prints what each program needs, a JSON line each.
+
+    python tests/helpers/compile_ahead.py sm_90 ...
+
+Runs in a process of its own, because Triton decides at its import whether to compile or to interpret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from expert_server.kernels.activation import ActivationKind
+from expert_server.kernels.gpu import products
+from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES, Coding
+
+# The assembler then prints what a program needs.
+triton.knobs.nvidia.dump_ptxas_log = True
+triton.knobs.compilation.disable_line_info = True
+_POINTERS = {
+    **dict.fromkeys(("table", "tile_expert", "tile_start", "tile_end", "order"), "*i64"),
+    **{"ids": "*i32", "scores": "*fp32", "out": "*fp32"},
+}
+# Sizes that torch's allocator and usual models make multiples of 16; Triton then loads 16 bytes at once.
+_OPTIONS = {"enable_fp_fusion": True}
+_NOT_MULTIPLES = ("tokens", "top_k")
+
+
+def programs() -> Iterator[tuple[Any, str, dict[str, Any], dict[str, int]]]:
+    """Yield device functions: function, dtype of hidden states, constants, options."""
+    for coding, tiles in TILES.items():
+        dtype = "fp32" if coding is Coding.FLOAT32 else "bf16"
+        for tile in (tiles.few, tiles.many):
+            options = {"num_warps": tile.warps, "num_stages": tile.stages}
+            shape = {
+                "CODING": int(coding),
+                "ROWS": tile.rows,
+                "COLUMNS": tile.columns,
+                "STEP": tiles.step,
+                "HAS_BIAS": True,
+            }
+            # The activation with the most operations.
+            form = activation(ActivationKind.CLAMPED_SWIGLU, True)
+            yield products.up_product, dtype, shape | form, options
+            yield products.down_product, dtype, shape, options
+            if coding is Coding.BFLOAT16:
+                form = activation(ActivationKind.GELU, False)
+                yield products.up_product, dtype, shape | form, options
+    for dtype in ("bf16", "fp32"):
+        yield products.combine, dtype, {"TOKENS": SUM_TOKENS, "COLUMNS": SUM_COLUMNS}, {}
+
+
+def activation(kind: ActivationKind, has_gate: bool) -> dict[str, Any]:
+    """Constants of an activation."""
+    return {"KIND": int(kind), "HAS_GATE": has_gate, "ALPHA": 1.702, "LIMIT": 7.0}
+
+
+def compile_for(
+    architecture: int, function: Any, dtype: str, constants: dict[str, Any], options: dict[str, int]
+) -> dict[str, Any]:
+    """Compile a function and read off the assembler's log what it needs."""
+    signature = {
+        parameter.name: "constexpr"
+        if parameter.is_constexpr
+        else f"*{dtype}"
+        if parameter.name in ("x", "h", "y")
+        else _POINTERS.get(parameter.name, "i32")
+        for parameter in function.params
+    }
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(signature)
+        if signature[name] != "constexpr" and name not in _NOT_MULTIPLES
+    }
+    source = ASTSource(function, signature, constants, attributes)
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", architecture, 32), options=options | _OPTIONS
+        )
+    used = re.search(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*"
+        r"Used (\d+) registers",
+        log.getvalue(),
+        re.DOTALL,
+    )
+    assert used is not None, log.getvalue()
+    ptx = compiled.asm["ptx"]
+    return {
+        "function": function.fn.__name__,
+        "architecture": architecture,
+        "dtype": dtype,
+        "constants": constants,
+        "threads": 32 * compiled.metadata.num_warps,
+        "registers": int(used[4]),
+        "stack": int(used[1]),
+        "spills": int(used[2]) + int(used[3]),
+        "shared": compiled.metadata.shared,
+        "tensor_cores": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b", ptx)),
+        "asynchronous_copies": len(re.findall(r"\bcp\.async\.c[ag]\.", ptx)),
+    }
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        for program in programs():
+            print(json.dumps(compile_for(int(name.removeprefix("sm_")), *program)), flush=True)
