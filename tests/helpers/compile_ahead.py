@@ -1,7 +1,8 @@
 """Compiles kernel `triton` for GPUs that are not here and prints what each program needs, a JSON line each.
 
-    python tests/helpers/compile_ahead.py sm_90 ...
+    python tests/helpers/compile_ahead.py sm_90
 
+For sm_80 the last line is that of a program that spills, so that the reader sees that spills are noticed.
 Runs in a process of its own, because Triton decides at its import whether to compile or to interpret.
 """
 
@@ -52,7 +53,7 @@ def programs() -> Iterator[tuple[Any, str, dict[str, Any], dict[str, int]]]:
             form = activation(ActivationKind.CLAMPED_SWIGLU, True)
             yield products.up_product, dtype, shape | form, options
             yield products.down_product, dtype, shape, options
-            if coding is Coding.BFLOAT16:
+            if coding is Coding.BFLOAT16 and tile is tiles.few:
                 form = activation(ActivationKind.GELU, False)
                 yield products.up_product, dtype, shape | form, options
     for dtype in ("bf16", "fp32"):
@@ -110,7 +111,13 @@ def compile_for(
     }
 
 
+def spilling() -> tuple[Any, str, dict[str, Any], dict[str, int]]:
+    """Return a program that needs more registers than there are: a large tile for one warp."""
+    function, dtype, constants, options = next(programs())
+    return function, dtype, constants | {"ROWS": 64, "COLUMNS": 128}, options | {"num_warps": 1}
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        for program in programs():
-            print(json.dumps(compile_for(int(name.removeprefix("sm_")), *program)), flush=True)
+    architecture = int(sys.argv[1].removeprefix("sm_"))
+    for program in [*programs(), *([spilling()] if architecture == 80 else [])]:
+        print(json.dumps(compile_for(architecture, *program)), flush=True)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ HELPER = Path(__file__).parents[4] / "helpers/compile_ahead.py"
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 # Registers of a block, and of a thread.
 REGISTERS, THREAD_REGISTERS = 64 << 10, 255
-PROGRAMS = 20
+PROGRAMS = 19
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +55,8 @@ def test_no_program_spills_or_needs_more_than_there_is(
     out, error = compiling[architecture].communicate(timeout=110)
     assert compiling[architecture].returncode == 0, error
     programs = [json.loads(line) for line in out.splitlines()]
+    if architecture == 80:
+        assert programs.pop()["spills"] > 0, "the check sees what it looks for"
     assert len(programs) == PROGRAMS
     for program in programs:
         assert program["spills"] == program["stack"] == 0, program
@@ -67,23 +68,3 @@ def test_no_program_spills_or_needs_more_than_there_is(
         is_narrow = program["dtype"] == "bf16"
         assert bool(program["tensor_cores"]) is (is_product and is_narrow), program
         assert bool(program["asynchronous_copies"]) is is_product, program
-
-
-def test_a_spill_is_noticed(compiling: dict[int, Any], tmp_path: Path) -> None:
-    """A tile that is too large for one warp: the check sees what it looks for."""
-    code = (
-        "import compile_ahead as c, json\n"
-        "function, dtype, constants, _ = next(iter(c.programs()))\n"
-        "constants |= {'ROWS': 64, 'COLUMNS': 128}\n"
-        "options = {'num_warps': 1, 'num_stages': 3}\n"
-        "print(json.dumps(c.compile_for(80, function, dtype, constants, options)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=110,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-    )
-    assert json.loads(done.stdout)["spills"] > 0

@@ -76,7 +76,7 @@ sizes = st.one_of(st.integers(8, 70), st.sampled_from([96, 128, 144, 200, 256, 3
 
 
 @each_format
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_equals_the_reference(stored: StoredFormat, data: st.DataObject) -> None:
     form = data.draw(st.sampled_from(["swiglu", "clamped", "relu_squared"]))
@@ -90,18 +90,18 @@ def test_equals_the_reference(stored: StoredFormat, data: st.DataObject) -> None
 @each_format
 def test_more_than_one_group_and_a_last_one_that_is_shorter(stored: StoredFormat) -> None:
     with load_both(stored, "clamped", 300, 70) as (kernel, reference):
-        one = batch(40, 300, 1)
+        one = batch(33, 300, 1)
         assert relative_error(kernel, reference, *one) < BOUND
-        # With the tokens of a few, tiles are small.
+        # With few tokens, tiles are small.
         out_TH = kernel(*one, 0)
-        for some in (slice(0, 1), slice(5, 8)):
-            assert torch.equal(kernel(*(part[some] for part in one), 0), out_TH[some])
+        some = slice(5, 8)
+        assert torch.equal(kernel(*(part[some] for part in one), 0), out_TH[some])
 
 
 @each_format
 def test_poison_stays_in_its_row(stored: StoredFormat) -> None:
-    with load_both(stored, "swiglu", 200, 72) as (kernel, _):
-        x_TH, ids_TK, scores_TK = batch(9, 200, 0)
+    with load_both(stored, "swiglu", 130, 40) as (kernel, _):
+        x_TH, ids_TK, scores_TK = batch(9, 130, 0)
         clean_TH = kernel(x_TH, ids_TK.abs(), scores_TK, 0)
         x_TH[4, 7] = float("nan")
         out_TH = kernel(x_TH, ids_TK.abs(), scores_TK, 0)
