@@ -50,39 +50,57 @@ route_checked(const Routing *routing, Routed *routed)
     return answer;
 }
 
+/* Open the three arrays of a layer's replicas, and check what they point to. */
+static bool
+open_replicas(Array *arrays, PyObject *firsts, PyObject *servers, PyObject *shares, Routing *routing)
+{
+    if (!open_array(&arrays[0], firsts, "firsts", routing->experts + 1, 4, false) ||
+        !open_items(&arrays[1], servers, "held_by", 4, false) || !open_items(&arrays[2], shares, "shares", 4, false)) {
+        return false;
+    }
+    routing->first_X = arrays[0].view.buf;
+    routing->server_N = arrays[1].view.buf;
+    routing->share_N = arrays[2].view.buf;
+    if (arrays[1].view.len != arrays[2].view.len ||
+        !are_replicas(routing->first_X, routing->experts, routing->server_N, arrays[1].view.len / 4, routing->servers)) {
+        PyErr_SetString(PyExc_ValueError, "replicas out of range");
+        return false;
+    }
+    return true;
+}
+
 static PyObject *
 dispatch_plan(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *ids, *wanted, *shares, *rate, *backlog, *rows_out, *ids_out;
+    PyObject *ids, *wanted, *firsts, *held_by, *shares, *rate, *backlog, *rows_out, *ids_out;
     Routing r = {0};
-    if (!PyArg_ParseTuple(args, "OOnnOnndddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &shares, &r.servers,
-                          &r.experts, &r.load_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out, &ids_out)) {
+    if (!PyArg_ParseTuple(args, "OOnnOOOnndddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &firsts, &held_by,
+                          &shares, &r.servers, &r.experts, &r.load_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out, &ids_out)) {
         return NULL;
     }
     if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.experts > INT32_MAX ||
         !(r.load_pairs > 0 && r.load_pairs <= INT32_MAX) ||
-        (r.top_k > 0 && r.tokens > INT32_MAX / r.top_k) || r.servers > PY_SSIZE_T_MAX / 64 / r.experts ||
+        (r.top_k > 0 && r.tokens > INT32_MAX / r.top_k) || r.servers > INT32_MAX ||
         !(r.draw >= 0 && r.draw < 1) || !(r.step >= 0 && r.step < 1) || (rate == Py_None) != (backlog == Py_None)) {
         PyErr_SetString(PyExc_ValueError, "tokens, top_k, servers, experts, load_pairs, draw or step out of range");
         return NULL;
     }
     Py_ssize_t pairs = r.tokens * r.top_k, most_rows = r.tokens * (r.servers < r.top_k ? r.servers : r.top_k);
-    Array arrays[7] = {0};
+    Array arrays[9] = {0};
     PyObject *answer = NULL;
     if (open_array(&arrays[0], ids, "ids", pairs, 8, false) &&
         open_array(&arrays[1], wanted, "wanted", pairs, 1, false) &&
-        open_array(&arrays[2], shares, "shares", r.servers * r.experts, 4, false) &&
-        (rate == Py_None || (open_array(&arrays[3], rate, "rate", r.servers, 8, false) &&
-                             open_array(&arrays[4], backlog, "backlog", r.servers, 8, false))) &&
-        open_array(&arrays[5], rows_out, "rows_out", most_rows, 8, true) &&
-        open_array(&arrays[6], ids_out, "ids_out", most_rows * r.top_k, 4, true)) {
+        open_replicas(&arrays[2], firsts, held_by, shares, &r) &&
+        (rate == Py_None || (open_array(&arrays[5], rate, "rate", r.servers, 8, false) &&
+                             open_array(&arrays[6], backlog, "backlog", r.servers, 8, false))) &&
+        open_array(&arrays[7], rows_out, "rows_out", most_rows, 8, true) &&
+        open_array(&arrays[8], ids_out, "ids_out", most_rows * r.top_k, 4, true)) {
         r.ids_P = arrays[0].view.buf;
         r.wanted_P = arrays[1].view.buf;
-        r.shares_SE = arrays[2].view.buf;
-        r.rate_S = arrays[3].open ? arrays[3].view.buf : NULL;
-        r.backlog_S = arrays[4].open ? arrays[4].view.buf : NULL;
-        answer = route_checked(&r, &(Routed){.rows_out = arrays[5].view.buf, .ids_out = arrays[6].view.buf});
+        r.rate_S = arrays[5].open ? arrays[5].view.buf : NULL;
+        r.backlog_S = arrays[6].open ? arrays[6].view.buf : NULL;
+        answer = route_checked(&r, &(Routed){.rows_out = arrays[7].view.buf, .ids_out = arrays[8].view.buf});
     }
     close_arrays(arrays, COUNT_OF(arrays));
     return answer;

@@ -17,6 +17,8 @@ def plan(
     wanted: _Bool,
     tokens: int,
     top_k: int,
+    firsts: _Int32,
+    held_by: _Int32,
     shares: _Float32,
     servers: int,
     experts: int,
@@ -29,11 +31,13 @@ def plan(
     ids_out: _Int32,
     /,
 ) -> tuple[int, list[tuple[int, int, float]]]:
-    """The steps of `DispatchPolicy`; no levelling if `rate` and `backlog` are None. A chunk goes to the first
-    server whose cumulative share (S x E) passes the chunk's draw: `draw` for the first chunk, `step` more,
-    modulo 1, for each next one. Fills the tokens server by server, and their experts (K each, -1 for another
-    server's): T x min(S, K) rows. Returns the number of wanted pairs without a server, and (server, tokens,
-    work) for each server with tokens."""
+    """The steps of `DispatchPolicy`; no levelling if `rate` and `backlog` are None.
+
+    `firsts` (E + 1), `held_by` and `shares` are a layer's of `ReplicaShares`. A chunk goes to the first
+    server whose cumulative share passes the chunk's draw: `draw` for the first chunk, `step` more, modulo 1,
+    for each next one. Fills the tokens server by server, and their experts (K each, -1 for another server's):
+    T x min(S, K) rows. Returns the number of wanted pairs without a server, and (server, tokens, work) for
+    each server with tokens."""
 
 def combine(
     out: _Float32,

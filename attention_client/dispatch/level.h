@@ -14,8 +14,8 @@
 
 typedef struct {
     ptrdiff_t servers, experts, replicas;
-    double load_pairs;
     const double *rate_S;    /* seconds for the load of an expert's weights */
+    double *pair_S;          /* and for a pair: rate / load_pairs */
     const double *backlog_S; /* seconds until the server begins */
     int32_t *server_R, *expert_R;
     int32_t *first_E;         /* E + 1: replicas of each expert */
@@ -27,13 +27,15 @@ typedef struct {
     /* Scratch. */
     uint8_t *closed_S; /* servers that take nothing */
     uint8_t *tried_S;
+    int8_t *failed_depth_S; /* the longest chain by which a server could not be relieved; -1: untried */
+    double *failed_ends_S;  /* and when it ended then */
     int64_t *kept_R;
     double *kept_ends_S;
     int32_t *kept_active_S;
 } Spread;
 
-/* Computes ends_S and active_S from pairs_R. */
-void count_work(Spread *spread);
+/* Computes pair_S, ends_S and active_S. */
+void count_work(Spread *spread, double load_pairs);
 
 /* Moves pairs between the replicas of their experts until no server can end much sooner: within 1 % of the least for
  * small calls. Then asks fewer servers where that ends the call sooner, because a request costs time, too.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from attention_client.dispatch import _dispatch
 from attention_client.dispatch.parts import LOAD_PAIRS, Part
+from attention_client.dispatch.replicas import ReplicaShares
 from eaas.errors import ConfigError
 
 __all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
@@ -31,7 +32,7 @@ class Load:
 
     Attributes:
         rate_S: float64, seconds per unit of work (`Part.work`).
-        backlog_S: float64, expected seconds until this client's requests in flight are done.
+        backlog_S: float64, expected seconds until a server begins a new request.
         load_pairs: Pairs of an expert that take as long as reading its weights.
     """
 
@@ -69,7 +70,7 @@ class DispatchPolicy:
         self,
         ids_TK: npt.NDArray[np.int64],
         wanted_TK: npt.NDArray[np.bool_],
-        shares_SE: npt.NDArray[np.float32],
+        replicas: ReplicaShares,
         load: Load,
         max_tokens: Sequence[int],
         layer: int = 0,
@@ -81,7 +82,7 @@ class DispatchPolicy:
         Args:
             ids_TK: Logical experts of each token; contiguous.
             wanted_TK: Pairs to send; contiguous.
-            shares_SE: The placement's shares of that layer, contiguous; 0 for servers not to ask.
+            replicas: The placement's, on the servers to ask.
             load: Load of the servers.
             max_tokens: Tokens that fit into one slot of each server; larger parts are cut.
             layer: Layer of the call.
@@ -93,7 +94,7 @@ class DispatchPolicy:
         Raises:
             IndexError: A wanted expert is outside E.
         """
-        servers, experts = shares_SE.shape
+        servers, experts = replicas.servers, replicas.experts
         tokens, top_k = ids_TK.shape
         call = next(self._calls.setdefault(layer, itertools.count()))
         # Position at which the first chunk looks up the shares; evenly spread over the layer's calls.
@@ -103,8 +104,9 @@ class DispatchPolicy:
         rows_P, ids_PK = np.empty(most, np.int64), np.empty((most, top_k), np.int32)
         rate_S, backlog_S = (load.rate_S, load.backlog_S) if self.levels else (None, None)
         left, shares = _dispatch.plan(
-            ids_TK, wanted_TK, tokens, top_k, shares_SE, servers, experts, load.load_pairs,
-            draw, _CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
+            ids_TK, wanted_TK, tokens, top_k,
+            replicas.first_LX[layer], replicas.server_N, replicas.share_N, servers, experts,
+            load.load_pairs, draw, _CHUNK_STEP, rate_S, backlog_S, rows_P, ids_PK,
         )  # fmt: skip
         parts = []
         start = 0

@@ -1,6 +1,5 @@
 #include "route.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,54 +10,49 @@
 
 /* ---- draw: a replica for each chunk, in proportion to the shares ------------------------------------------- */
 
-/* Lists the replicas of the experts with pairs, by expert and then by server; `next_E` is scratch. */
+/* Lists the replicas of the experts with pairs, by expert and then by server; `next_S` is scratch. */
 static void
-list_replicas(const Routing *routing, const int64_t *pairs_E, Spread *spread, int32_t *next_E)
+list_replicas(const Routing *routing, const int64_t *pairs_E, Spread *spread, float *share_R, int64_t *next_S)
 {
-    ptrdiff_t servers = routing->servers, experts = routing->experts;
-    memset(next_E, 0, (size_t)experts * sizeof(int32_t));
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        const float *share_E = routing->shares_SE + s * experts;
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            next_E[e] += pairs_E[e] > 0 && share_E[e] > 0;
+    int32_t r = 0;
+    memset(next_S, 0, (size_t)routing->servers * sizeof(int64_t));
+    for (ptrdiff_t e = 0; e < routing->experts; e++) {
+        spread->first_E[e] = r;
+        for (int32_t i = routing->first_X[e]; pairs_E[e] > 0 && i < routing->first_X[e + 1]; i++, r++) {
+            int32_t s = routing->server_N[i];
+            spread->server_R[r] = s;
+            spread->expert_R[r] = (int32_t)e;
+            spread->pairs_R[r] = 0;
+            share_R[r] = routing->share_N[i];
+            next_S[s]++;
         }
     }
-    int32_t first = 0;
-    for (ptrdiff_t e = 0; e < experts; e++) {
-        spread->first_E[e] = first;
-        first += next_E[e];
-        next_E[e] = spread->first_E[e];
-    }
-    spread->first_E[experts] = first;
-    spread->replicas = first;
+    spread->first_E[routing->experts] = r;
+    spread->replicas = r;
     int32_t own = 0;
-    for (ptrdiff_t s = 0; s < servers; s++) {
-        const float *share_E = routing->shares_SE + s * experts;
+    for (ptrdiff_t s = 0; s < routing->servers; s++) {
+        int32_t count = (int32_t)next_S[s];
         spread->first_S[s] = own;
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            if (pairs_E[e] > 0 && share_E[e] > 0) {
-                int32_t r = next_E[e]++;
-                spread->server_R[r] = (int32_t)s;
-                spread->expert_R[r] = (int32_t)e;
-                spread->pairs_R[r] = 0;
-                spread->own_R[own++] = r;
-            }
-        }
+        next_S[s] = own;
+        own += count;
     }
-    spread->first_S[servers] = own;
+    spread->first_S[routing->servers] = own;
+    for (int32_t i = 0; i < r; i++) {
+        spread->own_R[next_S[spread->server_R[i]]++] = i;
+    }
 }
 
 /* The first replica whose cumulative share of the expert passes `draw`; the last one if rounding keeps all below. */
 static int32_t
-draw_replica(const Routing *routing, const Spread *spread, ptrdiff_t expert, double draw)
+draw_replica(const Spread *spread, const float *share_R, ptrdiff_t expert, double draw)
 {
     double total = 0, sum = 0;
     int32_t first = spread->first_E[expert], end = spread->first_E[expert + 1], r = first;
     for (int32_t i = first; i < end; i++) {
-        total += (double)routing->shares_SE[spread->server_R[i] * routing->experts + expert];
+        total += (double)share_R[i];
     }
     for (int32_t i = first; i < end && sum <= draw * total; i++) {
-        sum += (double)routing->shares_SE[spread->server_R[i] * routing->experts + expert];
+        sum += (double)share_R[i];
         r = i;
     }
     return r;
@@ -67,7 +61,7 @@ draw_replica(const Routing *routing, const Spread *spread, ptrdiff_t expert, dou
 /* Gives each expert's pairs to its replicas, in even chunks of at most `chunk_pairs`: `draw` for the first chunk, `step`
  * more, modulo 1, for each next one. Returns the number of pairs of experts without a replica. */
 static int64_t
-draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, int64_t chunk_pairs)
+draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, const float *share_R, int64_t chunk_pairs)
 {
     double draw = routing->draw;
     int64_t left = 0;
@@ -79,7 +73,7 @@ draw_chunks(const Routing *routing, const int64_t *pairs_E, Spread *spread, int6
         int64_t chunks = (pairs_E[e] + chunk_pairs - 1) / chunk_pairs, begin = 0;
         for (int64_t i = 1; i <= chunks; i++) {
             int64_t end = (pairs_E[e] * i + chunks - 1) / chunks;
-            spread->pairs_R[draw_replica(routing, spread, e, draw)] += end - begin;
+            spread->pairs_R[draw_replica(spread, share_R, e, draw)] += end - begin;
             begin = end;
             draw += routing->step;
             draw -= draw >= 1 ? 1 : 0;
@@ -157,6 +151,29 @@ fill_rows(const Routing *routing, const int32_t *server_P, int64_t *next_S, int3
 
 /* ---- all of it ------------------------------------------------------------------------------------------- */
 
+bool
+are_replicas(const int32_t *first_X, ptrdiff_t experts, const int32_t *server_N, ptrdiff_t count, ptrdiff_t servers)
+{
+    if (first_X[0] < 0 || first_X[experts] > count) {
+        return false;
+    }
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        if (first_X[e] > first_X[e + 1]) {
+            return false;
+        }
+    }
+    for (ptrdiff_t e = 0; e < experts; e++) {
+        int32_t before = -1;
+        for (int32_t i = first_X[e]; i < first_X[e + 1]; i++) {
+            if (server_N[i] <= before || server_N[i] >= servers) {
+                return false;
+            }
+            before = server_N[i];
+        }
+    }
+    return true;
+}
+
 ptrdiff_t
 find_wrong_expert(const Routing *routing)
 {
@@ -183,13 +200,11 @@ route(const Routing *routing, const Routed *routed)
             pairs_E[routing->ids_P[p]]++;
         }
     }
-    for (size_t s = 0; s < servers; s++) {
-        for (size_t e = 0; e < experts; e++) {
-            replicas += pairs_E[e] > 0 && routing->shares_SE[s * experts + e] > 0;
-        }
+    for (size_t e = 0; e < experts; e++) {
+        replicas += pairs_E[e] > 0 ? (size_t)(routing->first_X[e + 1] - routing->first_X[e]) : 0;
     }
-    size_t wide = 2 * replicas + 3 * servers, narrow = 3 * replicas + 2 * (experts + 1) + 4 * servers + 1 + pairs;
-    int64_t *block = malloc(wide * sizeof(int64_t) + narrow * sizeof(int32_t) + 2 * servers);
+    size_t wide = 2 * replicas + 5 * servers, narrow = 4 * replicas + 2 * (experts + 1) + 4 * servers + 1 + pairs;
+    int64_t *block = malloc(wide * sizeof(int64_t) + narrow * sizeof(int32_t) + 3 * servers);
     if (block == NULL) {
         free(pairs_E);
         return -1;
@@ -197,7 +212,6 @@ route(const Routing *routing, const Routed *routed)
     Spread spread = {
         .servers = routing->servers,
         .experts = routing->experts,
-        .load_pairs = routing->load_pairs,
         .rate_S = routing->rate_S,
         .backlog_S = routing->backlog_S,
         .pairs_R = block,
@@ -206,10 +220,13 @@ route(const Routing *routing, const Routed *routed)
     int64_t *next_S = spread.kept_R + replicas;
     spread.ends_S = (double *)(next_S + servers);
     spread.kept_ends_S = spread.ends_S + servers;
-    spread.server_R = (int32_t *)(spread.kept_ends_S + servers);
+    spread.pair_S = spread.kept_ends_S + servers;
+    spread.failed_ends_S = spread.pair_S + servers;
+    spread.server_R = (int32_t *)(spread.failed_ends_S + servers);
     spread.expert_R = spread.server_R + replicas;
     spread.own_R = spread.expert_R + replicas;
-    spread.first_E = spread.own_R + replicas;
+    float *share_R = (float *)(spread.own_R + replicas);
+    spread.first_E = spread.own_R + 2 * replicas;
     int32_t *next_E = spread.first_E + experts + 1;
     spread.first_S = next_E + experts + 1;
     spread.active_S = spread.first_S + servers + 1;
@@ -217,13 +234,14 @@ route(const Routing *routing, const Routed *routed)
     int32_t *last_S = spread.kept_active_S + servers, *server_P = last_S + servers;
     spread.closed_S = (uint8_t *)(server_P + pairs);
     spread.tried_S = spread.closed_S + servers;
+    spread.failed_depth_S = (int8_t *)(spread.tried_S + servers);
 
-    list_replicas(routing, pairs_E, &spread, next_E);
+    list_replicas(routing, pairs_E, &spread, share_R, next_S);
     bool levels = routing->rate_S != NULL;
     int64_t chunk_pairs = levels || routing->load_pairs < 1 ? INT64_MAX / 2 : (int64_t)routing->load_pairs;
-    int64_t left = draw_chunks(routing, pairs_E, &spread, chunk_pairs);
+    int64_t left = draw_chunks(routing, pairs_E, &spread, share_R, chunk_pairs);
     if (levels) {
-        count_work(&spread);
+        count_work(&spread, routing->load_pairs);
         level_work(&spread, routing->draw);
     }
     memset(routed->work_S, 0, servers * sizeof(double));

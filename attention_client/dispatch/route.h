@@ -1,11 +1,13 @@
 /* The routing of a layer call, without Python: experts' pairs to replicas, servers to their tokens.
  *
- * Letters: P pairs (T tokens times K experts of each), S servers, E experts, R replicas. Nothing is checked here: the
- * caller has checked all ids and array lengths.
+ * Letters: P pairs (T tokens times K experts of each), S servers, E experts, X experts and one (E + 1), N replicas of
+ * the placement, R replicas of the call's experts. Nothing is checked here: the caller has checked all ids, servers and
+ * array lengths.
  */
 #ifndef EAAS_DISPATCH_ROUTE_H
 #define EAAS_DISPATCH_ROUTE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,7 +17,9 @@ typedef struct {
     double draw, step;
     const int64_t *ids_P;
     const uint8_t *wanted_P;
-    const float *shares_SE;
+    const int32_t *first_X;  /* where each expert's replicas begin in the next two */
+    const int32_t *server_N; /* ascending for each expert */
+    const float *share_N;
     const double *rate_S;    /* NULL: no levelling */
     const double *backlog_S; /* NULL likewise */
 } Routing;
@@ -27,6 +31,11 @@ typedef struct {
     int64_t *rows_out; /* T * min(S, K) tokens, server by server */
     int32_t *ids_out;  /* their experts there, times K; -1 for another server's */
 } Routed;
+
+/* Whether first_X lies in ascending order in `count` replicas, and each expert's servers in ascending order in
+ * `servers`. */
+bool are_replicas(const int32_t *first_X, ptrdiff_t experts, const int32_t *server_N, ptrdiff_t count,
+                  ptrdiff_t servers);
 
 /* The first wanted pair whose expert is outside E, or -1. */
 ptrdiff_t find_wrong_expert(const Routing *routing);

@@ -6,6 +6,7 @@ import numpy.typing as npt
 import torch
 
 _Float32 = npt.NDArray[np.float32]
+_Int32 = npt.NDArray[np.int32]
 _Float64 = npt.NDArray[np.float64]
 
 reads_tensors: int
@@ -103,17 +104,20 @@ class Route:
         cls,
         view: object,
         lanes: Sequence[Lane | None],
+        firsts: _Int32,
+        held_by: _Int32,
         shares: _Float32,
         layers: int,
         experts: int,
         levels: bool,
         least_s: float,
     ) -> Route:
-        """Use these shares (L, S, E). `view`: for `Exchange.view`. `least_s`: least seconds to wait for a
-        server.
+        """Use these replicas: the arrays of `dispatch.ReplicaShares`, on servers with a lane.
+
+        `view`: for `Exchange.view`. `least_s`: least seconds to wait for a server.
 
         Raises:
-            ValueError: A size is out of range.
+            ValueError: A size or a replica is out of range.
         """
     running: int
     """Exchanges that are not over."""
@@ -141,18 +145,23 @@ class Route:
             answer, ...); nothing was sent then.
         """
 
-    def set_rates(self, rates: _Float64, load_pairs: float, /) -> None:
-        """Set the seconds per unit of work of each server."""
+    def set_load(self, rates: _Float64, queues: _Float64, load_pairs: float, /) -> None:
+        """Set each server's seconds per unit of work, and its usual seconds until it begins a request."""
 
     def take(
         self,
     ) -> tuple[
-        int, int, int, list[int], list[tuple[int, int, float, float, float, float]], list[float]
+        int,
+        int,
+        int,
+        list[int],
+        list[tuple[int, int, float, float, float, float, float]],
+        list[float],
     ]:
         """Read and reset what happened since the last call.
 
         Returns:
             Exchanges, (token, expert) pairs, tokens with a NaN or infinite sum, answers of each server,
-            samples (server, tokens, work, pairs, seconds seen by the client, seconds in the server), and
-            seconds of the first exchanges.
+            samples (server, tokens, work, pairs, seconds seen by the client, seconds in the server, those of
+            them for other requests), and seconds of the first exchanges.
         """

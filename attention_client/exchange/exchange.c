@@ -37,20 +37,21 @@
 
 typedef struct {
     int32_t server, rows;
-    double work, pairs, took_s, service_s;
+    double work, pairs, took_s, service_s, queue_s;
 } Sample;
 
 typedef struct {
     PyObject_HEAD
     PyObject *view;  /* the caller's: what the servers are */
     PyObject *lanes; /* tuple of Lane or None, by server */
-    Array shares;
+    Array replicas[3]; /* first_X of each layer, server_N, share_N: see route.h */
     Py_ssize_t layers, servers, experts;
     double load_pairs;
     double least_s; /* least time of a request */
     bool levels;
     uint32_t *calls; /* of each layer */
     double *rate_S, *backlog_S;
+    double *queue_S; /* usual seconds until a server begins a request */
     uint64_t *answered_S; /* since the last `take` */
     uint64_t exchanges, pairs, nonfinite; /* since the last `take` */
     Py_ssize_t running;
@@ -105,25 +106,47 @@ route_dealloc(Route *self)
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(self->view);
     Py_XDECREF(self->lanes);
-    close_arrays(&self->shares, 1);
+    close_arrays(self->replicas, COUNT_OF(self->replicas));
     free(self->calls);
     free(self->rate_S);
     free(self->backlog_S);
+    free(self->queue_S);
     free(self->answered_S);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
+/* Open the replicas' arrays, and check what they point to. */
+static bool
+open_replicas(Route *self, PyObject *firsts, PyObject *held_by, PyObject *shares, Py_ssize_t layers,
+              Py_ssize_t experts, Py_ssize_t servers)
+{
+    Array *arrays = self->replicas;
+    if (!open_array(&arrays[0], firsts, "firsts", layers * (experts + 1), 4, false) ||
+        !open_items(&arrays[1], held_by, "held_by", 4, false) || !open_items(&arrays[2], shares, "shares", 4, false)) {
+        return false;
+    }
+    bool right = arrays[1].view.len == arrays[2].view.len;
+    for (Py_ssize_t l = 0; right && l < layers; l++) {
+        const int32_t *first_X = (const int32_t *)arrays[0].view.buf + l * (experts + 1);
+        right = are_replicas(first_X, experts, arrays[1].view.buf, arrays[1].view.len / 4, servers);
+    }
+    if (!right) {
+        PyErr_SetString(PyExc_ValueError, "replicas out of range");
+    }
+    return right;
+}
+
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"view", "lanes", "shares", "layers", "experts", "levels", "least_s", NULL};
-    PyObject *view, *lanes, *shares;
+    static char *names[] = {"view", "lanes", "firsts", "held_by", "shares", "layers", "experts", "levels", "least_s", NULL};
+    PyObject *view, *lanes, *firsts, *held_by, *shares;
     Py_ssize_t layers, experts;
     double least_s;
     int levels;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOnnpd:Route", names, &view, &lanes, &shares, &layers, &experts,
-                                     &levels, &least_s)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnnpd:Route", names, &view, &lanes, &firsts, &held_by, &shares, &layers,
+                                     &experts, &levels, &least_s)) {
         return NULL;
     }
     Route *self = (Route *)PyType_GenericAlloc(type, 0);
@@ -134,7 +157,7 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->view = Py_NewRef(view);
     Py_ssize_t servers = PyTuple_Size(self->lanes);
     bool right = servers >= 1 && servers <= MOST_SERVERS && layers >= 1 && experts >= 1 && experts <= INT32_MAX &&
-                 layers <= PY_SSIZE_T_MAX / 64 / servers / experts;
+                 layers <= PY_SSIZE_T_MAX / 64 / (experts + 1);
     for (Py_ssize_t s = 0; right && s < servers; s++) {
         PyObject *lane = PyTuple_GetItem(self->lanes, s);
         right = lane == Py_None || PyObject_TypeCheck(lane, lane_type);
@@ -142,7 +165,7 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!right) {
         PyErr_SetString(PyExc_ValueError, "lanes, layers or experts out of range");
     }
-    else if (open_array(&self->shares, shares, "shares", layers * servers * experts, 4, false)) {
+    else if (open_replicas(self, firsts, held_by, shares, layers, experts, servers)) {
         self->layers = layers;
         self->servers = servers;
         self->experts = experts;
@@ -152,8 +175,9 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->calls = calloc((size_t)layers, sizeof *self->calls);
         self->rate_S = calloc((size_t)servers, sizeof *self->rate_S);
         self->backlog_S = calloc((size_t)servers, sizeof *self->backlog_S);
+        self->queue_S = calloc((size_t)servers, sizeof *self->queue_S);
         self->answered_S = calloc((size_t)servers, sizeof *self->answered_S);
-        if (self->calls && self->rate_S && self->backlog_S && self->answered_S) {
+        if (self->calls && self->rate_S && self->backlog_S && self->queue_S && self->answered_S) {
             for (Py_ssize_t s = 0; s < servers; s++) {
                 self->rate_S[s] = 1.0;
             }
@@ -166,24 +190,26 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-route_set_rates(Route *self, PyObject *args)
+route_set_load(Route *self, PyObject *args)
 {
-    Array array = {0};
-    PyObject *rates;
+    Array arrays[2] = {0};
+    PyObject *rates, *queues;
     double load_pairs;
-    if (!PyArg_ParseTuple(args, "Od:set_rates", &rates, &load_pairs)) {
+    if (!PyArg_ParseTuple(args, "OOd:set_load", &rates, &queues, &load_pairs)) {
         return NULL;
     }
     if (!(load_pairs > 0 && load_pairs <= INT32_MAX)) {
         PyErr_SetString(PyExc_ValueError, "load_pairs out of range");
         return NULL;
     }
-    bool right = open_array(&array, rates, "rates", self->servers, 8, false);
+    bool right = open_array(&arrays[0], rates, "rates", self->servers, 8, false) &&
+                 open_array(&arrays[1], queues, "queues", self->servers, 8, false);
     if (right) {
         self->load_pairs = load_pairs;
-        memcpy(self->rate_S, array.view.buf, (size_t)self->servers * sizeof(double));
+        memcpy(self->rate_S, arrays[0].view.buf, (size_t)self->servers * sizeof(double));
+        memcpy(self->queue_S, arrays[1].view.buf, (size_t)self->servers * sizeof(double));
     }
-    close_arrays(&array, 1);
+    close_arrays(arrays, COUNT_OF(arrays));
     return right ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -204,8 +230,8 @@ route_take(Route *self, PyObject *Py_UNUSED(ignored))
     }
     for (int i = 0; right && i < self->sample_count; i++) {
         const Sample *sample = &self->samples[i];
-        PyObject *item = Py_BuildValue("iidddd", (int)sample->server, (int)sample->rows, sample->work, sample->pairs,
-                                       sample->took_s, sample->service_s);
+        PyObject *item = Py_BuildValue("iiddddd", (int)sample->server, (int)sample->rows, sample->work, sample->pairs,
+                                       sample->took_s, sample->service_s, sample->queue_s);
         right = item != NULL && PyList_Append(samples, item) == 0;
         Py_XDECREF(item);
     }
@@ -510,7 +536,7 @@ read_inputs(PyObject *const *args, Inputs *inputs, Tensor *ids, const uint8_t **
     return true;
 }
 
-/* Note each server's backlog. False: one owes the answer to an abandoned request. */
+/* Note each server's backlog: what the client itself has in flight, or usually waits for. False: one owes the answer to an abandoned request. */
 static bool
 read_backlogs(Route *route)
 {
@@ -519,7 +545,8 @@ read_backlogs(Route *route)
         if (lane != Py_None && ((Lane *)lane)->abandoned > 0) {
             return false;
         }
-        route->backlog_S[s] = lane == Py_None ? 0.0 : route->rate_S[s] * ((Lane *)lane)->work;
+        double own_s = lane == Py_None ? 0.0 : route->rate_S[s] * ((Lane *)lane)->work;
+        route->backlog_S[s] = own_s > route->queue_S[s] ? own_s : route->queue_S[s];
     }
     return true;
 }
@@ -579,7 +606,9 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .step = CHUNK_STEP,
         .ids_P = scratch,
         .wanted_P = wanted_P,
-        .shares_SE = (const float *)self->shares.view.buf + inputs.layer * self->servers * self->experts,
+        .first_X = (const int32_t *)self->replicas[0].view.buf + inputs.layer * (self->experts + 1),
+        .server_N = self->replicas[1].view.buf,
+        .share_N = self->replicas[2].view.buf,
         .rate_S = self->levels ? self->rate_S : NULL,
         .backlog_S = self->levels ? self->backlog_S : NULL,
     };
@@ -611,7 +640,7 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
 
 static PyMethodDef route_methods[] = {
     {"start", (PyCFunction)(void (*)(void))route_start, METH_FASTCALL, "see _exchange.pyi"},
-    {"set_rates", (PyCFunction)route_set_rates, METH_VARARGS, "see _exchange.pyi"},
+    {"set_load", (PyCFunction)route_set_load, METH_VARARGS, "see _exchange.pyi"},
     {"take", (PyCFunction)route_take, METH_NOARGS, "see _exchange.pyi"},
     {NULL, NULL, 0, NULL},
 };
@@ -716,14 +745,19 @@ result_of(const Lane *lane, int32_t slot)
     return request_of(lane, slot) + lane->request_stride;
 }
 
+/* What an answer says of its time in the server, and of the part of it that went to other requests. */
+typedef struct {
+    double service_s, queue_s;
+} Times;
+
 /* Whether the slot holds the result of this very request (`slot.validate_result`). */
 static bool
-is_answer(const Exchange *exchange, const Request *request, uint64_t *service_us)
+is_answer(const Exchange *exchange, const Request *request, Times *times)
 {
     const Lane *lane = request->lane;
     ResultHeader header;
     memcpy(&header, result_of(lane, request->slot), sizeof header);
-    *service_us = header.service_us;
+    *times = (Times){(double)header.service_us * 1e-6, (double)header.queue_us * 1e-6};
     uint64_t length = (uint64_t)request->rows * (uint64_t)exchange->hidden * 4;
     return header.magic == WIRE_MAGIC && header.version == WIRE_VERSION && header.generation == lane->generation &&
            header.request_id == request->request_id && header.status == STATUS_OK &&
@@ -798,13 +832,13 @@ sum_answers(const Exchange *exchange, char *out, int dtype, float *row)
 }
 
 static void
-add_sample(Route *route, const Request *request, uint64_t service_us)
+add_sample(Route *route, const Request *request, Times times)
 {
     route->answered_S[request->server]++;
     if (request->exact && route->sample_count < MOST_SAMPLES) {
         route->samples[route->sample_count++] =
             (Sample){request->server, request->rows, request->work, request->pairs,
-                     request->arrived_at - request->sent_at, (double)service_us * 1e-6};
+                     request->arrived_at - request->sent_at, times.service_s, times.queue_s};
     }
 }
 
@@ -827,7 +861,7 @@ free_slots(Exchange *exchange)
 
 /* Wait for all answers, and check them. False: `LayerCall` must go on, or an exception is set. */
 static bool
-answers_came(Exchange *exchange, uint64_t *service_us)
+answers_came(Exchange *exchange, Times *times)
 {
     Progress progress;
     int at = 0;
@@ -840,7 +874,7 @@ answers_came(Exchange *exchange, uint64_t *service_us)
         }
     } while (progress == SIGNAL);
     for (int i = 0; progress == ALL_DONE && i < exchange->count; i++) {
-        if (!is_answer(exchange, &exchange->requests[i], &service_us[i])) {
+        if (!is_answer(exchange, &exchange->requests[i], &times[i])) {
             progress = TROUBLE;
         }
     }
@@ -854,8 +888,8 @@ exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
         PyErr_SetString(PyExc_ValueError, "the exchange is over");
         return NULL;
     }
-    uint64_t service_us[MOST_PARTS];
-    if (!answers_came(self, service_us)) {
+    Times times[MOST_PARTS];
+    if (!answers_came(self, times)) {
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     }
     PyObject *out = empty_like(self->x);
@@ -873,7 +907,7 @@ exchange_finish(Exchange *self, PyObject *Py_UNUSED(ignored))
     free(row);
     Route *route = self->route;
     for (int i = 0; i < self->count; i++) {
-        add_sample(route, &self->requests[i], service_us[i]);
+        add_sample(route, &self->requests[i], times[i]);
     }
     end_exchange(self);
     if (!free_slots(self)) {

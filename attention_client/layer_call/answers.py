@@ -65,9 +65,14 @@ def poll(
         shared.ejections.answered(name)
         shared.metrics.outcomes.count(connection, Outcome.ANSWERED)
         if answer.header.service_us:
-            seconds = answer.header.service_us * 1e-6
-            pairs = float(np.count_nonzero(attempt.part.ids_RK >= 0))
-            shared.speeds.observe(name, attempt.part.work, seconds, now, pairs)
+            shared.speeds.observe(
+                name,
+                attempt.part.work,
+                answer.header.service_us * 1e-6,
+                now,
+                pairs=float(np.count_nonzero(attempt.part.ids_RK >= 0)),
+                queue_s=answer.header.queue_us * 1e-6,
+            )
         return Result(attempt.part, answer.part_RH, attempt, name)
     status = Status(answer.header.status)
     if status is Status.INVALID_ARGUMENT:

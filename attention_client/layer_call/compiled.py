@@ -104,8 +104,7 @@ class CompiledCalls:
                 self._former.append((self._current[0], self._current[1]))
             self._read_all()
             usable_S = view.usable_S()
-            shares_LSE = view.placement.shares_LSE * usable_S[None, :, None]
-            layers, _, experts = shares_LSE.shape
+            replicas = view.replicas(usable_S)
             route = None
             if usable_S.any():
                 route = Route(
@@ -114,9 +113,11 @@ class CompiledCalls:
                         connection.lane if connection is not None and usable else None
                         for connection, usable in zip(view.connections, usable_S, strict=True)
                     ],
-                    np.ascontiguousarray(shares_LSE, np.float32),
-                    layers,
-                    experts,
+                    replicas.first_LX,
+                    replicas.server_N,
+                    replicas.share_N,
+                    len(replicas.first_LX),
+                    replicas.experts,
                     self._shared.policy.levels,
                     self._shared.attempt_timeout_s,
                 )
@@ -128,7 +129,7 @@ class CompiledCalls:
         """Give compiled code the servers' rates and usual times."""
         servers = view.placement.servers
         load = self._shared.speeds.load(servers, [0.0] * len(servers), self._shared.clock())
-        route.set_rates(load.rate_S, load.load_pairs)
+        route.set_load(load.rate_S, load.backlog_S, load.load_pairs)
         for connection in view.connections:
             if connection is not None:
                 connection.lane.set_times(*connection.service.table())
@@ -161,12 +162,14 @@ class CompiledCalls:
             if answers and connection is not None:
                 shared.ejections.answered(connection.server_id)
                 metrics.outcomes.count(connection, Outcome.ANSWERED, answers)
-        for server, rows, work, pairs_sent, seconds, service_s in samples[-_LEARN_FROM:]:
+        for server, rows, work, pairs_sent, seconds, service_s, queue_s in samples[-_LEARN_FROM:]:
             connection = view.connections[server]
             assert connection is not None
             connection.service.observe(rows, seconds)
             if service_s:
-                shared.speeds.observe(connection.server_id, work, service_s, now, pairs_sent)
+                shared.speeds.observe(
+                    connection.server_id, work, service_s, now, pairs=pairs_sent, queue_s=queue_s
+                )
             shared.eject_if_slow(connection.server_id, now)
         self._tell(view, route)
 

@@ -70,18 +70,14 @@ class Sender:
         """
         shared, inputs, connections = self._shared, self._inputs, view.connections
         placement = view.placement
-        shares_SE = placement.shares_LSE[inputs.layer]
-        if not all(servers):
-            shares_SE = shares_SE * np.array(servers, dtype=np.bool_)[:, None]
+        replicas = view.replicas(np.array(servers, dtype=np.bool_))
         load = shared.speeds.load(
             placement.servers,
             [0.0 if c is None else c.work_in_flight for c in connections],
             shared.clock(),
         )
         max_tokens = view.max_tokens(self._ids_TK.shape[1], inputs.dtype)
-        return shared.policy.plan(
-            self._ids_TK, wanted_TK, shares_SE, load, max_tokens, inputs.layer
-        )
+        return shared.policy.plan(self._ids_TK, wanted_TK, replicas, load, max_tokens, inputs.layer)
 
     def send(self, view: ClusterView, part: Part) -> Attempt | None:
         """Write a part into a slot of its server, with a time budget. Returns None if it is busy or lost."""

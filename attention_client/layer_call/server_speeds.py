@@ -1,7 +1,8 @@
 """Expert servers' speeds as one client measures them, for load-aware dispatch and ejection.
 
 Each answer states how long the server had the request, so delays of the network or of a client that polls
-late are not counted.
+late are not counted; and how much of that time went to other requests. Those are other clients' mostly, so
+the usual one is a server's backlog for dispatch, and it does not make the server slow.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from attention_client.layer_call.load_fit import LoadFit
 
 __all__ = ["Ejections", "Speeds"]
 
+Float = npt.NDArray[np.float64]
+
 # Half-life of a measurement, so that a rarely asked server gets another chance.
 _HALF_LIFE_S = 10.0
 # Answers in a median, because a server's first answers, and some later ones, take unusually long.
@@ -29,6 +32,14 @@ _SLOW_FACTOR = 5.0
 _SLOW_ANSWERS = 5
 # A server that was ejected as slow is on trial afterwards. The first answer may take long for other reasons.
 _TRIAL_ANSWERS = 2
+# Least weight of an answer in a server's usual queue. What waited at one moment is gone at the next, and
+# clients that follow it meet elsewhere (docs/performance.md). The mean of many answers tells which servers
+# others use.
+_QUEUE_WEIGHT = 0.02
+# The least time that an answer counts as.
+_LEAST_S = 1e-6
+# A server cannot state longer queues than any request is worth.
+_MOST_QUEUE_S = 10.0
 # How long computed rates are reused.
 _REFRESH_S = 0.005
 # A server that delays a call by less than this is not slow, however slow it is relative to others.
@@ -37,17 +48,18 @@ _LEAST_EXCESS_S = 0.002
 
 @dataclass(slots=True)
 class _Rate:
-    """Times of a server's last answers, and their medians."""
+    """Times of a server's last answers, their medians, and the usual time in its queue."""
 
     per_work: tuple[float, ...]
     seconds: tuple[float, ...]
     usual_per_work: float
     usual_s: float
+    queue_s: float
     at: float
     answers: int
 
 
-_NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0)
+_NO_RATE = _Rate((), (), 0.0, 0.0, 0.0, 0.0, 0)
 
 
 class Speeds:
@@ -56,7 +68,9 @@ class Speeds:
     def __init__(self) -> None:
         self._rates: dict[str, _Rate] = {}
         self._fit = LoadFit()
-        self._made: tuple[tuple[str, ...], float, npt.NDArray[np.float64]] = ((), 0.0, np.empty(0))
+        self._made: tuple[tuple[str, ...], float, Float, Float] = (
+            (), 0.0, np.empty(0), np.empty(0),
+        )  # fmt: skip
         # Servers that have been ejected as slow: fewer slow answers eject them again.
         self._on_trial: frozenset[str] = frozenset()
 
@@ -66,13 +80,27 @@ class Speeds:
         return self._fit.load_pairs
 
     def observe(
-        self, server: str, work: float, seconds: float, now: float, pairs: float = 0.0
+        self,
+        server: str,
+        work: float,
+        service_s: float,
+        now: float,
+        *,
+        pairs: float = 0.0,
+        queue_s: float = 0.0,
     ) -> None:
-        """Record that a server took `seconds` for `work`, by its own clock; used by dispatch and ejection.
+        """Record a server's time for `work`, by its own clock; used by dispatch and ejection.
 
         Args:
+            server: Its id.
+            work: `Part.work`.
+            service_s: Seconds from its first view of the request to its answer.
+            now: Monotonic seconds.
             pairs: (token, expert) pairs in the work; 0: unknown.
+            queue_s: Seconds of `service_s` in which it computed for other requests.
         """
+        queue_s = min(queue_s, service_s, _MOST_QUEUE_S)
+        seconds = max(service_s - queue_s, _LEAST_S)
         known = self._rates.get(server)
         if known is not None and known.answers >= _LEAST_KNOWN and pairs > 0:
             experts = work - pairs / self.load_pairs
@@ -80,7 +108,12 @@ class Speeds:
         before = known or _NO_RATE
         per_work = (*before.per_work[1 - _WINDOW :], seconds / work)
         recent = (*before.seconds[1 - _WINDOW :], seconds)
-        rate = _Rate(per_work, recent, _median(per_work), _median(recent), now, before.answers + 1)
+        # A mean of all answers, until there are enough.
+        weight = max(_QUEUE_WEIGHT, 1 / (before.answers + 1))
+        queue = before.queue_s + weight * (queue_s - before.queue_s)
+        rate = _Rate(
+            per_work, recent, _median(per_work), _median(recent), queue, now, before.answers + 1
+        )
         # Other threads may read, so a new name makes a new dict. Losing a concurrent update does no harm.
         if known is None:
             self._rates = {**self._rates, server: rate}
@@ -100,19 +133,23 @@ class Speeds:
             in_flight_work: This client's work in flight on each server.
             now: Monotonic seconds.
         """
-        rate_S = self._rate_S(tuple(servers), now)
+        rate_S, queue_S = self._rates_and_queues(tuple(servers), now)
         if not any(in_flight_work):
-            return Load(rate_S, np.zeros(len(servers)), self.load_pairs)
-        backlog_S = rate_S * np.asarray(in_flight_work, dtype=np.float64)
-        return Load(rate_S, backlog_S, self.load_pairs)
+            return Load(rate_S, queue_S, self.load_pairs)
+        # Its own requests are among those that wait there.
+        own_S = rate_S * np.asarray(in_flight_work, dtype=np.float64)
+        return Load(rate_S, np.maximum(own_S, queue_S), self.load_pairs)
 
-    def _rate_S(self, servers: tuple[str, ...], now: float) -> npt.NDArray[np.float64]:
-        """Return seconds per unit of work; old ones fade to the usual. Recomputed every `_REFRESH_S`."""
-        made_for, made_at, rate_S = self._made
+    def _rates_and_queues(self, servers: tuple[str, ...], now: float) -> tuple[Float, Float]:
+        """Return seconds per unit of work, and until the server begins; old ones fade to the usual, and to 0.
+
+        Recomputed every `_REFRESH_S`.
+        """
+        made_for, made_at, rate_S, queue_S = self._made
         if made_for == servers and 0 <= now - made_at < _REFRESH_S:
-            return rate_S
+            return rate_S, queue_S
         usual = self.usual(servers)
-        rate_S = np.empty(len(servers))
+        rate_S, queue_S = np.empty(len(servers)), np.zeros(len(servers))
         for s, server in enumerate(servers):
             known = self._rates.get(server)
             if known is None or known.answers < _LEAST_KNOWN:
@@ -120,8 +157,9 @@ class Speeds:
                 continue
             trust = 0.5 ** (max(now - known.at, 0.0) / _HALF_LIFE_S)
             rate_S[s] = usual + trust * (known.usual_per_work - usual)
-        self._made = servers, now, rate_S
-        return rate_S
+            queue_S[s] = trust * known.queue_s
+        self._made = servers, now, rate_S, queue_S
+        return rate_S, queue_S
 
     def usual(self, servers: Sequence[str]) -> float:
         """Return the median seconds per unit of work, assumed for unmeasured servers; 1 if none is known."""

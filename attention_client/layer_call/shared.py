@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
-from attention_client.dispatch import DispatchPolicy
+from attention_client.dispatch import DispatchPolicy, ReplicaShares
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.server_speeds import Ejections, Speeds
 from attention_client.telemetry.metrics import ClientMetrics
@@ -21,6 +21,9 @@ from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
 __all__ = ["ClusterView", "Dispatcher", "Replicas"]
+
+# Sets of servers whose replicas a view keeps: calls change between a few while servers fail.
+_MOST_KEPT = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +40,23 @@ class ClusterView:
     _max_tokens: dict[tuple[int, WireDtype], Sequence[int]] = field(
         default_factory=dict, repr=False
     )
+    _replicas: dict[bytes, ReplicaShares] = field(default_factory=dict, repr=False)
 
     def usable_S(self) -> npt.NDArray[np.bool_]:
         """Return whether each server of the placement has a live connection, even if ejected or avoided."""
         usable = [c is not None and c.lost_reason is None for c in self.connections]
         return np.array(usable, dtype=np.bool_)
+
+    def replicas(self, usable_S: npt.NDArray[np.bool_]) -> ReplicaShares:
+        """Return the placement's replicas on these servers. The last few answers are kept."""
+        key = usable_S.tobytes()
+        known = self._replicas.get(key)
+        if known is None:
+            if len(self._replicas) >= _MOST_KEPT:
+                self._replicas.clear()
+            known = ReplicaShares.of(self.placement.shares_LSE, usable_S)
+            self._replicas[key] = known
+        return known
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:
         """Return how many tokens fit into a slot of each server; larger parts are cut. 1: no connection."""

@@ -157,7 +157,7 @@ def max_tokens(
 
 
 _REQUEST = struct.Struct("<IHBBIIQQQQIIII64x")
-_RESULT = struct.Struct("<IHHIIQIIQQQ8x")
+_RESULT = struct.Struct("<IHHIIQIIQQQQ")
 
 
 class RequestHeader(NamedTuple):
@@ -267,6 +267,7 @@ class ResultHeader(NamedTuple):
         length: Bytes of the result.
         detail: STALE_PLACEMENT: the server's epoch. INTERNAL: DAMAGED or 0. Otherwise 0.
         service_us: Microseconds between the server's first view of the request and this answer; 0 if unset.
+        queue_us: Those of them in which the server computed for other requests.
     """
 
     magic: int
@@ -280,6 +281,7 @@ class ResultHeader(NamedTuple):
     length: int
     detail: int
     service_us: int
+    queue_us: int
 
     @classmethod
     def of(
@@ -292,6 +294,7 @@ class ResultHeader(NamedTuple):
         hidden_size: int = 0,
         detail: int = 0,
         service_us: int = 0,
+        queue_us: int = 0,
     ) -> ResultHeader:
         """On the server, make an answer's header; only status OK has rows and a hidden size."""
         length = result_length(rows, hidden_size)
@@ -307,6 +310,7 @@ class ResultHeader(NamedTuple):
             length,
             detail,
             service_us,
+            queue_us,
         )
 
     @property

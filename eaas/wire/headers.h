@@ -47,7 +47,7 @@ typedef struct {
     uint64_t length;
     uint64_t detail;
     uint64_t service_us;
-    uint64_t zeros;
+    uint64_t queue_us;
 } ResultHeader;
 
 _Static_assert(sizeof(RequestHeader) == 128, "the padding is explicit");

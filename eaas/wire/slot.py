@@ -27,7 +27,7 @@ Request header                                 Result header
     40  budget_us        u64                      32  length           u64
     48  layer            u32                      40  detail           u64
     52  batch_size       u32  T                   48  service_us       u64
-    56  hidden_size      u32  H                   56  zeros
+    56  hidden_size      u32  H                   56  queue_us         u64
     60  top_k            u32  K
     64  trace            16 + 8 bytes, or zeros
     88  zeros

@@ -19,7 +19,7 @@ class Interrupt(SignalLine):
     """Within `with Interrupt() as interrupt`, Ctrl-C, SIGTERM and SIGHUP end `interrupt.wait`.
 
     A signal handler raises nothing: an exception could come between the start of a process and its record, or
-    during the shutdown. After the block, further signals change nothing if one has come: the command is ending,
+    during the shutdown. After the block, further signals change nothing if one has come: the command ends,
     and a second Ctrl-C must not turn its exit code into that of a kill.
     """
 
@@ -29,7 +29,7 @@ class Interrupt(SignalLine):
 
     def __exit__(self, *error: object) -> None:
         if self._has_come():
-            # Not a Python function: the interpreter restores the default of those long before the process ends.
+            # Of Python functions, the interpreter restores the default long before the process ends.
             self._previous = dict.fromkeys(self._previous, signal.SIG_IGN)
         super().__exit__(*error)
 

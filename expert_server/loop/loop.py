@@ -16,6 +16,7 @@ grant is revoked in that time, the request is dropped, before or after it is com
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -121,6 +122,7 @@ class ServeLoop:
         self._idle.set()
         self._computed = 0
         self._batches = 0
+        self._batch_ended_at = -math.inf
         self.epoch = 0
         self.refused = 0
         self.expired = 0
@@ -392,7 +394,8 @@ class ServeLoop:
     def _compute(self, group: list[Request]) -> None:
         first = group[0]
         layer = first.header.layer
-        self.liveness.begins(sum(request.header.batch_size for request in group), self._clock())
+        tokens = sum(request.header.batch_size for request in group)
+        self.liveness.begins(tokens, self._clock())
         views = first.views
         try:
             if len(group) > 1:
@@ -414,8 +417,12 @@ class ServeLoop:
         for request in group:
             end = start + request.header.batch_size
             self._computed += 1
-            self._replies.result(request, rows_TH[start:end], now)
+            # The batches before this one were for other requests, and so is the rest of this one.
+            from_s = max(request.admitted_at, self._batch_ended_at)
+            own_s = (now - from_s) * request.header.batch_size / tokens
+            self._replies.result(request, rows_TH[start:end], now, own_s)
             start = end
+        self._batch_ended_at = now
 
     def _refuse_misplaced(self, group: list[Request], error: LookupError) -> None:
         """Handle a batch with an expert that is not held: refuse the request for it, answer the others.

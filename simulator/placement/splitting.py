@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.dispatch import Load, dispatch_policy
+from attention_client.dispatch import Load, ReplicaShares, dispatch_policy
 from balancer.policies.measure import over_mean
 from balancer.policies.split import levels
 
@@ -35,11 +35,12 @@ def dispatch_par(counts_IE: Counts, shares_SE: Float) -> npt.NDArray[np.float32]
     """
     servers = len(shares_SE)
     policy, load = dispatch_policy("least_loaded"), Load(np.ones(servers), np.zeros(servers))
-    shares, rooms = np.ascontiguousarray(shares_SE, np.float32), [1 << 30] * servers
+    replicas = ReplicaShares.of(shares_SE[None].astype(np.float32))
+    rooms = [1 << 30] * servers
     peak_I = np.zeros(len(counts_IE))
     for i, counts_E in enumerate(counts_IE.astype(np.int64)):
         ids_P1 = np.repeat(np.arange(len(counts_E)), counts_E)[:, None]
-        parts, _ = policy.plan(ids_P1, np.ones(ids_P1.shape, np.bool_), shares, load, rooms)
+        parts, _ = policy.plan(ids_P1, np.ones(ids_P1.shape, np.bool_), replicas, load, rooms)
         peak_I[i] = max((part.rows_R.size for part in parts), default=0)
     mean_I = counts_IE.astype(np.float64).sum(axis=1) / servers
     return over_mean(peak_I, mean_I).astype(np.float32)

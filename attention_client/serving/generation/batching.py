@@ -60,6 +60,8 @@ _IDLE_S = 1.0
 _ERROR_S, _ERROR_POLL_S = 1.0, 0.001
 # transformers' masks grow with the cache.
 _MASKED_BLOCKS = 64
+# Of the machine's memory, as a part: `blocks_that_fit` has found that the cache fits.
+_NO_LIMIT = 1e6
 
 
 class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
@@ -80,9 +82,9 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._latent: LatentSizes | None = None
         if is_paged:
             before, self._latent = use_paged_attention(model)
-        num_blocks = limits.num_blocks
-        if num_blocks is None:
-            num_blocks = _num_blocks(model, limits, self._latent) if is_paged else _MASKED_BLOCKS
+        num_blocks = limits.num_blocks or _MASKED_BLOCKS
+        if is_paged:
+            num_blocks = _num_blocks(model, limits, self._latent)
         super().__init__(
             model=model,
             # Greedy: the sampler below leaves one token to choose. No end token: each request has its own.
@@ -91,6 +93,9 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
                 num_blocks=num_blocks,
                 page_size=limits.page_size,
                 max_batch_tokens=limits.max_batch_tokens,
+                # transformers counts masks, which paged attention does not make, and NUMA nodes as if their
+                # memory were all there is.
+                max_memory_percent=_NO_LIMIT if is_paged else None,
                 # A forward pass that waits for remote experts cannot be captured as a graph or prepared
                 # ahead.
                 use_cuda_graph=False,
@@ -211,7 +216,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
 def _num_blocks(model: Any, limits: ServeLimits, latent: LatentSizes | None) -> int:
     config = model.config.get_text_config()
     with sized_for_latents(config, latent):
-        return blocks_that_fit(config, model.dtype, limits.page_size)
+        return blocks_that_fit(config, model.dtype, limits.page_size, limits.num_blocks)
 
 
 class _Doorbell(threading.Event):
@@ -299,16 +304,17 @@ class BatchingEngine:
         *,
         is_paged: bool,
     ) -> None:
-        self.manager = _Manager(model, limits, admission, attribution, is_paged)
         self._admission = admission
         self._stopping = threading.Lock()
         self._stopped = False
         try:
+            self.manager = _Manager(model, limits, admission, attribution, is_paged)
             self.manager.warmup()  # creates the cache; captures nothing without graphs
         except MemoryError as error:
             raise ConfigError(
                 f"the key-value cache of {limits.num_blocks or 'at least 64'} blocks of "
-                f"{limits.page_size} tokens does not fit into memory ({error}): make it smaller"
+                f"{limits.page_size} tokens does not fit into memory ({error}): "
+                "lower attention_client.cache_blocks"
             ) from error
         self._capacity = int(infer_max_single_request_tokens(self.manager.batch_processor.cache))
         _LOG.info("the key-value cache holds %d tokens", self._capacity)

@@ -54,7 +54,7 @@ def test_speeds_learn_it_from_answers() -> None:
         known = speeds.load(["0", "1", "2"], [0.0] * 3, now).load_pairs
         work = experts + experts * pairs_each / known
         seconds = (1 + int(server)) * 1e-4 * (experts + experts * pairs_each / 32)
-        speeds.observe(server, work, seconds, now, experts * pairs_each)
+        speeds.observe(server, work, seconds, now, pairs=experts * pairs_each)
     load = speeds.load(["0", "1", "2"], [0.0] * 3, 3.1)
     assert load.load_pairs == pytest.approx(32, rel=0.2)
     assert load.rate_S == pytest.approx([1e-4, 2e-4, 3e-4], rel=0.3)

@@ -49,6 +49,38 @@ def test_the_backlog_uses_the_servers_own_speed() -> None:
     assert load.backlog_S == pytest.approx([0.01, 0.03])
 
 
+def test_time_for_other_requests_is_a_queue_and_does_not_make_a_server_slow() -> None:
+    speeds = Speeds()
+    for _ in range(400):
+        speeds.observe("a", 2.0, 0.002, 0.0)
+        speeds.observe("b", 2.0, 0.302, 0.0, queue_s=0.3)
+    load = speeds.load(("a", "b"), [0, 0], 0.0)
+    assert load.rate_S == pytest.approx([0.001, 0.001])
+    assert load.backlog_S == pytest.approx([0.0, 0.3])
+    assert not speeds.is_outlier("b", ("a", "b"))
+    # A client's own requests wait in that queue, too.
+    assert speeds.load(("a", "b"), [50.0, 500.0], 0.0).backlog_S == pytest.approx([0.05, 0.5])
+
+
+def test_one_wait_says_little_and_an_old_queue_fades() -> None:
+    speeds = Speeds()
+    learn(speeds, "a", 0.001, answers=50)
+    speeds.observe("a", 2.0, 1.002, 0.0, queue_s=1.0)
+    assert speeds.load(("a",), [0], 0.0).backlog_S == pytest.approx([0.02])
+    assert speeds.load(("a",), [0], 10.0).backlog_S == pytest.approx([0.01])
+
+
+@given(st.floats(0, 1e13, allow_subnormal=False), st.floats(0, 1e13, allow_subnormal=False))
+def test_no_stated_time_is_believed_without_bounds(service_s: float, queue_s: float) -> None:
+    speeds = Speeds()
+    for _ in range(10):
+        speeds.observe("a", 1.0, service_s, 0.0, pairs=3.0, queue_s=queue_s)
+    load = speeds.load(("a",), [0], 0.0)
+    assert load.rate_S[0] > 0
+    assert 0 <= load.backlog_S[0] <= 10.0
+    assert load.load_pairs > 0
+
+
 def test_an_old_measurement_fades() -> None:
     speeds = Speeds()
     for server, rate in (("a", 0.001), ("b", 0.001), ("c", 0.101)):

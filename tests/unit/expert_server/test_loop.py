@@ -38,6 +38,23 @@ def test_one_batch_per_layer_and_each_client_its_rows(bench) -> None:
         assert (bench.rows(slot) == np.full((tokens, HIDDEN), x * 2 * TOP_K)).all()
 
 
+def test_an_answer_states_the_time_that_went_to_other_requests(bench) -> None:
+    bench.loop._clock = time.monotonic
+    bench.kernel.on_call = lambda: time.sleep(0.04)
+    slots = [
+        bench.write(bench.grant(name), 2, layer=layer, tokens=tokens)
+        for name, layer, tokens in (("a", 0, 1), ("b", 0, 3), ("c", 1, 1))
+    ]
+    bench.serve(*slots)
+    own_us = [r.service_us - r.queue_us for r in map(bench.result, slots)]
+    # Of a batch, each request's part by its tokens; the other layer's waited for it.
+    assert own_us[0] >= 9_000
+    assert own_us[1] == pytest.approx(3 * own_us[0], rel=0.01, abs=5)
+    assert own_us[2] >= 39_000
+    assert bench.result(slots[0]).queue_us >= 29_000
+    assert bench.result(slots[2]).queue_us >= 39_000
+
+
 def test_busy_time_excludes_waiting(bench) -> None:
     bench.loop._clock = time.monotonic
     bench.kernel.on_call = lambda: time.sleep(0.05)

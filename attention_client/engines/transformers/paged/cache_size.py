@@ -22,17 +22,25 @@ _MOST_BYTES = 4 << 30
 _LEAST_BLOCKS = 64
 
 
-def blocks_that_fit(config: Any, dtype: torch.dtype, page: int) -> int:
+def blocks_that_fit(config: Any, dtype: torch.dtype, page: int, wanted: int | None = None) -> int:
     """Return how many blocks a cache has: a quarter of the free memory, at most 4 GiB, at least 64 blocks.
 
     Args:
         config: transformers' configuration of the text model.
         dtype: Of keys and values.
         page: Tokens of a block.
+        wanted: So many blocks instead.
+
+    Raises:
+        MemoryError: They need more memory than is free.
     """
     heads, head_size = find_num_key_value_heads(config), find_head_dim(config)
     block = config.num_hidden_layers * 2 * heads * head_size * dtype.itemsize * page
-    return max(_LEAST_BLOCKS, int(min(free_bytes() // _SHARE, _MOST_BYTES) // block))
+    free = free_bytes()
+    blocks = wanted or max(_LEAST_BLOCKS, int(min(free // _SHARE, _MOST_BYTES) // block))
+    if blocks * block > free:
+        raise MemoryError(f"it takes {blocks * block >> 20:,} MiB, and {free >> 20:,} MiB are free")
+    return blocks
 
 
 class UntouchedZeros(TorchFunctionMode):

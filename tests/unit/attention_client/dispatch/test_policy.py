@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from attention_client.dispatch import DispatchPolicy, Load, _dispatch, dispatch_policy
+from attention_client.dispatch import (
+    DispatchPolicy,
+    Load,
+    ReplicaShares,
+    _dispatch,
+    dispatch_policy,
+)
 from attention_client.dispatch.parts import LOAD_PAIRS, Part, pairs_of, without
 from attention_client.dispatch.policy import _CALL_STEP, _CHUNK_STEP
 from eaas.errors import ConfigError
@@ -24,6 +30,16 @@ def idle(servers: int) -> Load:
     return Load(np.ones(servers), np.zeros(servers))
 
 
+def of(shares_SE: np.ndarray, layer: int = 0) -> ReplicaShares:
+    """Replicas of so many layers and one, all alike."""
+    return ReplicaShares.of(np.broadcast_to(shares_SE, (layer + 1, *shares_SE.shape)))
+
+
+def arrays_of(replicas: ReplicaShares) -> tuple[np.ndarray, ...]:
+    """A layer's arguments of the compiled plan."""
+    return replicas.first_LX[0], replicas.server_N, replicas.share_N
+
+
 def plan(
     policy: DispatchPolicy,
     ids: list[int],
@@ -34,8 +50,9 @@ def plan(
     """Parts of one-expert tokens."""
     ids_TK = np.array(ids)[:, None]
     parts, _ = policy.plan(
-        ids_TK, ids_TK >= 0, shares_SE, load or idle(len(shares_SE)), [ROOM] * len(shares_SE), layer
-    )
+        ids_TK, ids_TK >= 0, of(shares_SE, layer), load or idle(len(shares_SE)),
+        [ROOM] * len(shares_SE), layer,
+    )  # fmt: skip
     return parts
 
 
@@ -86,7 +103,7 @@ def test_a_plan_by_shares_equals_its_steps(drawn) -> None:
     backlog_S = load.backlog_S.copy()
     chunks = slow_chunks(ids_TK, wanted_TK)
     for call in range(3):
-        parts, complete = policy.plan(ids_TK, wanted_TK, shares_SE, load, room)
+        parts, complete = policy.plan(ids_TK, wanted_TK, of(shares_SE), load, room)
         server_C = slow_servers(chunks, shares_SE, call * _CALL_STEP % 1.0)
         assert complete == (None not in server_C)
         server_TK = np.full(ids_TK.shape, -1)
@@ -132,8 +149,9 @@ def test_a_chunk_holds_a_bounded_number_of_one_experts_pairs(routing, chunk_pair
     # Equal shares of as many servers as there may be chunks, and draws to match: a server for each chunk.
     rows_P = np.empty(tokens * min(most, top_k), np.int64)
     ids_PK = np.empty((rows_P.size, top_k), np.int32)
+    replicas = of(np.ones((most, experts), np.float32))
     left, shares = _dispatch.plan(
-        ids_TK, wanted_TK, tokens, top_k, np.ones((most, experts), np.float32), most, experts,
+        ids_TK, wanted_TK, tokens, top_k, *arrays_of(replicas), most, experts,
         chunk_pairs, 0.5 / most, 1 / most if most > 1 else 0.0, None, None, rows_P, ids_PK,
     )  # fmt: skip
     assert left == 0
@@ -156,7 +174,9 @@ def test_a_chunk_holds_a_bounded_number_of_one_experts_pairs(routing, chunk_pair
 @given(situations())
 def test_parts_hold_each_pair_once_and_without_the_rest(drawn) -> None:
     ids_TK, wanted_TK, shares_SE, load, room = drawn
-    parts, complete = dispatch_policy("least_loaded").plan(ids_TK, wanted_TK, shares_SE, load, room)
+    parts, complete = dispatch_policy("least_loaded").plan(
+        ids_TK, wanted_TK, of(shares_SE), load, room
+    )
     seen_TK = np.zeros(ids_TK.shape, dtype=int)
     for part in parts:
         assert 0 < part.rows_R.size <= room[part.server]
@@ -357,9 +377,9 @@ def test_an_unknown_expert_is_refused(name: str, expert: int) -> None:
     ids_TK, wanted_TK = np.array([[0, expert]]), np.ones((1, 2), dtype=bool)
     shares_SE = np.ones((1, 4), dtype=np.float32)
     with pytest.raises(IndexError, match=f"expert {expert} of 4"):
-        dispatch_policy(name).plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
+        dispatch_policy(name).plan(ids_TK, wanted_TK, of(shares_SE), idle(1), [8])
     wanted_TK[0, 1] = False
-    parts, complete = dispatch_policy(name).plan(ids_TK, wanted_TK, shares_SE, idle(1), [8])
+    parts, complete = dispatch_policy(name).plan(ids_TK, wanted_TK, of(shares_SE), idle(1), [8])
     assert complete
     assert parts[0].ids_RK.tolist() == [[0, -1]]
 
@@ -370,7 +390,8 @@ I64, I32, F32 = np.int64, np.int32, np.float32
 def test_the_compiled_plan_checks_its_arguments() -> None:
     right = {
         "ids": np.zeros((2, 2), I64), "wanted": np.ones((2, 2), bool), "tokens": 2, "top_k": 2,
-        "shares": np.ones((1, 1), F32), "servers": 1, "experts": 1, "load_pairs": 64.0,
+        "firsts": np.array([0, 1], I32), "held_by": np.zeros(1, I32),
+        "shares": np.ones(1, F32), "servers": 1, "experts": 1, "load_pairs": 64.0,
         "draw": 0.5, "step": 0.5, "rate": np.ones(1), "backlog": np.zeros(1),
         "rows_out": np.zeros(2, I64), "ids_out": np.zeros((2, 2), I32),
     }  # fmt: skip
@@ -378,10 +399,14 @@ def test_the_compiled_plan_checks_its_arguments() -> None:
     assert right["rows_out"].tolist() == [0, 1]
     for wrong in (
         {"tokens": 3}, {"tokens": -1}, {"top_k": 2**40}, {"servers": 2}, {"servers": -1},
-        {"servers": 0, "experts": 2**61}, {"load_pairs": 1e12},
+        {"servers": 2**40}, {"experts": 2**61}, {"load_pairs": 1e12},
+        {"firsts": np.array([-1, 1], I32)}, {"firsts": np.array([0, 2], I32)},
+        {"firsts": np.array([1, 0], I32)}, {"firsts": np.array([0], I32)},
+        {"held_by": np.ones(1, I32)}, {"held_by": -np.ones(1, I32)}, {"held_by": np.zeros(2, I32)},
+        {"firsts": np.array([0, 2], I32), "held_by": np.zeros(2, I32), "shares": np.ones(2, F32)},
         {"experts": 2}, {"experts": 0}, {"load_pairs": 0.0}, {"draw": 1.0}, {"step": np.nan},
         {"rate": None}, {"rate": np.ones(1, F32)}, {"backlog": np.ones(0)},
-        {"ids": np.zeros((2, 2), I32)}, {"wanted": np.ones(3, bool)}, {"shares": np.ones((1, 1))},
+        {"ids": np.zeros((2, 2), I32)}, {"wanted": np.ones(3, bool)}, {"shares": np.ones(1)},
         {"load_pairs": np.nan}, {"rows_out": np.zeros(1, I64)}, {"ids_out": np.zeros((2, 1), I32)},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"out of range|bytes in items"):
@@ -399,7 +424,7 @@ def test_a_small_call_asks_fewer_servers_and_a_large_one_all(unit_s: float, serv
     asked = [0, 0, 0]
     for _ in range(90):
         parts, _ = policy.plan(
-            np.arange(6)[None, :], np.ones((1, 6), bool), shares_SE, load, [ROOM] * 3
+            np.arange(6)[None, :], np.ones((1, 6), bool), of(shares_SE), load, [ROOM] * 3
         )
         assert len(parts) == servers
         for part in parts:

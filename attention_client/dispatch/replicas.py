@@ -1,0 +1,55 @@
+"""The replicas among which dispatch chooses: a placement's shares, sparse and by expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ReplicaShares"]
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaShares:
+    """The replicas of each layer and expert. Immutable.
+
+    Shape suffixes: L layers, S servers, E experts, X experts and one (E + 1), N replicas of all layers.
+
+    Attributes:
+        servers: S.
+        first_LX: int32: where each expert's replicas begin in the next two; the next one's begin is the end.
+        server_N: int32: their servers, ascending for each expert.
+        share_N: float32, positive: this replica's part of its expert's pairs, relative to the others'.
+    """
+
+    servers: int
+    first_LX: npt.NDArray[np.int32]
+    server_N: npt.NDArray[np.int32]
+    share_N: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(
+        cls, shares_LSE: npt.NDArray[np.float32], usable_S: npt.NDArray[np.bool_] | None = None
+    ) -> Self:
+        """Make the replicas of dense shares (L, S, E) with a positive share, on the usable servers only."""
+        layers, servers, experts = shares_LSE.shape
+        is_held_LSE = shares_LSE > 0
+        if usable_S is not None:
+            is_held_LSE &= usable_S[None, :, None]
+        layer_N, expert_N, server_N = np.nonzero(is_held_LSE.transpose(0, 2, 1))
+        count_LE = np.bincount(layer_N * experts + expert_N, minlength=layers * experts)
+        first_LX = np.zeros((layers, experts + 1), np.int32)
+        ends_LE = count_LE.cumsum().reshape(layers, experts)
+        first_LX[:, 1:] = ends_LE
+        first_LX[1:, 0] = ends_LE[:-1, -1]
+        share_N = shares_LSE[layer_N, server_N, expert_N]
+        return cls(
+            servers, first_LX, server_N.astype(np.int32), np.ascontiguousarray(share_N, np.float32)
+        )
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return int(self.first_LX.shape[1]) - 1

@@ -1,0 +1,1 @@
+"""Simulation of clients that share expert servers: layer-call times by what clients know of the queues."""
