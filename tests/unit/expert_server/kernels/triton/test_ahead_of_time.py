@@ -13,7 +13,8 @@ import pytest
 
 from interpreted_triton import needs_triton
 
-pytestmark = needs_triton
+# Ten seconds for each architecture on a core of its own.
+pytestmark = [needs_triton, pytest.mark.timeout(300)]
 
 HELPER = Path(__file__).parents[4] / "helpers/compile_ahead.py"
 # Compute capability -> shared memory of a block, in bytes (CUDA C++ Programming Guide).
@@ -52,7 +53,7 @@ def compiling(
 def test_no_program_spills_or_needs_more_than_there_is(
     compiling: dict[int, subprocess.Popen[str]], architecture: int
 ) -> None:
-    out, error = compiling[architecture].communicate(timeout=110)
+    out, error = compiling[architecture].communicate(timeout=280)
     assert compiling[architecture].returncode == 0, error
     programs = [json.loads(line) for line in out.splitlines()]
     if architecture == 80:
