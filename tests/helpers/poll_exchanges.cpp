@@ -1,9 +1,13 @@
 // The polling protocol (poll.h) on threads: a device of two blocks, and for each slot a thread that is its client and,
 // when the client is lost, the host. It checks every answer; ThreadSanitizer checks the memory.
 //
-//     poll_exchanges EXCHANGES     prints the numbers of answers, losses and dropped answers; exits with 1 after a wrong one
+//     poll_exchanges EXCHANGES SECONDS
+//
+// prints the numbers of answers, losses, dropped answers and errors; exits with 1 after an error. It ends after so many
+// seconds at the latest.
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -85,13 +89,15 @@ void lose(const PolledSlot &slot, word &generation)
     losses++;
 }
 
-void ask(word at, unsigned long exchanges)
+using Clock = std::chrono::steady_clock;
+
+void ask(word at, unsigned long exchanges, Clock::time_point deadline)
 {
     PolledSlot slot = slot_at(at);
     word generation = 1;
     unsigned dice = 1 + at;
     grant(slot, generation);
-    for (word number = 0; number < exchanges; number++) {
+    for (word number = 0; number < exchanges && Clock::now() < deadline; number++) {
         Request &request = requests[at];
         request.generation = generation;
         request.number = number;
@@ -138,12 +144,13 @@ void ask(word at, unsigned long exchanges)
 int main(int, char **arguments)
 {
     unsigned long exchanges = strtoul(arguments[1], nullptr, 10) / SLOTS;
+    Clock::time_point deadline = Clock::now() + std::chrono::seconds(strtoul(arguments[2], nullptr, 10));
     std::vector<std::thread> device, clients;
     for (word block = 0; block < BLOCKS; block++) {
         device.emplace_back(serve, block);
     }
     for (word at = 0; at < SLOTS; at++) {
-        clients.emplace_back(ask, at, exchanges);
+        clients.emplace_back(ask, at, exchanges, deadline);
     }
     for (std::thread &each : clients) {
         each.join();

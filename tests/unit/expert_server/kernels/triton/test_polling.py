@@ -162,23 +162,27 @@ def build(folder: Path, *options: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "exchanges", [300_000, pytest.param(10_000_000, marks=pytest.mark.nightly)]
+    ("exchanges", "seconds"),
+    [(300_000, 5), pytest.param(10_000_000, 900, marks=pytest.mark.nightly)],
 )
-def test_exchanges_without_a_race(tmp_path: Path, exchanges: int) -> None:
+def test_exchanges_without_a_race(tmp_path: Path, exchanges: int, seconds: int) -> None:
     program = build(tmp_path)
     done = subprocess.run(
-        [program, str(exchanges)], capture_output=True, text=True, timeout=exchanges / 3000
+        [program, str(exchanges), str(seconds)],
+        capture_output=True,
+        text=True,
+        timeout=seconds + 60,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     answers, losses, dropped, wrong = map(int, done.stdout.split())
-    assert answers + losses == exchanges
-    assert losses > exchanges / 10
-    assert dropped > 0
+    # On a busy machine it ends early.
+    assert answers > losses > dropped
+    assert answers + losses <= exchanges
     assert wrong == 0
 
 
 def test_a_race_is_noticed(tmp_path: Path) -> None:
     program = build(tmp_path, "-DGRANT_WHILE_BUSY")
-    done = subprocess.run([program, "300000"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([program, "300000", "5"], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "data race" in done.stderr
