@@ -114,7 +114,7 @@ def compile_for(
 def spilling() -> tuple[Any, str, dict[str, Any], dict[str, int]]:
     """Return a program that needs more registers than there are: a large tile for one warp."""
     function, dtype, constants, options = next(programs())
-    return function, dtype, constants | {"ROWS": 64, "COLUMNS": 128}, options | {"num_warps": 1}
+    return function, dtype, constants | {"ROWS": 64}, options | {"num_warps": 1}
 
 
 if __name__ == "__main__":
