@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from expert_server.kernels.activation import ActivationKind
+from expert_server.kernels.activation import Activation, ActivationKind
 from expert_server.kernels.gpu import products
 from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES, Coding
 
@@ -50,23 +50,29 @@ def programs() -> Iterator[tuple[Any, str, dict[str, Any], dict[str, int]]]:
                 "HAS_BIAS": True,
             }
             # The activation with the most operations.
-            form = activation(ActivationKind.CLAMPED_SWIGLU, True)
+            form = constants(Activation(ActivationKind.CLAMPED_SWIGLU, True, True, 1.702, 7.0))
             yield products.up_product, dtype, shape | form, options
             yield products.down_product, dtype, shape, options
             if coding is Coding.BFLOAT16 and tile is tiles.few:
-                form = activation(ActivationKind.GELU, False)
-                yield products.up_product, dtype, shape | form, options
+                for kind, has_gate in ((ActivationKind.SILU, True), (ActivationKind.GELU, False)):
+                    form = constants(Activation(kind, has_gate))
+                    yield products.up_product, dtype, shape | form, options
     for dtype in ("bf16", "fp32"):
         yield products.combine, dtype, {"TOKENS": SUM_TOKENS, "COLUMNS": SUM_COLUMNS}, {}
 
 
-def activation(kind: ActivationKind, has_gate: bool) -> dict[str, Any]:
-    """Constants of an activation."""
-    return {"KIND": int(kind), "HAS_GATE": has_gate, "ALPHA": 1.702, "LIMIT": 7.0}
+def constants(form: Activation) -> dict[str, Any]:
+    """Constants of an activation, as the kernel passes them."""
+    return {
+        "KIND": int(form.kind),
+        "HAS_GATE": form.has_gate,
+        "ALPHA": form.alpha,
+        "LIMIT": form.limit,
+    }
 
 
 def compile_for(
-    architecture: int, function: Any, dtype: str, constants: dict[str, Any], options: dict[str, int]
+    architecture: int, function: Any, dtype: str, fixed: dict[str, Any], options: dict[str, int]
 ) -> dict[str, Any]:
     """Compile a function and read off the assembler's log what it needs."""
     signature = {
@@ -82,7 +88,7 @@ def compile_for(
         for place, name in enumerate(signature)
         if signature[name] != "constexpr" and name not in _NOT_MULTIPLES
     }
-    source = ASTSource(function, signature, constants, attributes)
+    source = ASTSource(function, signature, fixed, attributes)
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         compiled = triton.compile(
@@ -100,7 +106,7 @@ def compile_for(
         "function": function.fn.__name__,
         "architecture": architecture,
         "dtype": dtype,
-        "constants": constants,
+        "constants": fixed,
         "threads": 32 * compiled.metadata.num_warps,
         "registers": int(used[4]),
         "stack": int(used[1]),
@@ -113,8 +119,8 @@ def compile_for(
 
 def spilling() -> tuple[Any, str, dict[str, Any], dict[str, int]]:
     """Return a program that needs more registers than there are: a large tile for one warp."""
-    function, dtype, constants, options = next(programs())
-    return function, dtype, constants | {"ROWS": 64}, options | {"num_warps": 1}
+    function, dtype, fixed, options = next(programs())
+    return function, dtype, fixed | {"ROWS": 64}, options | {"num_warps": 1}
 
 
 if __name__ == "__main__":

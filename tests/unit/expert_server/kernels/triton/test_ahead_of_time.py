@@ -21,7 +21,7 @@ HELPER = Path(__file__).parents[4] / "helpers/compile_ahead.py"
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 # Registers of a block, and of a thread.
 REGISTERS, THREAD_REGISTERS = 64 << 10, 255
-PROGRAMS = 19
+PROGRAMS = 20
 
 
 @pytest.fixture(scope="module")
