@@ -143,6 +143,7 @@ setup(
                         *("improve", "search", "spare", "swap", "together", "together_plan"),
                     )
                 ),
+                *(f"balancer/policies/spares/{name}.c" for name in ("plan", "refill", "exchange")),
             ],
             depends=[
                 "eaas/minmax/flow.h",
@@ -162,6 +163,7 @@ setup(
                     f"balancer/policies/fractional/{name}.h"
                     for name in ("layer", "items", "fill", "refill", "search", "together")
                 ),
+                "balancer/policies/spares/spares.h",
             ],
             # No fused operations: a plan is the same on every machine.
             extra_compile_args=[

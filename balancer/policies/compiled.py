@@ -25,6 +25,7 @@ __all__ = [
     "pack",
     "place",
     "plan_fractional",
+    "plan_spares",
     "plan_together",
     "refine",
     "replay",
@@ -138,4 +139,7 @@ plan_together = _function(
     "plan_together",
     "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float int64:X int32:N float64:N",
     "LTSEXMN",
+)
+plan_spares = _function(
+    "plan_spares", "float64:BE int64:X int32:N float64:S bool:S float int32:S", "BESXN"
 )

@@ -216,7 +216,8 @@ def compare(
         list[str] | None,
         typer.Option(
             help="Policy to replay; NAME+dispatch divides each batch as clients do, NAME+split in the "
-            "best way. Repeatable.",
+            "best way. NAME+spare splits, too, and one slot of each server follows the last 8 batches: "
+            "an expert takes 1.8 ms (400 Gb/s), an iteration 80 ms. Repeatable.",
             show_default="all, and fractional+split",
         ),
     ] = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from eaas.errors import ConfigError
 from simulator.placement.losses import node_names
-from simulator.placement.planners import STATIC, parse_name
+from simulator.placement.planners import SPARE, STATIC, parse_name
 from simulator.placement.replay import Replay, check_slots, replay
 from simulator.placement.score import BASELINE_INTERVAL, BASELINE_POLICY, score
 from simulator.placement.timeline import PLANNING_S
@@ -83,11 +83,10 @@ def compare(
     Raises:
         ConfigError: As `replay`, or no plan fits into the trace; raised before the first replay.
     """
-    for policy in policies:
-        parse_name(policy)
+    endings = {parse_name(policy)[1] for policy in policies}
     if slots is not None:
         for count in servers:
-            check_slots(slots, count, trace.experts)
+            check_slots(slots, count, trace.experts, count if SPARE in endings else 0)
     for count in servers:
         if nodes is not None and not racks <= nodes <= count:
             raise ConfigError(
@@ -104,7 +103,7 @@ def compare(
         (count, policy, interval)
         for count in servers
         for policy in policies
-        for interval in (intervals[:1] if policy == STATIC else intervals)
+        for interval in (intervals[:1] if parse_name(policy)[0] == STATIC else intervals)
     ]
     baseline_jobs = [(count, BASELINE_POLICY, BASELINE_INTERVAL) for count in servers]
     wanted = list(dict.fromkeys(jobs + baseline_jobs))

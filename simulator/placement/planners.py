@@ -1,7 +1,8 @@
 """Adapts the live balancer's policies (`balancer.policies`) to simulated replays.
 
 With `+split` after a policy's name, clients split each batch over the replicas in the best way
-(`balancer.policies.split`) instead of by the plan's shares.
+(`balancer.policies.split`) instead of by the plan's shares; with `+dispatch` as attention clients do. With
+`+spare` one slot of each server follows the load, too (`sparing`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from eaas.errors import ConfigError
 
 __all__ = [
     "DISPATCH",
+    "SPARE",
     "SPLIT",
     "STATIC",
     "Planner",
@@ -33,7 +35,7 @@ __all__ = [
 
 # The reference for the other policies: contiguous experts, no redundant replicas, no plans.
 STATIC = "static"
-SPLIT, DISPATCH = "+split", "+dispatch"
+SPLIT, DISPATCH, SPARE = "+split", "+dispatch", "+spare"
 
 
 class Planner(Protocol):
@@ -104,14 +106,15 @@ def usual_names() -> tuple[str, ...]:
 
 
 def parse_name(name: str) -> tuple[str, str]:
-    """Split a policy's name: the policy, and what follows it: `SPLIT`, `DISPATCH` or nothing.
+    """Split a policy's name: the policy, and what follows it: `SPLIT`, `DISPATCH`, `SPARE` or nothing.
 
     Raises ConfigError if it is unknown.
     """
     policy, plus, ending = name.partition("+")
-    if policy not in policy_names() or plus + ending not in ("", SPLIT, DISPATCH):
+    if policy not in policy_names() or plus + ending not in ("", SPLIT, DISPATCH, SPARE):
         raise ConfigError(
-            f"policy {name}: give one of {', '.join(policy_names())}; {SPLIT} or {DISPATCH} may follow"
+            f"policy {name}: give one of {', '.join(policy_names())}; {SPLIT}, {DISPATCH} or {SPARE} may "
+            "follow"
         )
     return policy, plus + ending
 

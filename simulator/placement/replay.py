@@ -25,6 +25,7 @@ from eaas.errors import ConfigError
 from simulator.placement.losses import Losses
 from simulator.placement.planners import (
     DISPATCH,
+    SPARE,
     SPLIT,
     Planner,
     first_layout,
@@ -32,6 +33,7 @@ from simulator.placement.planners import (
     parse_name,
 )
 from simulator.placement.score import modelled_time
+from simulator.placement.sparing import Serving, replay_spares
 from simulator.placement.splitting import dispatch_par, split_par
 from simulator.placement.timeline import PLANNING_S, Timeline
 from simulator.traces import Trace
@@ -47,12 +49,12 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        policy: The policy's name, with `+split` or `+dispatch` if each batch was divided.
+        policy: The policy's name, with `+split`, `+dispatch` or `+spare` if each batch was divided.
         servers: S.
         slots: Replicas per layer.
         interval: Iterations between plans.
         par_IL: float32 (I, L): PAR of each iteration and layer.
-        transit: Loaded replicas, over all layers and plans.
+        transit: Loaded replicas, over all layers and plans, and over all calls with `+spare`.
         plan_s: Mean measured planning time in seconds; 0.0 without plans.
         losses: Tokens that a failing node or rack takes along; None: nodes are unknown.
     """
@@ -105,10 +107,11 @@ def replay(
     """Replay a policy over a routing trace: re-plan and redeploy on its timeline, and measure the PAR.
 
     Args:
-        policy: One of `planners.policy_names`, with or without `+split` or `+dispatch`.
+        policy: One of `planners.policy_names`, with or without `+split`, `+dispatch` or `+spare`.
         servers: S.
         interval: Iterations between plans.
-        slots: Replicas per layer; by default E + S, one redundant expert per server.
+        slots: Replicas per layer; by default E + S, one redundant expert per server. With `+spare` one slot
+            of each server is spare, and the policy plans with the others.
         planning_s: Assumed planning time (see `timeline`), which makes replays equal on every machine; None:
             the measured time, which is in `plan_s` in any case.
         progress: Called with the part done, 0 to 1.
@@ -124,7 +127,7 @@ def replay(
             cover the experts or exceed the servers, or the policy refuses them.
 
     Time O(I * L * S * E) multiplications in float32 (a matrix product for each layer and plan), plus the
-    policy's own; memory O(I * L) plus the trace.
+    policy's own; more with `+split`, `+dispatch` and `+spare`. Memory O(I * L) plus the trace.
     """
     slots = trace.experts + servers if slots is None else slots
     for name, value, least in (
@@ -133,25 +136,33 @@ def replay(
     ):
         if value < least:
             raise ConfigError(f"{name} {value}: give at least {least}")
-    check_slots(slots, servers, trace.experts)
     if planning_s is not None and not 0 <= planning_s < math.inf:
         raise ConfigError(f"planning {planning_s}: give seconds, at least 0")
     base, ending = policy, ""
-    if planner is None:
+    if planner is not None:
+        check_slots(slots, servers, trace.experts)
+    else:
         base, ending = parse_name(policy)
-        planner = make_planner(base, servers, slots, nodes)
+        spare = servers if ending == SPARE else 0
+        check_slots(slots, servers, trace.experts, spare)
+        planner = make_planner(base, servers, slots - spare, nodes)
     # Layer by layer, as plans are deployed.
     serving_L = _layers(first_layout(trace.layers, servers, trace.experts))
     par_IL = np.ones((trace.iterations, trace.layers), np.float32)
     since_L = [0] * trace.layers
     losses = None if nodes is None else Losses(nodes)
+    servings: list[Serving] = []
 
     def serve(layer: int, until: int) -> None:
         """Measure a layer's PAR with its current placement, from the last change up to an iteration."""
         counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
-        measure = {SPLIT: split_par, DISPATCH: dispatch_par}.get(ending, _par)
         holds_LSE, shares_LSE = serving_L[layer].dense()
-        par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[0])
+        if ending == SPARE:
+            # Links carry the loads of all layers, so that they are replayed together, at the end.
+            servings.append(Serving(layer, since_L[layer], until, serving_L[layer]))
+        else:
+            measure = {SPLIT: split_par, DISPATCH: dispatch_par}.get(ending, _par)
+            par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[0])
         since_L[layer] = until
         if losses is not None:
             losses.add(holds_LSE[0], counts_IE.sum(axis=0, dtype=np.float64))
@@ -186,9 +197,14 @@ def replay(
             serving_L[layer] = planned_L[layer]
             if redeployed is not None:
                 redeployed(layer, serving_L[layer].dense()[0][0], load_LE[layer])
-        progress(done / trace.iterations)
+        if ending != SPARE:
+            progress(done / trace.iterations)
     for layer in range(trace.layers):
         serve(layer, trace.iterations)
+    if ending == SPARE:
+        run = replay_spares(trace.counts_ILE, servings, progress=progress)
+        par_IL[:] = run.par_IL
+        transit += int(run.loads_IL.sum())
     progress(1.0)
     return Replay(
         policy=policy,
@@ -207,10 +223,17 @@ def _layers(layout: Layout) -> list[Layout]:
     return [layout.part(layer, layer + 1) for layer in range(layout.shape[0])]
 
 
-def check_slots(slots: int, servers: int, experts: int) -> None:
-    """Raise ConfigError if there are too few replicas per layer, or more than servers can hold."""
-    if slots < experts:
-        raise ConfigError(f"slots {slots}: give at least {experts}, one for each expert")
+def check_slots(slots: int, servers: int, experts: int, spare: int = 0) -> None:
+    """Raise ConfigError if there are too few replicas per layer, or more than servers can hold.
+
+    Args:
+        spare: Slots among them that cannot hold an expert's only replica.
+    """
+    if slots < experts + spare:
+        more = f", and {spare} spare ones" if spare else ""
+        raise ConfigError(
+            f"slots {slots}: give at least {experts + spare}, one for each expert{more}"
+        )
     if slots > experts * servers:
         raise ConfigError(f"slots {slots}: give at most {experts * servers}, all on each server")
 

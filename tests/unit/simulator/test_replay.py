@@ -155,7 +155,7 @@ def test_the_first_layout_fits_any_number_of_servers() -> None:
     [
         ({"policy": "nonsense"}, "policy nonsense: give one of static, "),
         ({"policy": "nonsense+split"}, "nonsense"),
-        ({"policy": "eplb+best"}, r"eplb\+best.*\+split or \+dispatch"),
+        ({"policy": "eplb+best"}, r"eplb\+best.*\+split, \+dispatch or \+spare"),
         ({"servers": 0}, "servers 0"),
         ({"interval": 0}, "interval 0"),
         ({"slots": 9}, "slots 9: give at least 10"),

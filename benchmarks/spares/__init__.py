@@ -1,0 +1,1 @@
+"""`python -m benchmarks.spares`: predictors and transfer times of spare slots."""
