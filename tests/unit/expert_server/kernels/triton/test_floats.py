@@ -132,8 +132,8 @@ def test_a_token_alone_and_in_a_batch(dtype: torch.dtype, tokens: int) -> None:
     """Bit for bit, as long as the tiles are the same."""
     rng = torch.Generator().manual_seed(tokens)
     ids = torch.randint(-1, 4, (tokens, 3), generator=rng)
-    with layer(dtype, "swiglu", 130, 70, 4) as both:
-        x_TH, ids_TK, scores_TK = batch(tokens, 130, ids.tolist(), 3, dtype, tokens)
+    with layer(dtype, "swiglu", 70, 40, 4) as both:
+        x_TH, ids_TK, scores_TK = batch(tokens, 70, ids.tolist(), 3, dtype, tokens)
         out_TH = both.kernel(x_TH, ids_TK, scores_TK, 0)
         one = slice(3, 4)
         alone_1H = both.kernel(x_TH[one], ids_TK[one], scores_TK[one], 0)
@@ -237,9 +237,9 @@ def test_load_and_unload(dtype: torch.dtype) -> None:
 
 def test_load_and_unload_during_computation() -> None:
     """Also for experts of the batch: the result is right or an error, never from other memory."""
-    with layer(torch.float32, "swiglu", 256, 128, 3) as both:
-        other = expert(FORMS["swiglu"], 256, 128, torch.float32, torch.Generator().manual_seed(9))
-        one = batch(4, 256, [0, 1, 2, -1] * 2, 2, torch.float32, 0)
+    with layer(torch.float32, "swiglu", 96, 64, 3) as both:
+        other = expert(FORMS["swiglu"], 96, 64, torch.float32, torch.Generator().manual_seed(9))
+        one = batch(4, 96, [0, 1, 2, -1] * 2, 2, torch.float32, 0)
         right_TH = both.kernel(*one, 0)
         stop = threading.Event()
 
@@ -295,9 +295,9 @@ def test_any_float_dtype_as_input(dtype: torch.dtype, given: torch.dtype) -> Non
 @each_dtype
 def test_division_of_the_experts_among_servers(dtype: torch.dtype) -> None:
     experts, tokens, top_k = 12, 16, 8
-    with layer(dtype, "swiglu", 100, 40, experts) as both:
+    with layer(dtype, "swiglu", 50, 40, experts) as both:
         draw = torch.Generator().manual_seed(0)
-        x_TH = torch.randn(tokens, 100, generator=draw).bfloat16()
+        x_TH = torch.randn(tokens, 50, generator=draw).bfloat16()
         ids_TK = torch.stack(
             [torch.randperm(experts, generator=draw)[:top_k] for _ in range(tokens)]
         )
