@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -83,5 +84,7 @@ def _skip_last_collection() -> None:
     gc.freeze()
     if "triton" in sys.modules:
         # torch imports it where it is installed. Its bindings would print all of their objects as leaks.
-        sys.stderr.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        # Standard error may be closed, or its disk full. The rest of the output is lost.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
