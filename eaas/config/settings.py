@@ -217,9 +217,10 @@ class ExpertServerConfig(_Section):
         0, ge=0, description="Torch threads; 0 divides the cores among the servers."
     )
     core: int = Field(-1, ge=-1, description="Core that the serving loop is bound to; -1: any.")
-    kernel: Literal["auto", "native", "reference"] = Field(
+    kernel: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
-        description="Compute kernel; auto takes reference only if native cannot serve the model.",
+        description="Compute kernel; auto takes reference only if native cannot serve the model, and triton "
+        "(a GPU, never run on one) never.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weight-only quantisation; activations keep at least 15 bits."

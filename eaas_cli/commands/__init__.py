@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import os
+import sys
 
 import typer
 
@@ -72,6 +75,16 @@ def _root(
 
 def main() -> None:
     """Run the program. A user's mistake prints one line on standard error and exits with code 2."""
-    # Skip the last garbage collection, which would take more than a second with torch imported.
-    atexit.register(gc.freeze)
+    atexit.register(_skip_last_collection)
     exit_with_one_line(app)
+
+
+def _skip_last_collection() -> None:
+    """Skip the last garbage collection, which would take more than a second with torch imported."""
+    gc.freeze()
+    if "triton" in sys.modules:
+        # torch imports it where it is installed. Its bindings would print all of their objects as leaks.
+        # Standard error may be closed, or its disk full. The rest of the output is lost.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -144,7 +144,7 @@ def expert_server(
         typer.Option(help="Core that the serving loop is bound to.", show_default="any"),
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option(help="Expert kernel: auto, native or reference.")
+        str | None, typer.Option(help="Expert kernel: auto, native, reference or triton.")
     ] = None,
     quantization: Annotated[
         str | None, typer.Option(help="Weights in memory: none, int8 or int4.")

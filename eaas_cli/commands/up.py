@@ -79,7 +79,7 @@ def up(
     kernel: Annotated[
         str | None,
         typer.Option(
-            help="Expert kernel: auto, native or reference.",
+            help="Expert kernel: auto, native, reference or triton.",
             show_default="auto: the fastest here",
         ),
     ] = None,

@@ -1,9 +1,13 @@
-"""Chooses an expert server's kernel at start: the compiled one, if it computes this model on this CPU."""
+"""Chooses an expert server's kernel at start: the compiled one, if it computes this model on this CPU.
+
+Kernel `triton` is chosen by name only, and only then imported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -15,12 +19,24 @@ from expert_server.kernels.reference import ReferenceKernel
 from expert_server.kernels.trial import ExpertSizes, trial_error
 from expert_server.weights.weights import ExpertForm
 
-__all__ = ["KERNELS", "Choice", "ExpertSizes", "choose_kernel"]
+__all__ = ["KERNELS", "ON_REQUEST", "Choice", "ExpertSizes", "choose_kernel"]
 
 _log = get_logger(__name__)
 
-# In order of preference.
+
+def _triton(forms: Sequence[ExpertForm], spec: KernelSpec) -> ExpertKernel:
+    if find_spec("triton") is None:
+        raise UnsupportedError("pip install 'expert-as-a-service[triton]'")
+    from expert_server.kernels.gpu.kernel import TritonKernel
+
+    return TritonKernel(forms, spec)
+
+
+# Those that `auto` tries, in order of preference.
 KERNELS: dict[str, type[ExpertKernel]] = {"native": NativeKernel, "reference": ReferenceKernel}
+ON_REQUEST: dict[str, Callable[[Sequence[ExpertForm], KernelSpec], ExpertKernel]] = {
+    "triton": _triton
+}
 # Relative error. Both sides use the same (quantised) weights, so only rounding differs.
 _BOUND, _BFLOAT16_BOUND = 1e-5, 1e-2
 
@@ -41,7 +57,7 @@ class Choice:
 def choose_kernel(
     forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes, wanted: str = "auto"
 ) -> Choice:
-    """Return the first of KERNELS that computes this model correctly on this CPU, and log the reason.
+    """Return the first of KERNELS that computes this model correctly here, or the wanted kernel; log why.
 
     Each kernel is checked against the reference in float64, which takes 0.1 s for small experts and a few
     seconds for those of 88 MB.
@@ -50,7 +66,7 @@ def choose_kernel(
         forms: How the experts of each MoE layer compute; the first layer's are tried.
         spec: What to compute with.
         sizes: Sizes of the experts.
-        wanted: One of KERNELS, or "auto": any.
+        wanted: One of KERNELS or ON_REQUEST, or "auto": any of KERNELS.
 
     Raises:
         ConfigError: The wanted kernel cannot serve, or no kernel supports this quantisation.
@@ -82,7 +98,7 @@ def _try_out(
     """Create a kernel and check its results on trial experts; UnsupportedError: another may serve."""
     kernel = None
     try:
-        kernel = KERNELS[name](forms, spec)
+        kernel = (KERNELS.get(name) or ON_REQUEST[name])(forms, spec)
         if name == "reference":
             return kernel
         found = trial_error(kernel, forms[0], spec, sizes)
@@ -104,7 +120,9 @@ def _try_out(
 
 
 def _explain(wanted: str, spec: KernelSpec, passed_over: Mapping[str, str]) -> str:
-    if spec.stored is not None:
+    if wanted in ON_REQUEST:
+        remedies = ["--kernel auto"]
+    elif spec.stored is not None:
         remedies = ["--kernel reference (which dequantises the weights)"]
     else:
         remedies = ["--kernel auto"] if wanted != "auto" else []

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause, at_once, pieces
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
-from eaas.errors import CheckpointError, CorruptShardError
+from eaas.errors import CorruptShardError
 from eaas.memory import huge_memory
 from expert_server.kernels import _native
 from expert_server.kernels.activation import Activation
-from expert_server.kernels.kernel import KernelSpec, Quantization, StoredFormat, UnsupportedError
+from expert_server.kernels.kernel import KernelSpec, Quantization, UnsupportedError
+from expert_server.kernels.matrices import Matrix, check_format, rows_of, split_gate
 from expert_server.kernels.quantize import quantize
 from expert_server.weights.weights import ExpertWeights
 
@@ -40,8 +40,6 @@ _STORED = (
     (WeightFormat.INT8, 128, False, False, "int8 in groups"),
     (WeightFormat.INT8, 128, True, False, "int8 with zero points"),
 )
-
-_Matrix = torch.Tensor | QuantizedMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +112,13 @@ def pack_expert(
             format than `spec.stored`.
     """
     for matrix in (weights.up, weights.down):
-        _check(matrix, spec.stored)
-    gate_and_up = _gate_and_up(weights.up, activation)
-    biases = _gate_and_up(weights.up_bias, activation)
+        check_format(matrix, spec.stored)
+    gate_and_up = split_gate(weights.up, activation)
+    biases = split_gate(weights.up_bias, activation)
     up_order, down_order = _order(weights.up, torch.int32), _order(weights.down, torch.int64)
     if down_order is not None:
         # The first product makes its outputs in the order in which the second one takes them.
-        gate_and_up = [_rows(part, down_order) for part in gate_and_up]
+        gate_and_up = [rows_of(part, down_order) for part in gate_and_up]
         biases = [part[down_order] for part in biases]
     packing = _Packing(panel_format(spec), spec)
     down_biases = [] if weights.down_bias is None else [weights.down_bias]
@@ -151,13 +149,13 @@ class _Packing:
     format: int
     spec: KernelSpec
 
-    def nbytes(self, parts: Sequence[_Matrix]) -> int:
+    def nbytes(self, parts: Sequence[Matrix]) -> int:
         """Memory of the panels of matrices of one shape."""
         channels, inputs = parts[0].shape
         size: int = _native.panel_bytes(self.format, inputs)
         return len(parts) * -(-channels // _PANEL) * size
 
-    def pack(self, parts: Sequence[_Matrix], out: torch.Tensor, pause: Pause) -> None:
+    def pack(self, parts: Sequence[Matrix], out: torch.Tensor, pause: Pause) -> None:
         """Pack matrices of one shape (N, K) into alternating panels: [N / 16][part][words][16].
 
         The padding is not written: `out` is zeros.
@@ -171,17 +169,17 @@ class _Packing:
                 pause()
                 panel = begin // _PANEL * len(parts) + place
                 self._pack_rows(
-                    _rows(part, slice(begin, end)),
+                    rows_of(part, slice(begin, end)),
                     out.data_ptr() + panel * panel_bytes,
                     len(parts) * panel_bytes // _WORD_BYTES,
                 )
 
-    def _row_bytes(self, part: _Matrix) -> int:
+    def _row_bytes(self, part: Matrix) -> int:
         if isinstance(part, QuantizedMatrix):
             return part.codes.shape[1]
         return part.shape[1] * max(part.itemsize, self.spec.dtype.itemsize)
 
-    def _pack_rows(self, part: _Matrix, out: int, panel_words: int) -> None:
+    def _pack_rows(self, part: Matrix, out: int, panel_words: int) -> None:
         if isinstance(part, torch.Tensor) and self.spec.quantization is Quantization.NONE:
             _pack_floats(part.to(self.spec.dtype), out, panel_words)
             return
@@ -232,45 +230,7 @@ def _pack_biases(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         panels[:, place] = functional.pad(part.float(), (0, -len(part) % _PANEL)).view(-1, _PANEL)
 
 
-def _check(matrix: _Matrix, stored: StoredFormat | None) -> None:
-    """Check that a matrix has the format that the kernel was made for. Raises CheckpointError."""
-    if isinstance(matrix, torch.Tensor):
-        found = None if stored is None else str(matrix.dtype).removeprefix("torch.")
-    else:
-        group = matrix.group if matrix.scales.shape[1] > 1 else 0
-        is_alike = (
-            stored is not None
-            and matrix.format is stored.format
-            and group in (0, stored.group)
-            and (matrix.zeros is None or stored.has_zeros)
-        )
-        found = (
-            None if is_alike else str(StoredFormat(matrix.format, group, matrix.zeros is not None))
-        )
-    if found is not None:
-        wanted = stored or "weights that are not quantised"
-        raise CheckpointError(
-            f"a weight matrix is {found} where the kernel expects {wanted}: quantise all routed experts alike"
-        )
-
-
-def _gate_and_up(up: _Matrix | None, activation: Activation) -> list[Any]:
-    """Split an up matrix or bias: (2I, ...) -> gate (I, ...), up (I, ...); without a gate only up."""
-    if up is None:
-        return []
-    if not activation.has_gate:
-        return [up]
-    if activation.is_interleaved:
-        return [_rows(up, slice(0, None, 2)), _rows(up, slice(1, None, 2))]
-    half = up.shape[0] // 2
-    return [_rows(up, slice(0, half)), _rows(up, slice(half, None))]
-
-
-def _rows(matrix: _Matrix, rows: slice | torch.Tensor) -> _Matrix:
-    return matrix.rows(rows) if isinstance(matrix, QuantizedMatrix) else matrix[rows]
-
-
-def _order(matrix: _Matrix, dtype: torch.dtype) -> torch.Tensor | None:
+def _order(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor | None:
     if isinstance(matrix, torch.Tensor) or matrix.order is None:
         return None
     return matrix.order.to(dtype)

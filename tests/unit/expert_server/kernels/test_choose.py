@@ -14,7 +14,7 @@ from eaas.config import ExpertServerConfig
 from eaas.errors import ConfigError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, StoredFormat, choose
-from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
+from expert_server.kernels.choose import KERNELS, ON_REQUEST, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import UnsupportedError
 from expert_server.kernels.trial import replica_bytes
 from expert_server.weights.reader import ExpertReader
@@ -348,5 +348,5 @@ def test_unknown_activations_and_float64_are_left_to_the_reference() -> None:
 
 def test_the_settings_have_these_kernels_and_quantisations() -> None:
     fields = ExpertServerConfig.model_fields
-    assert get_args(fields["kernel"].annotation) == ("auto", *KERNELS)
+    assert get_args(fields["kernel"].annotation) == ("auto", *KERNELS, *ON_REQUEST)
     assert get_args(fields["quantization"].annotation) == tuple(map(str, Quantization))

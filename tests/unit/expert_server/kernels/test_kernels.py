@@ -7,42 +7,20 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from expert_forms import ClampedSwiglu, swiglu
+from expert_layers import BOUND, FORMS, batch, expert, relative_error
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
 from expert_server.kernels.kernel import Quantization
 from expert_server.kernels.native import NativeKernel, available_isas
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # Compared with the same weights: activations of 15 bits.
 QUANTIZED_BOUND = 5e-4
-
-
-def geglu_tanh(product: torch.Tensor) -> torch.Tensor:
-    gate, up = product.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh") * up
-
-
-def relu_squared(product: torch.Tensor) -> torch.Tensor:
-    return functional.relu(product).square()
-
-
-FORMS = {
-    "swiglu": ExpertForm(True, False, swiglu),
-    "clamped": ExpertForm(True, True, ClampedSwiglu().apply),
-    "geglu_tanh": ExpertForm(True, False, geglu_tanh),
-    "gelu": ExpertForm(False, False, functional.gelu),
-    "relu": ExpertForm(False, True, functional.relu),
-    "relu_squared": ExpertForm(False, False, relu_squared),
-}
 
 
 @dataclass(frozen=True)
@@ -98,32 +76,8 @@ class Layer:
     weights: list[ExpertWeights]
 
     def error(self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor) -> float:
-        """Relative, of the whole batch.
-
-        Of few and small numbers the sum may be almost nothing: rounding is then judged against a
-        tenth of what it is usually, with weights and hidden states of unit variance.
-        """
-        out_TH = self.kernel(x_TH, ids_TK, scores_TK, 0)
-        right_TH = self.reference(x_TH, ids_TK, scores_TK, 0)
-        assert out_TH.dtype == torch.float32
-        assert out_TH.shape == right_TH.shape
-        usual = scores_TK.where(ids_TK >= 0, 0.0).norm().item() * x_TH.shape[1] ** 0.5
-        norm = max(right_TH.norm().item(), 0.1 * usual)
-        return (out_TH - right_TH).norm().item() / norm if norm else out_TH.abs().sum().item()
-
-
-def expert(
-    form: ExpertForm, hidden: int, intermediate: int, dtype: torch.dtype, rng: torch.Generator
-) -> ExpertWeights:
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=rng)
-
-    width = 2 * intermediate if form.has_gate else intermediate
-    up, down = normal(width, hidden) / hidden**0.5, normal(hidden, intermediate) / intermediate**0.5
-    if form.is_transposed:
-        up, down = up.t().contiguous(), down.t().contiguous()
-    biases = (normal(width), normal(hidden)) if form.is_transposed else (None, None)
-    return ExpertWeights(up, down, *biases).to(dtype)
+        """Relative, of the whole batch (`relative_error`)."""
+        return relative_error(self.kernel, self.reference, x_TH, ids_TK, scores_TK)
 
 
 def layer(
@@ -137,19 +91,6 @@ def layer(
         kernel.load(0, number, one)
         reference.load(0, number, one)
     return Layer(kernel, reference, weights)
-
-
-def batch(
-    tokens: int, hidden: int, ids: Any, top_k: int, dtype: torch.dtype, seed: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x_TH, ids_TK, scores_TK; a tenth of the scores is 0."""
-    rng = torch.Generator().manual_seed(seed)
-    scores_TK = torch.rand(tokens, top_k, generator=rng)
-    return (
-        torch.randn(tokens, hidden, generator=rng).to(dtype),
-        torch.tensor(ids, dtype=torch.int32).view(tokens, top_k),
-        scores_TK.where(scores_TK > 0.1, 0.0),
-    )
 
 
 # With fewer than 8 numbers, bfloat16's rounding may reach its bound; see `test_tiny_experts`.

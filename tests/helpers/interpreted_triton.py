@@ -1,0 +1,29 @@
+"""Kernel `triton` in Triton's interpreter, on CPU tensors; tests skip where Triton is not installed."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from expert_server.kernels.gpu.kernel import TritonKernel
+
+__all__ = ["interpreted_kernel", "needs_triton"]
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed (extra `triton`)"
+)
+
+
+@cache
+def interpreted_kernel() -> type[TritonKernel]:
+    """Import the kernel. Whether its code is interpreted is decided then, for the whole process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        from expert_server.kernels.gpu import products
+        from expert_server.kernels.gpu.kernel import TritonKernel
+    assert products.INTERPRETED
+    return TritonKernel
