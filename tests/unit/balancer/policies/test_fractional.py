@@ -279,3 +279,17 @@ def test_a_steady_window_needs_one_plan() -> None:
 def test_a_wrong_window_is_named(window) -> None:
     with pytest.raises(ValueError, match="hotness_WLE"):
         FractionalBalancer(2, 5).step(window)
+
+
+def test_a_large_cluster_is_planned_for_one_forecast_and_stays_balanced() -> None:
+    """More than 131,072 slots over all layers; six forecasts would take a minute."""
+    rng = np.random.default_rng(3)
+    layers, experts, servers, slots = 17, 512, 4000, 8000
+    popularity_LE = rng.lognormal(0, 1, (layers, experts))
+    balancer = FractionalBalancer(servers, slots)
+    for _ in range(2):
+        planned = balancer.step(rng.poisson(200 * popularity_LE, (16, layers, experts)))
+        popularity_LE *= rng.lognormal(0, 0.3, (layers, experts))
+        assert (planned.layout.count_LE > 0).all()
+        assert planned.layout.count_LE.sum(axis=1).max() <= slots
+        assert planned.par_L.max() < 1.05
