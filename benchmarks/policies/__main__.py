@@ -64,7 +64,8 @@ def main(
     if trace:
         traces = read_traces(trace)
         document = compare_peers(
-            *(peer or (), traces),
+            peer or (),
+            traces,
             policies=policy or (),
             servers=servers,
             interval=interval,
