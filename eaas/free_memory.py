@@ -22,15 +22,27 @@ def available_bytes(proc: Path = Path("/proc")) -> int:
     raise OSError(f"{proc}/meminfo has no MemAvailable")
 
 
-def free_bytes() -> int:
+def free_bytes(cgroup: Path = _CGROUP) -> int:
     """Bytes that this process can still take: of the machine, and of its container.
 
     Raises:
         OSError: The kernel does not tell.
     """
     free = available_bytes()
-    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
-    return free if limit is None or used is None else min(free, max(0, limit - used))
+    limit, used = _read_number(cgroup / "memory.max"), _read_number(cgroup / "memory.current")
+    if limit is None or used is None:
+        return free
+    return min(free, max(0, limit - used + _cached_bytes(cgroup)))
+
+
+def _cached_bytes(cgroup: Path) -> int:
+    """Bytes of files' pages that the kernel drops when it needs memory; 0 if it does not tell."""
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    stat = dict(line.split() for line in lines)
+    return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
 
 
 def _read_number(path: Path) -> int | None:

@@ -76,7 +76,8 @@ dispatch_plan(PyObject *self, PyObject *args)
     PyObject *ids, *wanted, *firsts, *held_by, *shares, *rate, *backlog, *rows_out, *ids_out;
     Routing r = {0};
     if (!PyArg_ParseTuple(args, "OOnnOOOnndddOOOO:plan", &ids, &wanted, &r.tokens, &r.top_k, &firsts, &held_by,
-                          &shares, &r.servers, &r.experts, &r.load_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out, &ids_out)) {
+                          &shares, &r.servers, &r.experts, &r.load_pairs, &r.draw, &r.step, &rate, &backlog, &rows_out,
+                          &ids_out)) {
         return NULL;
     }
     if (r.tokens < 0 || r.top_k < 0 || r.servers < 0 || r.experts < 1 || r.experts > INT32_MAX ||

@@ -145,8 +145,8 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_ssize_t layers, experts;
     double least_s;
     int levels;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnnpd:Route", names, &view, &lanes, &firsts, &held_by, &shares, &layers,
-                                     &experts, &levels, &least_s)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOnnpd:Route", names, &view, &lanes, &firsts, &held_by,
+                                     &shares, &layers, &experts, &levels, &least_s)) {
         return NULL;
     }
     Route *self = (Route *)PyType_GenericAlloc(type, 0);
@@ -536,7 +536,8 @@ read_inputs(PyObject *const *args, Inputs *inputs, Tensor *ids, const uint8_t **
     return true;
 }
 
-/* Note each server's backlog: what the client itself has in flight, or usually waits for. False: one owes the answer to an abandoned request. */
+/* Note each server's backlog: what the client itself has in flight there, or its usual queue. False: one owes the
+ * answer to an abandoned request. */
 static bool
 read_backlogs(Route *route)
 {

@@ -99,8 +99,9 @@ class Speeds:
             pairs: (token, expert) pairs in the work; 0: unknown.
             queue_s: Seconds of `service_s` in which it computed for other requests.
         """
-        queue_s = min(queue_s, service_s, _MOST_QUEUE_S)
+        queue_s = min(queue_s, service_s)
         seconds = max(service_s - queue_s, _LEAST_S)
+        queue_s = min(queue_s, _MOST_QUEUE_S)
         known = self._rates.get(server)
         if known is not None and known.answers >= _LEAST_KNOWN and pairs > 0:
             experts = work - pairs / self.load_pairs

@@ -41,6 +41,7 @@ class ClusterView:
         default_factory=dict, repr=False
     )
     _replicas: dict[bytes, ReplicaShares] = field(default_factory=dict, repr=False)
+    _all_replicas: list[ReplicaShares] = field(default_factory=list, repr=False)
 
     def usable_S(self) -> npt.NDArray[np.bool_]:
         """Return whether each server of the placement has a live connection, even if ejected or avoided."""
@@ -48,14 +49,17 @@ class ClusterView:
         return np.array(usable, dtype=np.bool_)
 
     def replicas(self, usable_S: npt.NDArray[np.bool_]) -> ReplicaShares:
-        """Return the placement's replicas on these servers. The last few answers are kept."""
+        """Return the placement's replicas on these servers. All, and the last few selections, are kept."""
+        if not self._all_replicas:
+            self._all_replicas.append(ReplicaShares.of(self.placement.shares_LSE))
+        if usable_S.all():
+            return self._all_replicas[0]
         key = usable_S.tobytes()
         known = self._replicas.get(key)
         if known is None:
             if len(self._replicas) >= _MOST_KEPT:
                 self._replicas.clear()
-            known = ReplicaShares.of(self.placement.shares_LSE, usable_S)
-            self._replicas[key] = known
+            known = self._replicas[key] = self._all_replicas[0].on(usable_S)
         return known
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:

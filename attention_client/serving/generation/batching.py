@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -37,7 +38,11 @@ from transformers.generation.continuous_batching.model_runner import infer_max_s
 
 from attention_client.engines.transformers.model import count_passes, remote_experts
 from attention_client.engines.transformers.paged.batch import PagedBatch
-from attention_client.engines.transformers.paged.cache_size import UntouchedZeros, blocks_that_fit
+from attention_client.engines.transformers.paged.cache_size import (
+    UntouchedZeros,
+    blocks_that_fit,
+    sized_already,
+)
 from attention_client.engines.transformers.paged.latent import LatentSizes, sized_for_latents
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
 from attention_client.layer_call.expert_attribution import ExpertAttribution
@@ -60,8 +65,6 @@ _IDLE_S = 1.0
 _ERROR_S, _ERROR_POLL_S = 1.0, 0.001
 # transformers' masks grow with the cache.
 _MASKED_BLOCKS = 64
-# Of the machine's memory, as a part: `blocks_that_fit` has found that the cache fits.
-_NO_LIMIT = 1e6
 
 
 class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
@@ -93,9 +96,6 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
                 num_blocks=num_blocks,
                 page_size=limits.page_size,
                 max_batch_tokens=limits.max_batch_tokens,
-                # transformers counts masks, which paged attention does not make, and NUMA nodes as if their
-                # memory were all there is.
-                max_memory_percent=_NO_LIMIT if is_paged else None,
                 # A forward pass that waits for remote experts cannot be captured as a graph or prepared
                 # ahead.
                 use_cuda_graph=False,
@@ -133,6 +133,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
     def _create_batch_processor(self) -> Any:
         with (
             UntouchedZeros(),
+            sized_already() if self._is_paged else nullcontext(),
             sized_for_latents(self.model.config.get_text_config(), self._latent),
         ):
             processor = super()._create_batch_processor()

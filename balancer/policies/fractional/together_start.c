@@ -85,7 +85,8 @@ safest(const Start *start, int32_t expert, float share)
     return best;
 }
 
-static void
+/* False: an expert has no replica, because a number was infinite. */
+static bool
 place_all(Start *start)
 {
     Together *search = start->search;
@@ -95,6 +96,9 @@ place_all(Start *start)
         float share = 1 / (float)start->count_E[e];
         for (int64_t k = 0; k < start->count_E[e]; k++) {
             int32_t s = safest(start, e, share);
+            if (s == NONE && k == 0) {
+                return false;
+            }
             if (s == NONE) {
                 break;
             }
@@ -105,6 +109,7 @@ place_all(Start *start)
             start->expert_N[layer->first_S[s + 1] - start->free_S[s]--] = e;
         }
     }
+    return true;
 }
 
 static Start
@@ -124,8 +129,8 @@ begin(Together *search)
     return start;
 }
 
-/* Experts by slot, in `expert_N`. */
-static void
+/* Experts by slot, in `expert_N`. False: see `place_all`. */
+static bool
 lay_out(Start *start)
 {
     Together *search = start->search;
@@ -150,7 +155,7 @@ lay_out(Start *start)
     memset(search->full_ST, 0, (size_t)layer->servers * (size_t)search->vectors * sizeof(Lanes));
     memset(search->has_SE, 0, (size_t)layer->servers * (size_t)layer->experts);
     memset(start->expert_N, NONE, (size_t)slots * sizeof(int32_t));
-    place_all(start);
+    return place_all(start);
 }
 
 /* Whether the replicas of each expert have equal shares: then nobody planned them for this. */
@@ -216,11 +221,14 @@ start_together(Together *search)
     level_all(search, FIRST_SWEEPS);
     double before = search->value;
     memcpy(share_N, search->share_N, (size_t)flow->slots * sizeof(float));
-    lay_out(&start);
-    int64_t loads = change_to(search, start.expert_N, NULL);
-    begin_together(search);
-    level_all(search, FIRST_SWEEPS);
-    if (search->value + search->price * (double)loads >= before) {
+    bool pays = lay_out(&start);
+    if (pays) {
+        int64_t loads = change_to(search, start.expert_N, NULL);
+        begin_together(search);
+        level_all(search, FIRST_SWEEPS);
+        pays = search->value + search->price * (double)loads < before;
+    }
+    if (!pays) {
         change_to(search, before_N, share_N);
         begin_together(search);
     }

@@ -62,6 +62,15 @@ def test_time_for_other_requests_is_a_queue_and_does_not_make_a_server_slow() ->
     assert speeds.load(("a", "b"), [50.0, 500.0], 0.0).backlog_S == pytest.approx([0.05, 0.5])
 
 
+def test_a_very_long_queue_does_not_make_a_server_slow() -> None:
+    speeds = Speeds()
+    for _ in range(5):
+        speeds.observe("a", 2.0, 14.002, 0.0, queue_s=14.0)
+    load = speeds.load(("a",), [0], 0.0)
+    assert load.rate_S == pytest.approx([0.001])
+    assert load.backlog_S == pytest.approx([10.0])
+
+
 def test_one_wait_says_little_and_an_old_queue_fades() -> None:
     speeds = Speeds()
     learn(speeds, "a", 0.001, answers=50)

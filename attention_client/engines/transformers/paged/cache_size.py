@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers.generation.continuous_batching.cache import PagedAttentionMemoryHandler
 from transformers.generation.continuous_batching.utils import (
     find_head_dim,
     find_num_key_value_heads,
@@ -14,7 +18,7 @@ from transformers.generation.continuous_batching.utils import (
 from eaas.free_memory import free_bytes
 from eaas.memory import huge_memory
 
-__all__ = ["UntouchedZeros", "blocks_that_fit"]
+__all__ = ["UntouchedZeros", "blocks_that_fit", "sized_already"]
 
 # Expert servers of this machine need memory, too.
 _SHARE = 4
@@ -32,15 +36,32 @@ def blocks_that_fit(config: Any, dtype: torch.dtype, page: int, wanted: int | No
         wanted: So many blocks instead.
 
     Raises:
-        MemoryError: They need more memory than is free.
+        MemoryError: The wanted blocks need more memory than is free.
     """
     heads, head_size = find_num_key_value_heads(config), find_head_dim(config)
     block = config.num_hidden_layers * 2 * heads * head_size * dtype.itemsize * page
     free = free_bytes()
-    blocks = wanted or max(_LEAST_BLOCKS, int(min(free // _SHARE, _MOST_BYTES) // block))
-    if blocks * block > free:
-        raise MemoryError(f"it takes {blocks * block >> 20:,} MiB, and {free >> 20:,} MiB are free")
-    return blocks
+    if wanted is None:
+        # The memory is taken only as the cache fills up.
+        return max(_LEAST_BLOCKS, int(min(free // _SHARE, _MOST_BYTES) // block))
+    if wanted * block > free:
+        raise MemoryError(f"it takes {wanted * block >> 20:,} MiB, and {free >> 20:,} MiB are free")
+    return wanted
+
+
+@contextmanager
+def sized_already() -> Iterator[None]:
+    """Inside the block, transformers makes a cache without its own check that it fits into memory.
+
+    That check counts attention masks, which paged attention does not make, and takes the memory of NUMA nodes
+    for all there is; a virtual machine's node may report less than the process has.
+    """
+    own = PagedAttentionMemoryHandler.get_available_memory
+    PagedAttentionMemoryHandler.get_available_memory = lambda _: sys.maxsize
+    try:
+        yield
+    finally:
+        PagedAttentionMemoryHandler.get_available_memory = own
 
 
 class UntouchedZeros(TorchFunctionMode):

@@ -19,7 +19,10 @@ def test_they_are_the_shares_of_usable_servers(
     is_held_LSE = rng.random((layers, servers, experts)) < rng.random()
     shares_LSE = np.where(is_held_LSE, rng.random(is_held_LSE.shape), 0).astype(np.float32)
     usable_S = np.ones(servers, np.bool_) if all_usable else rng.random(servers) < 0.5
-    replicas = ReplicaShares.of(shares_LSE, None if all_usable else usable_S)
+    replicas = ReplicaShares.of(shares_LSE)
+    if not all_usable:
+        replicas = replicas.on(usable_S)
+    assert not replicas.server_N.flags.writeable
     assert (replicas.servers, replicas.experts) == (servers, experts)
     again_LSE = np.zeros_like(shares_LSE)
     for layer, first_X in enumerate(replicas.first_LX):

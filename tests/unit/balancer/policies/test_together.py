@@ -201,3 +201,14 @@ def test_the_cross_node_limit_is_kept_with_topics_too() -> None:
     )
     at_LEN = np.stack([planned.holds_LSE[:, nodes_S == n].any(axis=1) for n in range(4)], axis=2)
     assert ((at_LEN.sum(axis=2) - 1).sum(axis=1) <= 3).all()
+
+
+def test_no_expert_is_lost_where_a_server_is_all_but_stopped() -> None:
+    """With such speeds the risk of its last free slots is infinite."""
+    experts, window_WLE = 16, np.full((64, 1, 16), 0.01, np.float32)
+    for i, load_E in enumerate(window_WLE[:, 0]):
+        load_E[(i // 4) % 2 * 8 :][:8] += 100
+    for exponent in (19.0, 19.5, 19.9, 20.5):
+        speeds_S = [10.0**-exponent, 1, 1, 1]
+        plan = FractionalBalancer(4, [4, 4, 4, 4], speeds_S=speeds_S).step(window_WLE)
+        assert len(np.unique(plan.layout.expert_N)) == experts

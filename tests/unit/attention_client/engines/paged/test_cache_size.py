@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionMemoryHandler
 
 from attention_client.engines.transformers.paged import cache_size
-from attention_client.engines.transformers.paged.cache_size import blocks_that_fit
+from attention_client.engines.transformers.paged.cache_size import blocks_that_fit, sized_already
 
 # 2 layers x (keys and values) x 2 heads x 8 x 2 bytes x 16 tokens.
 CONFIG = LlamaConfig(
@@ -37,6 +38,14 @@ def test_a_wanted_size_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert blocks(fits) == fits
     with pytest.raises(MemoryError, match="it takes 300 MiB, and 300 MiB are free"):
         blocks(fits + 1)
-    monkeypatch.setattr(cache_size, "free_bytes", lambda: 63 * BLOCK)
-    with pytest.raises(MemoryError):
-        blocks()
+    # What nobody asked for is no error.
+    monkeypatch.setattr(cache_size, "free_bytes", lambda: 0)
+    assert blocks() == 64
+
+
+def test_transformers_does_not_check_again() -> None:
+    own = PagedAttentionMemoryHandler.get_available_memory
+    handler = PagedAttentionMemoryHandler.__new__(PagedAttentionMemoryHandler)
+    with sized_already():
+        assert handler.get_available_memory() > 1 << 60
+    assert PagedAttentionMemoryHandler.get_available_memory is own
