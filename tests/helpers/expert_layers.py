@@ -8,10 +8,11 @@ import torch
 from torch.nn import functional
 
 from expert_forms import ClampedSwiglu, swiglu
-from expert_server.kernels import ExpertKernel
+from expert_server.kernels import ExpertKernel, StoredFormat
+from expert_server.kernels.random_matrix import random_matrix
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
-__all__ = ["BOUND", "FORMS", "batch", "expert", "relative_error"]
+__all__ = ["BOUND", "FORMS", "batch", "expert", "relative_error", "stored_expert"]
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -47,6 +48,21 @@ def expert(
         up, down = up.t().contiguous(), down.t().contiguous()
     biases = (normal(width), normal(hidden)) if form.is_transposed else (None, None)
     return ExpertWeights(up, down, *biases).to(dtype)
+
+
+def stored_expert(
+    stored: StoredFormat, form: ExpertForm, hidden: int, intermediate: int, rng: torch.Generator
+) -> ExpertWeights:
+    width = intermediate * (1 + form.has_gate)
+    up_bias, down_bias = (
+        torch.randn(size, generator=rng) if form.is_transposed else None for size in (width, hidden)
+    )
+    return ExpertWeights(
+        random_matrix(stored, width, hidden, rng),
+        random_matrix(stored, hidden, intermediate, rng),
+        up_bias,
+        down_bias,
+    )
 
 
 def batch(

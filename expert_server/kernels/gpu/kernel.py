@@ -74,7 +74,7 @@ class TritonKernel(ExpertKernel):
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
         """Compute a batch on the device, and wait for it once (`ExpertKernel.compute`)."""
-        # Keeps the memory of its experts until the end, also of those that are unloaded meanwhile.
+        # The call holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
         table = self._tables.get(layer, _NO_EXPERTS)
         ids = self._check(ids_TK.numpy().reshape(-1), table, layer)
         layout = table.layout

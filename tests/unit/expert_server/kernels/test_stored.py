@@ -14,10 +14,10 @@ from torch.nn import functional
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import CheckpointError
 from expert_forms import ClampedSwiglu, swiglu
+from expert_layers import stored_expert
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel, StoredFormat, _native
 from expert_server.kernels.kernel import Quantization, UnsupportedError
 from expert_server.kernels.native import NativeKernel, available_isas
-from expert_server.kernels.random_matrix import random_matrix
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 FP8, MXFP4, INT4, INT8 = WeightFormat.FP8, WeightFormat.MXFP4, WeightFormat.INT4, WeightFormat.INT8
@@ -80,21 +80,6 @@ each = pytest.mark.parametrize(
 each_format = pytest.mark.parametrize("stored", FORMATS, ids=str)
 
 
-def expert(
-    stored: StoredFormat, form: ExpertForm, hidden: int, intermediate: int, rng: torch.Generator
-) -> ExpertWeights:
-    width = intermediate * (1 + form.has_gate)
-    up_bias, down_bias = (
-        torch.randn(size, generator=rng) if form.is_transposed else None for size in (width, hidden)
-    )
-    return ExpertWeights(
-        random_matrix(stored, width, hidden, rng),
-        random_matrix(stored, hidden, intermediate, rng),
-        up_bias,
-        down_bias,
-    )
-
-
 def batch(tokens: int, hidden: int, experts: int, top_k: int, seed: int) -> tuple[Any, ...]:
     """Values that are the same in bfloat16."""
     rng = torch.Generator().manual_seed(seed)
@@ -116,7 +101,7 @@ def load_both(
         ReferenceKernel([form], KernelSpec(torch.float64)),
     )
     for number in range(2):
-        weights = expert(candidate.stored, form, hidden, intermediate, rng)
+        weights = stored_expert(candidate.stored, form, hidden, intermediate, rng)
         kernel.load(0, number, weights)
         reference.load(0, number, weights)
     return kernel, reference
@@ -159,7 +144,7 @@ def test_a_token_alone_and_in_a_batch(candidate: Candidate) -> None:
     lone = candidate.create(FORMS["clamped"], 3)
     rng = torch.Generator().manual_seed(1)
     for number in range(2):
-        lone.load(0, number, expert(candidate.stored, FORMS["clamped"], 1312, 160, rng))
+        lone.load(0, number, stored_expert(candidate.stored, FORMS["clamped"], 1312, 160, rng))
     assert torch.equal(lone(*one), out_TH)
     for each_kernel in (kernel, lone):
         each_kernel.close()
@@ -224,7 +209,7 @@ def test_a_kernel_of_float32_takes_exact_rows(stored: StoredFormat) -> None:
     rng = torch.Generator().manual_seed(0)
     kernel = NativeKernel([FORMS["swiglu"]], KernelSpec(torch.float32, stored=stored))
     reference = ReferenceKernel([FORMS["swiglu"]], KernelSpec(torch.float64, stored=stored))
-    weights = expert(stored, FORMS["swiglu"], 136, 48, rng)
+    weights = stored_expert(stored, FORMS["swiglu"], 136, 48, rng)
     for each_kernel in (kernel, reference):
         each_kernel.load(0, 0, weights)
     one = batch(5, 136, 1, 1, 0)
@@ -238,7 +223,7 @@ def test_packing_in_pieces_and_strided_rows(
 ) -> None:
     rng = torch.Generator().manual_seed(0)
     spec = KernelSpec(torch.bfloat16, stored=stored)
-    weights = expert(stored, FORMS["clamped"], 300, 70, rng)
+    weights = stored_expert(stored, FORMS["clamped"], 300, 70, rng)
     kernel = NativeKernel([FORMS["clamped"]], spec)
     whole = kernel.pack(weights, FORMS["clamped"], lambda: None)
     monkeypatch.setattr("expert_server.kernels.panels.PIECE_BYTES", 4096)
@@ -253,7 +238,7 @@ def test_packing_in_pieces_and_strided_rows(
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_a_scale_that_is_no_number(stored: StoredFormat, poison: float) -> None:
     kernel = NativeKernel([FORMS["swiglu"]], KernelSpec(torch.bfloat16, stored=stored))
-    weights = expert(stored, FORMS["swiglu"], 256, 40, torch.Generator().manual_seed(0))
+    weights = stored_expert(stored, FORMS["swiglu"], 256, 40, torch.Generator().manual_seed(0))
     assert isinstance(weights.up, QuantizedMatrix)
     weights.up.scales[33, -1] = 255 if stored.format is MXFP4 else poison
     with pytest.raises(CheckpointError, match="a scale is NaN or infinite"):
@@ -273,7 +258,7 @@ def test_a_scale_that_is_no_number(stored: StoredFormat, poison: float) -> None:
 )
 def test_a_matrix_of_another_format(wanted: StoredFormat, given: StoredFormat) -> None:
     kernel = NativeKernel([FORMS["swiglu"]], KernelSpec(torch.bfloat16, stored=wanted))
-    weights = expert(given, FORMS["swiglu"], 256, 256, torch.Generator().manual_seed(0))
+    weights = stored_expert(given, FORMS["swiglu"], 256, 256, torch.Generator().manual_seed(0))
     with pytest.raises(CheckpointError) as caught:
         kernel.load(0, 0, weights)
     assert str(given) in str(caught.value)
@@ -283,7 +268,7 @@ def test_a_matrix_of_another_format(wanted: StoredFormat, given: StoredFormat) -
 
 def test_floats_and_codes_are_not_mixed() -> None:
     form = FORMS["swiglu"]
-    codes = expert(StoredFormat(FP8, 0), form, 32, 16, torch.Generator().manual_seed(0))
+    codes = stored_expert(StoredFormat(FP8, 0), form, 32, 16, torch.Generator().manual_seed(0))
     floats = codes.copy(torch.bfloat16)
     for stored, weights in ((None, codes), (StoredFormat(FP8, 0), floats)):
         kernel = NativeKernel([form], KernelSpec(torch.bfloat16, stored=stored))
@@ -319,7 +304,7 @@ def test_short_scales_take_half_of_the_memory() -> None:
         stored = StoredFormat(INT4, 32, zeros, has_short_scales=short)
         kernel = NativeKernel([FORMS["swiglu"]], KernelSpec(torch.bfloat16, stored=stored))
         rng = torch.Generator().manual_seed(0)
-        kernel.load(0, 0, expert(stored, FORMS["swiglu"], 1024, 512, rng))
+        kernel.load(0, 0, stored_expert(stored, FORMS["swiglu"], 1024, 512, rng))
         sizes.append(kernel.bytes * 8 / (3 * 1024 * 512))
         kernel.close()
     assert sizes == [5.0, 4.5, 5.0]

@@ -15,10 +15,9 @@ from torch.nn import functional
 
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import CheckpointError
-from expert_layers import FORMS, relative_error
+from expert_layers import FORMS, relative_error, stored_expert
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel, StoredFormat
 from expert_server.kernels.kernel import Quantization, UnsupportedError
-from expert_server.kernels.random_matrix import random_matrix
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 from interpreted_triton import interpreted_kernel, needs_triton
 
@@ -28,21 +27,6 @@ FP8, MXFP4, INT4, INT8 = WeightFormat.FP8, WeightFormat.MXFP4, WeightFormat.INT4
 FORMATS = [StoredFormat(FP8, 128), StoredFormat(FP8, 0), StoredFormat(MXFP4, 32)]
 BOUND = 1e-2
 each_format = pytest.mark.parametrize("stored", FORMATS, ids=str)
-
-
-def expert(
-    stored: StoredFormat, form: ExpertForm, hidden: int, intermediate: int, rng: torch.Generator
-) -> ExpertWeights:
-    width = intermediate * (1 + form.has_gate)
-    up_bias, down_bias = (
-        torch.randn(size, generator=rng) if form.is_transposed else None for size in (width, hidden)
-    )
-    return ExpertWeights(
-        random_matrix(stored, width, hidden, rng),
-        random_matrix(stored, hidden, intermediate, rng),
-        up_bias,
-        down_bias,
-    )
 
 
 def batch(tokens: int, hidden: int, seed: int) -> tuple[torch.Tensor, ...]:
@@ -63,7 +47,7 @@ def load_both(
     kernel = interpreted_kernel()([FORMS[form]], KernelSpec(torch.bfloat16, stored=stored))
     reference = ReferenceKernel([FORMS[form]], KernelSpec(torch.float64))
     for number in range(2):
-        weights = expert(stored, FORMS[form], hidden, intermediate, rng)
+        weights = stored_expert(stored, FORMS[form], hidden, intermediate, rng)
         kernel.load(0, number, weights)
         reference.load(0, number, weights)
     try:
@@ -150,7 +134,7 @@ def check_codes(stored: StoredFormat, one: int, scale: torch.Tensor, down: Quant
 def test_packing_in_pieces(stored: StoredFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = KernelSpec(torch.bfloat16, stored=stored)
     form = FORMS["clamped"]
-    weights = expert(stored, form, 300, 70, torch.Generator().manual_seed(0))
+    weights = stored_expert(stored, form, 300, 70, torch.Generator().manual_seed(0))
     kernel = interpreted_kernel()([form], spec)
     one = batch(3, 300, 0)[0], torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1)
     kernel.load(0, 0, weights)
@@ -175,7 +159,7 @@ def test_memory_is_that_of_the_checkpoint(stored: StoredFormat | None, bits: flo
     if stored is None:
         weights = ExpertWeights(torch.ones(1024, 1024), torch.ones(1024, 512))
     else:
-        weights = expert(stored, form, 1024, 512, torch.Generator().manual_seed(0))
+        weights = stored_expert(stored, form, 1024, 512, torch.Generator().manual_seed(0))
     kernel.load(0, 0, weights)
     assert bits - 0.1 <= kernel.bytes * 8 / (3 * 1024 * 512) <= bits
     kernel.close()
@@ -185,7 +169,7 @@ def test_memory_is_that_of_the_checkpoint(stored: StoredFormat | None, bits: flo
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_a_scale_that_is_no_number(stored: StoredFormat, poison: float) -> None:
     kernel = interpreted_kernel()([FORMS["swiglu"]], KernelSpec(torch.bfloat16, stored=stored))
-    weights = expert(stored, FORMS["swiglu"], 256, 40, torch.Generator().manual_seed(0))
+    weights = stored_expert(stored, FORMS["swiglu"], 256, 40, torch.Generator().manual_seed(0))
     assert isinstance(weights.up, QuantizedMatrix)
     weights.up.scales[33, -1] = 255 if stored.format is MXFP4 else poison
     with pytest.raises(CheckpointError, match="a scale is NaN or infinite"):
@@ -197,7 +181,7 @@ def test_a_scale_that_is_no_number(stored: StoredFormat, poison: float) -> None:
 def test_a_matrix_of_another_format() -> None:
     form = FORMS["swiglu"]
     rng = torch.Generator().manual_seed(0)
-    fp8, mxfp4 = (expert(stored, form, 256, 256, rng) for stored in (FORMATS[0], FORMATS[2]))
+    fp8, mxfp4 = (stored_expert(stored, form, 256, 256, rng) for stored in (FORMATS[0], FORMATS[2]))
     for stored, weights in (
         (FORMATS[0], mxfp4),
         (FORMATS[1], fp8),
