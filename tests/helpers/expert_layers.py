@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -12,7 +14,15 @@ from expert_server.kernels import ExpertKernel, StoredFormat
 from expert_server.kernels.random_matrix import random_matrix
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
-__all__ = ["BOUND", "FORMS", "batch", "expert", "relative_error", "stored_expert"]
+__all__ = [
+    "BOUND",
+    "FORMS",
+    "batch",
+    "check_unloading",
+    "expert",
+    "relative_error",
+    "stored_expert",
+]
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -97,3 +107,25 @@ def relative_error(
     usual = scores_TK.where(ids_TK >= 0, 0.0).norm().item() * x_TH.shape[1] ** 0.5
     norm = max(right_TH.norm().item(), 0.1 * usual)
     return (out_TH - right_TH).norm().item() / norm if norm else out_TH.abs().sum().item()
+
+
+def check_unloading(
+    kernel: ExpertKernel, weights: Sequence[ExpertWeights], dtype: torch.dtype
+) -> None:
+    """Unload and load experts of layer 0, of which the kernel holds three with hidden size 48."""
+    one = batch(2, 48, [0, 1, 2, 1], 2, dtype, 0)
+    before_TH = kernel(*one, 0).clone()
+    held = kernel.bytes
+    kernel.unload(0, 1)
+    assert kernel.bytes == held * 2 // 3
+    with pytest.raises(LookupError, match="expert 1 is not held"):
+        kernel(*one, 0)
+    kernel.load(0, 1, weights[1])
+    assert (kernel.count, kernel.bytes) == (3, held)
+    assert torch.equal(kernel(*one, 0), before_TH)
+    for number in range(3):
+        kernel.unload(0, number)
+    with pytest.raises(LookupError, match="expert 0 is not held"):
+        kernel(*one, 0)
+    none = torch.full((2, 2), -1, dtype=torch.int32)
+    assert torch.equal(kernel(one[0], none, one[2], 0), torch.zeros(2, 48))

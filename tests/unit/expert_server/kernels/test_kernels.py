@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expert_layers import BOUND, FORMS, batch, expert, relative_error
+from expert_layers import BOUND, FORMS, batch, check_unloading, expert, relative_error
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
 from expert_server.kernels.kernel import Quantization
 from expert_server.kernels.native import NativeKernel, available_isas
@@ -291,22 +291,7 @@ def test_another_hidden_size(candidate: Candidate, hidden: int) -> None:
 @each_kernel
 def test_load_and_unload(candidate: Candidate) -> None:
     both = layer(candidate, FORMS["swiglu"], 48, 32, 3, 0)
-    one = batch(2, 48, [0, 1, 2, 1], 2, candidate.dtype, 0)
-    before_TH = both.kernel(*one, 0).clone()
-    held = both.kernel.bytes
-    both.kernel.unload(0, 1)
-    assert both.kernel.bytes == held * 2 // 3
-    with pytest.raises(LookupError, match="expert 1 is not held"):
-        both.kernel(*one, 0)
-    both.kernel.load(0, 1, both.weights[1])
-    assert (both.kernel.count, both.kernel.bytes) == (3, held)
-    assert torch.equal(both.kernel(*one, 0), before_TH)
-    for number in range(3):
-        both.kernel.unload(0, number)
-    with pytest.raises(LookupError, match="expert 0 is not held"):
-        both.kernel(*one, 0)
-    none = torch.full((2, 2), -1, dtype=torch.int32)
-    assert torch.equal(both.kernel(one[0], none, one[2], 0), torch.zeros(2, 48))
+    check_unloading(both.kernel, both.weights, candidate.dtype)
     both.kernel.close()
 
 

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expert_layers import BOUND, FORMS, batch, expert, relative_error
+from expert_layers import BOUND, FORMS, batch, check_unloading, expert, relative_error
 from expert_server.kernels import ExpertKernel, KernelSpec, ReferenceKernel
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 from interpreted_triton import interpreted_kernel, needs_triton
@@ -217,22 +217,7 @@ def test_another_hidden_size(hidden: int) -> None:
 @each_dtype
 def test_load_and_unload(dtype: torch.dtype) -> None:
     with layer(dtype, "swiglu", 48, 32, 3) as both:
-        one = batch(2, 48, [0, 1, 2, 1], 2, dtype, 0)
-        before_TH = both.kernel(*one, 0)
-        held = both.kernel.bytes
-        both.kernel.unload(0, 1)
-        assert both.kernel.bytes == held * 2 // 3
-        with pytest.raises(LookupError, match="expert 1 is not held"):
-            both.kernel(*one, 0)
-        both.kernel.load(0, 1, both.weights[1])
-        assert (both.kernel.count, both.kernel.bytes) == (3, held)
-        assert torch.equal(both.kernel(*one, 0), before_TH)
-        for number in range(3):
-            both.kernel.unload(0, number)
-        with pytest.raises(LookupError, match="expert 0 is not held"):
-            both.kernel(*one, 0)
-        none = torch.full((2, 2), -1, dtype=torch.int32)
-        assert torch.equal(both.kernel(one[0], none, one[2], 0), torch.zeros(2, 48))
+        check_unloading(both.kernel, both.weights, dtype)
 
 
 def test_load_and_unload_during_computation() -> None:
