@@ -34,7 +34,7 @@ flow_init(Flow *flow, void *block, int32_t servers, int32_t experts, const int32
     flow->settled_S = flow->seen_E + experts;
     flow->tight_S = flow->settled_S + servers;
     for (int32_t s = 0; s < servers; s++) {
-        flow->load_S[s] = 0;
+        flow->load_S[s] = flow->room_S[s] = 0;
         for (int32_t n = first_S[s]; n < first_S[s + 1]; n++) {
             flow->server_N[n] = s;
             flow->expert_N[n] = NONE;
