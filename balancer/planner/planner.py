@@ -43,7 +43,6 @@ from balancer.planner.actions import (
     Call,
     Complain,
     Inspect,
-    Life,
     Prepare,
     Publish,
     Refuse,
@@ -53,20 +52,16 @@ from balancer.planner.actions import (
 from balancer.planner.audiences import Audiences
 from balancer.planner.candidates import (
     Candidate,
-    first,
     has_orphans,
     lacking_without,
-    recovered,
-    repaired,
-    with_orphans,
 )
+from balancer.planner.choice import Choice
 from balancer.planner.constraints import Constraints
 from balancer.planner.digests import Digests, ExpertDigests
 from balancer.planner.layout import Layout
 from balancer.planner.ledger import Ledger
 from balancer.planner.pool import EPOCHS_OF_A_LIFE, ServerPool
 from balancer.planner.steps import Steps
-from balancer.policies.capacity import NoCapacityError
 from eaas.membership.cluster_view import RETURN_GRACE_S
 from eaas.types import Member, Placement
 
@@ -102,7 +97,6 @@ class Planner:
             raise ValueError(
                 f"redundancy {redundancy} is above expected_servers {expected_servers}"
             )
-        self._expected = expected_servers
         self._layout = layout or Layout(redundancy)
         self._ack_timeout_s = ack_timeout_s
         self._pool = ServerPool(dead_grace_s)
@@ -118,22 +112,19 @@ class Planner:
         self._there_was_one = False
         self._last_epoch = 0
         self._first_seen_at: float | None = None
-        self._recovering = False
         # Whether a candidate was given up: servers may then have received an epoch above the current one.
         self._gave_up = False
-        # The last complaint, to emit each only once.
-        self._complained = ""
         self._layer_order: tuple[int, ...] = ()
         self._settled_epoch = 0
         self._ledger = Ledger()
         self._digests = ExpertDigests()
         self._steps = Steps(self._pool, self._ledger, self._digests)
         self._constraints = Constraints(self._pool, self._steps)
-        self._holdings: dict[Life, npt.NDArray[np.bool_]] = {}
         self._audiences = Audiences(self._pool, lambda: self._layout.redundancy)
-        self._nodes: Mapping[str, str] = {}
-        # Epoch, and whether replicas of that placement share nodes that need not; None: not known.
-        self._shares_nodes: tuple[int, bool] | None = None
+        self._choice = Choice(
+            *(expected_servers, self._layout, self._pool, self._ledger, self._digests),
+            *(self._steps, self._constraints, self._audiences),
+        )
         # Deadline for clients to connect to servers that are new in the candidate.
         self._held_until: float | None = None
 
@@ -142,10 +133,7 @@ class Planner:
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
         """Process a new cluster view from the monitor; return the actions due, for `Rollout` to carry out."""
         self._pool.observe(members, now)
-        if self._nodes != (nodes := self._pool.nodes):
-            self._nodes = nodes
-            self._layout.know(nodes)
-            self._shares_nodes = None
+        self._choice.know_nodes()
         if self._first_seen_at is None:
             self._first_seen_at = now
         return self.tick(now)
@@ -183,7 +171,7 @@ class Planner:
         self._ledger.succeeded(call)
         if isinstance(call, Inspect):
             assert holds_LE is not None
-            self._holdings[call.life] = holds_LE
+            self._choice.holdings[call.life] = holds_LE
             self._last_epoch = max(self._last_epoch, told_epoch)
             # The digests of a server that does not serve yet were not compared with others.
             member = self._pool.alive.get(call.server_id)
@@ -221,7 +209,7 @@ class Planner:
             self._ledger.in_vain(call)
             return self.tick(now)
         # Before the first placement the failure is not counted, because no other servers can take over.
-        if self._current is None and not self._recovering:
+        if self._current is None and not self._choice.recovering:
             return []
         unable_s = self._pool.count_failure(call.life, now, timed_out=timed_out)
         if not unable_s:
@@ -353,100 +341,18 @@ class Planner:
     # -- candidates -----------------------------------------------------------------------------
 
     def _next_candidate(self, now: float) -> list[Action]:
-        current, complained = self._current, self._complained
-        self._complained = ""
-        try:
-            return self._begin(now) if current is None else self._go_on(current, now)
-        except NoCapacityError as error:
-            self._complained = str(error)
-            return [Complain(str(error))] if self._complained != complained else []
-
-    def _begin(self, now: float) -> list[Action]:
-        """Begin this balancer's first placement: recover a running cluster, or start a new one."""
-        shape = self._pool.choose_model()
-        if shape is None:
-            return []
-        full = (shape.num_layers, shape.num_experts)
-        able, staying = self._pool.able, self._pool.staying
-        # This balancer has made no candidate yet, so an epoch above 0 is that of a previous balancer.
-        self._recovering = self._recovering or bool(
-            self._pool.highest_epoch and not self._last_epoch
-        )
-        if not self._recovering:
-            # Servers refused for damaged bytes count as present.
-            if able and len(able.keys() | self._pool.damaged) >= self._expected:
-                self._candidate(first(self._layout, *full, self._pool))
-            return []
-        # A monitor that has also restarted may not list all servers yet.
-        assert self._first_seen_at is not None
-        if len(self._pool.alive) < self._expected and now < self._first_seen_at + RETURN_GRACE_S:
-            return []
-        # Includes newcomers, which may have received an epoch that they have not loaded, and leaving
-        # servers, which may be the last with the digests of the experts they hold.
-        unknown = [
-            m for m in self._pool.willing.values() if self._pool.life(m) not in self._holdings
-        ]
-        if not unknown and able:
-            self._digests.decide(self._holdings)
-            none_LE = np.zeros(full, dtype=np.bool_)
-            held = {s: self._holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
-            constraints = self._constraints
-            candidate, *constraints.stages = recovered(
-                held, self._layout, constraints.wanted, self._pool
-            )
-            self._candidate(candidate)
-            constraints.is_granted = constraints.wanted is not None
-        return self._ledger.begin(
-            [Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown]
-        )
-
-    def _go_on(self, current: Placement, now: float) -> list[Action]:
-        """Begin the placement after the current one, if one is due: for orphans first, then repair."""
-        if not self._pool.able:
-            return []
-        idle = self._is_idle()
-        self._pool.most.clear()
-        limited = self._pool.capacity_S((*current.servers, *self._pool.able)) is not None
-        if limited:
-            self._pool.most.update(self._steps.most_of_unheard(current))
-        # A candidate that was given up has left replicas behind: first restore the current placement.
-        clears = limited and self._gave_up
-        candidate = None if clears else with_orphans(current, self._pool, at_rest=idle)
-        urgent = clears or candidate is not None
-        further: list[Candidate] = []
-        if candidate is None and not clears and (self._gave_up or idle):
-            # With limited memory placements cannot be fully even, so an uneven one is not repaired.
-            is_wanted = (
-                self._constraints.keeps_as_is or limited or self._audiences.has_more(current)
-            )
-            candidates = repaired(
-                *(current, self._pool, self._layout, now),
-                is_wanted=is_wanted,
-                shares_nodes=not is_wanted and self._share_nodes(current),
-            )
-            candidate, further = (candidates[0], candidates[1:]) if candidates else (None, [])
-        if candidate is None and self._gave_up:
-            candidate = self._audiences.plain
-        if candidate is not None:
-            # A pending proposal was made before this change, so its stages are dropped.
-            self._constraints.stages = further
+        current = self._current
+        if current is None:
+            chosen = self._choice.first(now, self._first_seen_at, is_new=not self._last_epoch)
+        else:
+            idle = self._is_idle()
+            chosen = self._choice.next(current, now, idle=idle, gave_up=self._gave_up)
+        if chosen.is_change:
             self._is_proposed = False
-        elif idle:
-            candidate = self._audiences.due(current) or self._constraints.next_stage(
-                current, limited
-            )
-        if candidate is not None:
-            self._candidate(candidate)
-            self._next_is_urgent = urgent
-        return []
-
-    def _share_nodes(self, current: Placement) -> bool:
-        """Whether replicas of the placement share nodes that need not, as after a change of a node's name."""
-        if self._shares_nodes is None or self._shares_nodes[0] != current.epoch:
-            servers, holds_LSE, shares_LSE = current.servers, current.holds_LSE, current.shares_LSE
-            found = self._layout.levels and self._layout.gets_apart(servers, holds_LSE, shares_LSE)
-            self._shares_nodes = current.epoch, found
-        return self._shares_nodes[1]
+        if chosen.candidate is not None:
+            self._candidate(chosen.candidate)
+            self._next_is_urgent = chosen.is_urgent
+        return [*chosen.actions]
 
     def _candidate(self, plain: Candidate) -> None:
         candidate, self._held_until = self._audiences.candidate_made(plain), None
@@ -503,10 +409,10 @@ class Planner:
         self._held_until = None
         self._pool.place(placement)
         self._audiences.published()
-        self._there_was_one = self._current is not None or self._recovering
+        self._there_was_one = self._current is not None or self._choice.recovering
         self._current, self._next, self._gave_up = placement, None, False
         self._retire_at = now + self._ack_timeout_s
-        self._holdings.clear()
+        self._choice.holdings.clear()
         self._ledger.keep(placement.epoch)
         return [Publish(placement)]
 
