@@ -103,7 +103,7 @@ class FractionalBalancer:
         load_LE = np.empty(window_WLE.shape[1:])
         load_LTE = self._means.joined() if together_L.any() else None
         if load_LTE is not None:
-            load_LE[together_L] = load_LTE[together_L].mean(axis=1, dtype=np.float64)
+            load_LE[together_L] = load_LTE.mean(axis=1)[together_L]
         rest = np.flatnonzero(~together_L)
         parts = scenario_count(int(problem.slots_LS.sum()))
         load_BLE = np.empty((parts, 0, window_WLE.shape[2]))

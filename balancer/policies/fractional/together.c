@@ -17,12 +17,10 @@
 #include <math.h>
 #include <string.h>
 
-#define SCREEN 4         /* a first estimate of a gain looks at every fourth vector, ... */
-#define SCREEN_FROM 8    /* ... if there are this many, ... */
-#define MOST_STUCK 16    /* hottest servers without a move that pays, after which the search ends */
+#define MOST_STUCK 8     /* hottest servers without a move that pays, after which the search ends */
 #define MOST_MOVES 2     /* per slot */
-#define LEVEL_EVERY 8    /* moves between two passes over all shares */
-#define LAST_SWEEPS 4
+#define LEVEL_EVERY 16   /* moves between two passes over all shares */
+#define LAST_SWEEPS 2
 
 WIDE void
 add_load(Together *search, int32_t server, int32_t expert, float share)
@@ -36,32 +34,39 @@ add_load(Together *search, int32_t server, int32_t expert, float share)
     }
 }
 
-WIDE static void
+WIDE void
+renew_powers(Together *search)
+{
+    int32_t count = search->vectors;
+    for (int32_t s = 0; s < search->layer->servers; s++) {
+        if (search->dirty_S[s]) {
+            const Lanes *full = full_of(search, s);
+            Lanes *power = search->power_ST + (size_t)s * (size_t)count;
+            for (int32_t t = 0; t < count; t++) {
+                power[t] = power8(full[t]);
+            }
+            search->dirty_S[s] = 0;
+        }
+    }
+}
+
+WIDE void
 evaluate(Together *search)
 {
     int32_t count = search->vectors, servers = search->layer->servers;
     for (int32_t t = 0; t < count; t++) {
         search->sum_T[t] = (Lanes){0} + TINY;
     }
+    renew_powers(search);
     for (int32_t s = 0; s < servers; s++) {
-        const Lanes *full = full_of(search, s);
-        Lanes *power = search->power_ST + (size_t)s * (size_t)count;
-        if (search->dirty_S[s]) {
-            for (int32_t t = 0; t < count; t++) {
-                power[t] = power8(full[t]);
-            }
-            search->dirty_S[s] = 0;
-        }
+        const Lanes *power = search->power_ST + (size_t)s * (size_t)count;
         for (int32_t t = 0; t < count; t++) {
             search->sum_T[t] += power[t];
         }
     }
     Lanes value = {0};
     for (int32_t t = 0; t < count; t++) {
-        Lanes root;
-        for (int32_t i = 0; i < LANES; i++) {
-            root[i] = sqrtf(sqrtf(sqrtf(search->sum_T[t][i])));
-        }
+        Lanes root = root8(search->sum_T[t]);
         value += search->weight_T[t] * root;
         search->slope_T[t] = search->weight_T[t] * root / search->sum_T[t] / POWER;
     }
@@ -148,7 +153,7 @@ take(Together *search, int32_t slot)
     return share;
 }
 
-static void
+void
 make_move(Together *search, const Move *move)
 {
     const Flow *flow = &search->layer->flow_B[0];
@@ -231,10 +236,11 @@ size_t
 together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots, int32_t most)
 {
     size_t t = (size_t)vectors, s = (size_t)servers, e = (size_t)experts;
-    size_t m = (size_t)most, q = t;
-    size_t bytes = ((e + 2 * s + 4) * t + (2 * m + 3) * q) * sizeof(Lanes) +
-                   (m * m + 3 * (size_t)slots + 2 * s) * sizeof(float) + 2 * s * (1 + e);
-    bytes = (bytes + 7) / 8 * 8 + start_bytes(servers, experts, slots);
+    size_t m = (size_t)most;
+    size_t bytes = ((e + 2 * s + 7 + 2 * m) * t) * sizeof(Lanes) +
+                   (m + 2 * (m * m + BLOCK) + 3 * (size_t)slots + 2 * s) * sizeof(float) +
+                   (m * m + BLOCK) * sizeof(Pair) + TARGETS * m * m * sizeof(Move) + 2 * s * (1 + e);
+    bytes = (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes) + start_bytes(vectors, servers, experts, slots);
     return (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes);
 }
 
@@ -250,13 +256,18 @@ together_init(Together *search, void *block, int32_t slots, int32_t most)
     search->slope_T = search->sum_T + t;
     search->hot_T = search->slope_T + t;
     Pairs *pairs = &search->pairs;
-    pairs->full_Q = search->hot_T + t;
+    size_t m = (size_t)most;
+    pairs->root_Q = search->hot_T + t;
+    pairs->full_Q = pairs->root_Q + t;
     pairs->target_Q = pairs->full_Q + t;
-    pairs->slope_Q = pairs->target_Q + t;
-    pairs->x_IQ = pairs->slope_Q + t;
-    pairs->y_JQ = pairs->x_IQ + (size_t)most * t;
-    pairs->gain_IJ = (float *)(pairs->y_JQ + (size_t)most * t);
-    search->share_N = pairs->gain_IJ + (size_t)most * (size_t)most;
+    pairs->x_IQ = pairs->target_Q + t;
+    pairs->y_JQ = pairs->x_IQ + m * t;
+    pairs->promise_K = (Move *)(pairs->y_JQ + m * t);
+    pairs->pair_P = (Pair *)(pairs->promise_K + TARGETS * m * m);
+    pairs->cost_J = (float *)(pairs->pair_P + m * m + BLOCK);
+    pairs->cost_P = pairs->cost_J + m;
+    pairs->gain_P = pairs->cost_P + m * m + BLOCK;
+    search->share_N = pairs->gain_P + m * m + BLOCK;
     search->half_N = search->share_N + slots;
     search->all_N = search->half_N + slots;
     search->heat_S = search->all_N + slots;
@@ -265,6 +276,7 @@ together_init(Together *search, void *block, int32_t slots, int32_t most)
     search->dirty_S = search->stuck_S + s;
     search->has_SE = search->dirty_S + s;
     search->held_SE = search->has_SE + s * e;
-    search->start_block = (char *)block + ((size_t)((char *)(search->held_SE + s * e) - (char *)block) + 7) / 8 * 8;
-    search->screen = search->vectors >= SCREEN_FROM ? SCREEN : 1;
+    size_t used = (size_t)((char *)(search->held_SE + s * e) - (char *)block);
+    bool starts = start_bytes(search->vectors, search->layer->servers, search->layer->experts, slots) > 0;
+    search->start_block = starts ? (char *)block + (used + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes) : NULL;
 }

@@ -5,6 +5,7 @@
 #ifndef EAAS_FRACTIONAL_TOGETHER_H
 #define EAAS_FRACTIONAL_TOGETHER_H
 
+#include <math.h>
 #include <string.h>
 
 #include "layer.h"
@@ -12,21 +13,42 @@
 #define LANES 8
 #define POWER 8
 #define TINY 1e-30f
-#define FIRST_SWEEPS 3
+#define FIRST_SWEEPS 2
+#define TARGETS 10 /* servers tried for a hot one's load */
+#define BLOCK 4    /* vectors, or swaps, evaluated side by side */
 
 /* Sums are added lane by lane, so that a plan is the same whatever vectors a machine has. */
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
 
-/* Swaps of the I slots of a hot server with the J of a target, on Q vectors. */
+/* A part of a hot server's load for another one. */
 typedef struct {
-    Lanes *full_Q, *target_Q, *slope_Q, *x_IQ, *y_JQ;
-    float *gain_IJ;
+    int32_t from, to;
+    int32_t heir; /* the slot whose replica takes the tokens of the one that goes; NONE: they swap */
+    bool swap;
+    float gain;
+} Move;
+
+typedef struct {
+    int32_t ours, theirs;
+} Pair;
+
+/* Swaps of the I slots of a hot server with the J of a target, by the first Q vectors. */
+typedef struct {
+    Lanes *root_Q;             /* the slope's eighth root: powers of what it scales need no weight */
+    Lanes *full_Q, *target_Q;  /* the two servers' fullness, times root_Q */
+    Lanes *x_IQ, *y_JQ;
+    float *cost_J, *cost_P, *gain_P;
+    Pair *pair_P;              /* those that are possible; room for I * J + BLOCK */
+    Move *promise_K;           /* over all targets: `promises` of them, room for I * J * TARGETS */
+    int32_t promises;
+    float top;                 /* the best one's estimate */
 } Pairs;
 
 typedef struct {
     Layer *layer;           /* with one scenario: the slots */
     double price;           /* a load must lower the objective by this */
-    int32_t vectors, screen;
+    int32_t vectors, screen; /* a first estimate of a gain looks at the first `screen` vectors, ... */
+    float scale;             /* ... whose weight is 1 / scale */
     Lanes *load_ET;  /* an expert's load over the servers' mean load of the iteration */
     Lanes *weight_T; /* sum 1 */
     Lanes *full_ST;  /* a server's load over its speed */
@@ -35,14 +57,14 @@ typedef struct {
     Lanes *slope_T;  /* the objective's derivative by sum_T */
     Lanes *hot_T;    /* the objective's derivative by the hot server's fullness */
     float *share_N;
-    float *half_N, *all_N; /* change and gain if a hot server's slot loses a half, or all */
+    float *half_N, *all_N; /* gain if a hot server's slot loses a half, or all */
     float *heat_S;         /* a server's part of the objective */
     float *cool_S;         /* how full it is while the hot one is */
     uint8_t *stuck_S;      /* it had no move that pays, and has not changed since */
     uint8_t *dirty_S, *has_SE;
     uint8_t *held_SE;      /* what servers hold before: only other replicas are loads */
     Pairs pairs;
-    void *start_block;     /* start_bytes() of them */
+    void *start_block;     /* start_bytes() of them; NULL: 0 */
     double value;          /* the objective */
 } Together;
 
@@ -55,21 +77,18 @@ void begin_together(Together *search);
 void add_load(Together *search, int32_t server, int32_t expert, float share);
 /* Newton's steps on all shares, in sweeps. */
 void level_all(Together *search, int32_t sweeps);
-
-/* A part of a hot server's load for another one. */
-typedef struct {
-    int32_t from, to;
-    int32_t heir; /* the slot whose replica takes the tokens of the one that goes; NONE: they swap */
-    bool swap;
-    float gain;
-} Move;
+void renew_powers(Together *search);
+void evaluate(Together *search);
+void make_move(Together *search, const Move *move);
 
 /* together_moves.c: the move of a server's load that gains most; `from` is NONE if none pays. */
 Move best_move(Together *search, int32_t hot);
+/* ... and swaps that give servers what they held before. */
+void return_all(Together *search);
 
 /* together_start.c: begins, with another layout if nobody planned the one in the flow and that pays. */
 void start_together(Together *search);
-size_t start_bytes(int32_t servers, int32_t experts, int32_t slots);
+size_t start_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots);
 
 /* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled.
  * Returns the objective. */
@@ -114,6 +133,18 @@ static inline bool
 has(const Together *search, int32_t server, int32_t expert)
 {
     return search->has_SE[(size_t)server * (size_t)search->layer->experts + (size_t)expert];
+}
+
+static inline Lanes
+root8(Lanes x)
+{
+    float value[LANES];
+    memcpy(value, &x, sizeof(x));
+    for (int32_t i = 0; i < LANES; i++) {
+        value[i] = sqrtf(sqrtf(sqrtf(value[i])));
+    }
+    memcpy(&x, value, sizeof(x));
+    return x;
 }
 
 static inline Lanes

@@ -22,7 +22,7 @@ __all__ = ["GAIN_PART", "lay_out_together", "noise", "returns"]
 
 Bool = npt.NDArray[np.bool_]
 
-GAIN_PART = 0.35
+GAIN_PART = 0.19
 """Part of the least gain that a load needs here: over many iterations a gain is less often noise."""
 
 # A step between blocks is movement if its square, in units of noise and mean over experts, is above this.
@@ -42,8 +42,12 @@ def noise(window_WLE: npt.NDArray[np.number]) -> Float:
     """float64 (L, E): variance of a part of the load from one iteration to the next, from some pairs."""
     first = np.unique(np.linspace(0, max(0, len(window_WLE) - 2), _PAIRS).astype(np.int64))
     after = np.minimum(first + 1, len(window_WLE) - 1)
-    step_WLE = _parts(window_WLE[after].astype(np.float64)) - _parts(window_WLE[first])
-    return np.asarray((step_WLE**2).mean(axis=0) / 2)
+    total_LE = np.zeros(window_WLE.shape[1:])
+    # Pair by pair: all at once would not fit into a processor's cache.
+    for one, two in zip(first.tolist(), after.tolist(), strict=True):
+        step_LE = _parts(window_WLE[two]) - _parts(window_WLE[one])
+        total_LE += step_LE**2
+    return np.asarray(total_LE / (2 * len(first)))
 
 
 def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:

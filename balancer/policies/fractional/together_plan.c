@@ -10,37 +10,84 @@
  * and a search for the least F finds the places where these were small by chance. */
 #define FURTHER 0.2f
 
+/* Every few iterations a mean is one of the first, by which moves are estimated, if there are enough of them. */
+#define SCREEN 4
+#define SCREEN_FROM 8 /* vectors */
+
+/* Where iterations are in the vectors: every few of them in front. Fills order_T (NONE: no iteration), and `screen`. */
+static void
+begin_order(Together *search, int32_t iterations, int32_t *order_T)
+{
+    int32_t padded = search->vectors * LANES, at = 0, turns = search->vectors < SCREEN_FROM ? 1 : SCREEN;
+    for (int32_t turn = 0; turn < turns; turn++) {
+        for (int32_t t = (turn + turns / 2) % turns; t < iterations; t += turns) {
+            order_T[at++] = t;
+        }
+    }
+    float *weight_T = (float *)search->weight_T, screened = 0;
+    search->screen = search->vectors / turns;
+    for (int32_t t = 0; t < padded; t++) {
+        order_T[t] = t < iterations ? order_T[t] : NONE;
+        weight_T[t] = t < iterations ? 1 / (float)iterations : 0;
+        screened += t < search->screen * LANES ? weight_T[t] : 0;
+    }
+    search->scale = 1 / screened;
+}
+
+/* Mean of a row, added in eight parts. */
+static double
+sum_row(const float *load_E, int32_t experts)
+{
+    double part[LANES] = {0}, sum = 0;
+    int32_t e = 0;
+    for (; e + LANES <= experts; e += LANES) {
+        for (int32_t i = 0; i < LANES; i++) {
+            part[i] += load_E[e + i];
+        }
+    }
+    for (; e < experts; e++) {
+        sum += load_E[e];
+    }
+    for (int32_t i = 0; i < LANES; i++) {
+        sum += part[i];
+    }
+    return sum;
+}
+
 /* Loads of the iterations over their mean per unit of speed, further from the window's mean; those of an empty iteration
  * are 0. */
 static void
-begin_loads(Together *search, const float *load_TE, ptrdiff_t iterations, double speed)
+begin_loads(Together *search, const float *load_TE, const int32_t *order_T, float *factor_T, int32_t iterations,
+            double speed)
 {
     const Layer *layer = search->layer;
-    ptrdiff_t experts = layer->experts, padded = (ptrdiff_t)search->vectors * LANES;
-    float *load_ET = (float *)search->load_ET, *weight_T = (float *)search->weight_T;
-    memset(load_ET, 0, (size_t)(experts * padded) * sizeof(float));
-    memset(weight_T, 0, (size_t)padded * sizeof(float));
-    memset(layer->load_E, 0, (size_t)experts * sizeof(double));
-    for (ptrdiff_t t = 0; t < iterations; t++) {
-        double sum = 0;
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            sum += load_TE[t * experts + e];
+    int32_t experts = layer->experts, padded = search->vectors * LANES;
+    for (int32_t t = 0; t < iterations; t++) {
+        double sum = sum_row(load_TE + (ptrdiff_t)order_T[t] * experts, experts);
+        factor_T[t] = sum > 0 ? (float)(speed / sum) : 0;
+    }
+    /* Some experts at a time, whose loads of an iteration are in one line of the cache. */
+    for (int32_t e = 0; e < experts; e += LANES) {
+        int32_t some = experts - e < LANES ? experts - e : LANES;
+        float *load_ET = (float *)(search->load_ET + (ptrdiff_t)e * search->vectors);
+        double sum_E[LANES] = {0};
+        for (int32_t t = 0; t < iterations; t++) {
+            const float *load_E = load_TE + (ptrdiff_t)order_T[t] * experts + e;
+            for (int32_t i = 0; i < some; i++) {
+                float load = load_E[i] * factor_T[t];
+                sum_E[i] += load;
+                load_ET[i * padded + t] = load;
+            }
         }
-        weight_T[t] = 1 / (float)iterations;
-        for (ptrdiff_t e = 0; sum > 0 && e < experts; e++) {
-            float part = (float)(load_TE[t * experts + e] * (speed / sum));
-            load_ET[e * padded + t] = part;
-            layer->load_E[e] += part;
+        for (int32_t i = 0; i < some; i++) {
+            float mean = (float)(sum_E[i] / iterations), *load_T = load_ET + i * padded;
+            layer->load_BE[e + i] = layer->load_E[e + i] = sum_E[i];
+            for (int32_t t = 0; t < padded; t++) {
+                float load = t < iterations ? load_T[t] + FURTHER * (load_T[t] - mean) : 0;
+                load_T[t] = load > 0 ? load : 0;
+            }
         }
     }
-    for (ptrdiff_t e = 0; e < experts; e++) {
-        float mean = (float)(layer->load_E[e] / (double)iterations);
-        for (ptrdiff_t t = 0; t < iterations; t++) {
-            float load = load_ET[e * padded + t] + FURTHER * (load_ET[e * padded + t] - mean);
-            load_ET[e * padded + t] = load > 0 ? load : 0;
-        }
-    }
-    memcpy(layer->load_BE, layer->load_E, (size_t)experts * sizeof(double));
 }
 
 /* From flows of any unit. */
@@ -116,7 +163,9 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
         most = slots_LS[i] > most ? (int32_t)slots_LS[i] : most;
     }
     Flow flow;
+    int32_t padded = vectors * LANES;
     int32_t *first_S = malloc(((size_t)servers + 1) * sizeof(*first_S));
+    int32_t *order_T = malloc((size_t)padded * (sizeof(*order_T) + sizeof(float)));
     char *flow_block = malloc(flow_bytes(s, e, n));
     void *block = aligned_alloc(sizeof(Lanes), together_bytes(vectors, s, e, n, most));
     Layer layer = {.scenarios = 1, .servers = s, .experts = e, .first_S = first_S, .speed_S = speed_S, .flow_B = &flow};
@@ -125,9 +174,10 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     layer.scratch = malloc(scratch_doubles(1, s, e, n) * sizeof(double));
     layer.counts = malloc(scratch_counts(s, e, n) * sizeof(int32_t));
     Together search = {.layer = &layer, .vectors = vectors, .price = price};
-    bool fits = first_S && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
+    bool fits = first_S && order_T && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
     if (fits) {
         together_init(&search, block, n, most);
+        begin_order(&search, (int32_t)iterations, order_T);
     }
     int64_t at = 0;
     first_X[0] = 0;
@@ -138,7 +188,8 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
             first_S[i + 1] = first_S[i] + (int32_t)slots_LS[l * servers + i];
         }
         flow_init(&flow, flow_block, s, e, first_S, speed_S);
-        begin_loads(&search, load_LTE + l * iterations * experts, iterations, speed);
+        begin_loads(&search, load_LTE + l * iterations * experts, order_T, (float *)(order_T + padded), (int32_t)iterations,
+                    speed);
         begin_held(&search, &held);
         if (held.first_S != NULL) {
             keep(&layer, &held);
@@ -149,7 +200,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
         move_together(&search);
         at = write_together(&search, at, first_X + l * servers + 1, expert_N, share_N);
     }
-    void *blocks[] = {first_S, flow_block, block, layer.load_E, layer.load_BE, layer.scratch, layer.counts};
+    void *blocks[] = {first_S, order_T, flow_block, block, layer.load_E, layer.load_BE, layer.scratch, layer.counts};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(*blocks); i++) {
         free(blocks[i]);
     }

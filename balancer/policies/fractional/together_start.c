@@ -2,7 +2,10 @@
  *
  * The risk of a server is the mean of its fullness over the iterations, plus RISK standard deviations. It holds the
  * covariance of the server's experts, because the fullness of each iteration is known. Numbers of replicas follow the
- * experts' own risk (Adams' apportionment). What a server holds already counts a little less, which saves loads.
+ * experts' mean load plus PEAK standard deviations (Adams' apportionment).
+ *
+ * Three things save loads: what a server holds already counts less; servers that are alike change places so that many
+ * hold what they are to hold; and swaps give servers back what they held, where the objective is about as low then.
  */
 #include <math.h>
 #include <string.h>
@@ -10,79 +13,114 @@
 #include "../native/replicate.h"
 #include "together.h"
 
-#define RISK 1.0f
-#define KEPT 0.2f           /* part of its load by which a held replica counts less */
-#define EVEN 1e-4f
+#define RISK 2.5f
+#define PEAK 1.5f
+#define KEPT 0.4f           /* part of its load by which a held replica counts less */
+#define ENOUGH 8            /* vectors of iterations, for a start */
 #define MOST_WORK (1 << 26) /* multiplications, about 10 ms */
 
-static float
-square_of(const Together *search, const Lanes *values)
+/* Every other iteration is enough, if there are many. */
+static int32_t
+first_vectors(int32_t vectors)
 {
-    Lanes sum = {0};
-    for (int32_t t = 0; t < search->vectors; t++) {
-        sum += search->weight_T[t] * values[t] * values[t];
-    }
-    return total(sum);
+    return vectors > ENOUGH ? vectors / 2 : vectors;
 }
 
-static float
-mean_of(const Together *search, const Lanes *values)
+static int32_t
+columns_of(int32_t servers)
 {
-    Lanes sum = {0};
-    for (int32_t t = 0; t < search->vectors; t++) {
-        sum += search->weight_T[t] * values[t];
-    }
-    return total(sum);
+    return (servers + BLOCK * LANES - 1) / (BLOCK * LANES) * BLOCK;
 }
 
-static float
-risk_of(float mean, float square)
+/* Size of a start's arrays from full_TV on. */
+static size_t
+start_vectors(int32_t vectors, int32_t servers)
 {
-    float variance = square - mean * mean;
-    return mean + RISK * sqrtf(variance > 0 ? variance : 0);
+    return (size_t)columns_of(servers) * ((size_t)first_vectors(vectors) * LANES + 6);
 }
 
-/* State of a start; `search` has the servers' fullness. */
+/* State of a start. Servers are in vectors of LANES here, V of them; those beyond the last have no free slot. */
 typedef struct {
     Together *search;
-    float *mean_E, *square_E, *mean_S, *square_S;
+    int32_t vectors;     /* iterations: the first `vectors` of the search's, ... */
+    float weight;        /* ... each of this weight */
+    int32_t columns;     /* V */
+    Lanes *full_TV;      /* the servers' fullness */
+    Lanes *mean_V, *variance_V, *pace_V; /* 1 / speed */
+    Lanes *cost_V;       /* part of an expert's mean that counts */
+    Lanes *block_V;      /* INFINITY: no free slot, or it holds the expert */
+    Lanes *then_V;       /* variance with one more replica */
+    float *mean_E, *variance_E;
     int32_t *free_S, *expert_N;
+    int32_t *common_SS;  /* experts that a server is to hold, and another holds */
+    int32_t *place_S, *taken_S, *moved_N;
     int64_t *count_E;
     Entry *order_E, *heap_E;
 } Start;
 
-/* The server that is at the least risk with one more replica; NONE: all with a free slot hold the expert. */
+/* Mean and variance of an expert's load. Iterations without weight have no load. */
+WIDE static void
+measure_expert(Start *start, int32_t expert)
+{
+    const Lanes *load = load_of(start->search, expert);
+    Lanes sum = {0}, squares = {0};
+    for (int32_t t = 0; t < start->vectors; t++) {
+        sum += load[t];
+        squares += load[t] * load[t];
+    }
+    float mean = total(sum) * start->weight, variance = total(squares) * start->weight - mean * mean;
+    start->mean_E[expert] = mean;
+    start->variance_E[expert] = variance > 0 ? variance : 0;
+}
+
+/* The server that is at the least risk with one more replica, a part of an expert; NONE: all with a free slot hold it. */
 WIDE static int32_t
 safest(const Start *start, int32_t expert, float share)
 {
-    const Together *search = start->search;
-    const Layer *layer = search->layer;
-    const Lanes *load = load_of(search, expert);
-    float mean = share * start->mean_E[expert], square = share * share * start->square_E[expert], least = INFINITY;
-    int32_t best = NONE;
-    for (int32_t s = 0; s < layer->servers; s++) {
-        if (start->free_S[s] == 0 || has(search, s, expert)) {
-            continue;
+    const float *load = (const float *)load_of(start->search, expert);
+    int32_t columns = start->columns;
+    float mean = start->mean_E[expert], variance = share * share * start->variance_E[expert];
+    for (int32_t v = 0; v < columns; v += BLOCK) {
+        Lanes sum[BLOCK] = {{0}};
+        const Lanes *full = start->full_TV + v;
+        for (int32_t t = 0; t < start->vectors * LANES; t++) {
+            for (int32_t i = 0; i < BLOCK; i++) {
+                sum[i] += full[t * columns + i] * load[t];
+            }
         }
-        float speed = (float)layer->speed_S[s], sum = start->mean_S[s] + mean / speed;
-        float bonus = was_held(search, s, expert) ? KEPT * mean / speed : 0;
-        /* The mean is the least risk. */
-        if (sum - bonus >= least) {
-            continue;
-        }
-        const Lanes *full = full_of(search, s);
-        Lanes both = {0};
-        for (int32_t t = 0; t < search->vectors; t++) {
-            both += search->weight_T[t] * full[t] * load[t];
-        }
-        float joint = start->square_S[s] + square / (speed * speed) + 2 * share * total(both) / speed;
-        float risk = risk_of(sum, joint) - bonus;
-        if (risk < least) {
-            least = risk;
-            best = s;
+        for (int32_t i = v; i < v + BLOCK; i++) {
+            Lanes covariance = sum[i - v] * start->weight - start->mean_V[i] * mean, pace = start->pace_V[i];
+            start->then_V[i] = start->variance_V[i] + pace * (variance * pace + 2 * share * covariance);
         }
     }
+    const float *then_S = (const float *)start->then_V, *mean_S = (const float *)start->mean_V;
+    const float *pace_S = (const float *)start->pace_V, *cost_S = (const float *)start->cost_V;
+    const float *block_S = (const float *)start->block_V;
+    float least = INFINITY;
+    int32_t best = NONE;
+    for (int32_t s = 0; s < start->search->layer->servers; s++) {
+        float deviation = sqrtf(then_S[s] > 0 ? then_S[s] : 0);
+        float risk = mean_S[s] + share * mean * cost_S[s] * pace_S[s] + RISK * deviation + block_S[s];
+        best = risk < least ? s : best;
+        least = risk < least ? risk : least;
+    }
     return best;
+}
+
+static void
+add_replica(Start *start, int32_t server, int32_t expert, float share)
+{
+    const float *load = (const float *)load_of(start->search, expert);
+    float *full_TS = (float *)start->full_TV + server, part = share * ((float *)start->pace_V)[server];
+    for (int32_t t = 0; t < start->vectors * LANES; t++) {
+        full_TS[t * start->columns * LANES] += part * load[t];
+    }
+    float variance = ((float *)start->then_V)[server];
+    ((float *)start->mean_V)[server] += part * start->mean_E[expert];
+    ((float *)start->variance_V)[server] = variance > 0 ? variance : 0;
+    ((float *)start->block_V)[server] = INFINITY;
+    int32_t end = start->search->layer->first_S[server + 1];
+    start->expert_N[end - start->free_S[server]--] = expert;
 }
 
 /* False: an expert has no replica, because a number was infinite. */
@@ -94,6 +132,10 @@ place_all(Start *start)
     for (int32_t i = 0; i < layer->experts; i++) {
         int32_t e = start->order_E[i].item;
         float share = 1 / (float)start->count_E[e];
+        for (int32_t s = 0; s < layer->servers; s++) {
+            ((float *)start->cost_V)[s] = was_held(search, s, e) ? 1 - KEPT : 1;
+            ((float *)start->block_V)[s] = start->free_S[s] > 0 ? 0 : INFINITY;
+        }
         for (int64_t k = 0; k < start->count_E[e]; k++) {
             int32_t s = safest(start, e, share);
             if (s == NONE && k == 0) {
@@ -102,11 +144,7 @@ place_all(Start *start)
             if (s == NONE) {
                 break;
             }
-            add_load(search, s, e, share);
-            start->mean_S[s] = mean_of(search, full_of(search, s));
-            start->square_S[s] = square_of(search, full_of(search, s));
-            search->has_SE[(size_t)s * (size_t)layer->experts + (size_t)e] = 1;
-            start->expert_N[layer->first_S[s + 1] - start->free_S[s]--] = e;
+            add_replica(start, s, e, share);
         }
     }
     return true;
@@ -117,15 +155,31 @@ begin(Together *search)
 {
     const Layer *layer = search->layer;
     size_t experts = (size_t)layer->experts, servers = (size_t)layer->servers;
-    Start start = {.search = search, .order_E = search->start_block};
+    Start start = {.search = search, .vectors = first_vectors(search->vectors), .columns = columns_of(layer->servers)};
+    size_t v = (size_t)start.columns, slots = (size_t)layer->first_S[layer->servers];
+    float weight = 0;
+    for (int32_t t = 0; t < start.vectors; t++) {
+        weight += total(search->weight_T[t]);
+    }
+    start.weight = search->weight_T[0][0] / weight;
+    start.full_TV = search->start_block;
+    start.mean_V = start.full_TV + v * (size_t)start.vectors * LANES;
+    start.variance_V = start.mean_V + v;
+    start.pace_V = start.variance_V + v;
+    start.cost_V = start.pace_V + v;
+    start.block_V = start.cost_V + v;
+    start.then_V = start.block_V + v;
+    start.order_E = (Entry *)(start.then_V + v);
     start.heap_E = start.order_E + experts;
     start.count_E = (int64_t *)(start.heap_E + experts);
     start.mean_E = (float *)(start.count_E + experts);
-    start.square_E = start.mean_E + experts;
-    start.mean_S = start.square_E + experts;
-    start.square_S = start.mean_S + servers;
-    start.free_S = (int32_t *)(start.square_S + servers);
-    start.expert_N = start.free_S + servers;
+    start.variance_E = start.mean_E + experts;
+    start.free_S = (int32_t *)(start.variance_E + experts);
+    start.place_S = start.free_S + servers;
+    start.taken_S = start.place_S + servers;
+    start.common_SS = start.taken_S + servers;
+    start.expert_N = start.common_SS + servers * servers;
+    start.moved_N = start.expert_N + slots;
     return start;
 }
 
@@ -136,44 +190,87 @@ lay_out(Start *start)
     Together *search = start->search;
     Layer *layer = search->layer;
     int32_t usable = 0, slots = layer->first_S[layer->servers];
+    memset(start->full_TV, 0, start_vectors(search->vectors, layer->servers) * sizeof(Lanes));
     for (int32_t s = 0; s < layer->servers; s++) {
         start->free_S[s] = layer->first_S[s + 1] - layer->first_S[s];
-        start->mean_S[s] = start->square_S[s] = 0;
+        ((float *)start->pace_V)[s] = 1 / (float)layer->speed_S[s];
         usable += start->free_S[s] > 0;
     }
     double *risk_E = layer->load_BE;
     for (int32_t e = 0; e < layer->experts; e++) {
-        start->mean_E[e] = mean_of(search, load_of(search, e));
-        start->square_E[e] = square_of(search, load_of(search, e));
-        risk_E[e] = risk_of(start->mean_E[e], start->square_E[e]);
+        measure_expert(start, e);
+        risk_E[e] = start->mean_E[e] + PEAK * sqrtf(start->variance_E[e]);
     }
     replicate(risk_E, layer->experts, slots - layer->experts, usable, false, start->count_E, NULL, start->heap_E);
     for (int32_t e = 0; e < layer->experts; e++) {
         start->order_E[e] = (Entry){-start->mean_E[e] / (double)start->count_E[e], e};
     }
     sort_entries(start->order_E, start->heap_E, layer->experts);
-    memset(search->full_ST, 0, (size_t)layer->servers * (size_t)search->vectors * sizeof(Lanes));
-    memset(search->has_SE, 0, (size_t)layer->servers * (size_t)layer->experts);
     memset(start->expert_N, NONE, (size_t)slots * sizeof(int32_t));
     return place_all(start);
 }
 
-/* Whether the replicas of each expert have equal shares: then nobody planned them for this. */
 static bool
-is_even(const Together *search)
+alike(const Layer *layer, int32_t a, int32_t b)
 {
-    const Flow *flow = &search->layer->flow_B[0];
-    for (int32_t n = 0; n < flow->slots; n++) {
-        if (flow->expert_N[n] != NONE && flow->next_N[n] != NONE &&
-            fabsf(search->share_N[n] - search->share_N[flow->next_N[n]]) > EVEN) {
-            return false;
-        }
-    }
-    return true;
+    int32_t one = layer->first_S[a + 1] - layer->first_S[a], two = layer->first_S[b + 1] - layer->first_S[b];
+    return one == two && layer->speed_S[a] == layer->speed_S[b];
 }
 
-/* Equal shares by default. Returns the number of loads. */
+/* Servers that are alike change places, so that many hold what they are to hold: those with the most in common first. */
+static void
+match(Start *start)
+{
+    const Together *search = start->search;
+    const Layer *layer = search->layer;
+    const Flow *flow = &layer->flow_B[0];
+    int32_t servers = layer->servers, most = 0;
+    memset(start->common_SS, 0, (size_t)servers * (size_t)servers * sizeof(*start->common_SS));
+    for (int32_t s = 0; s < servers; s++) {
+        start->place_S[s] = start->taken_S[s] = NONE;
+        for (int32_t n = layer->first_S[s]; n < layer->first_S[s + 1]; n++) {
+            int32_t e = start->expert_N[n];
+            for (int32_t m = e == NONE ? NONE : flow->head_E[e]; m != NONE; m = flow->next_N[m]) {
+                if (was_held(search, flow->server_N[m], e)) {
+                    int32_t *common = start->common_SS + s * servers + flow->server_N[m];
+                    most = ++*common > most ? *common : most;
+                }
+            }
+        }
+    }
+    /* Those with nothing in common last. */
+    for (int32_t common = most; common >= 0; common--) {
+        for (int32_t s = 0; s < servers; s++) {
+            for (int32_t to = 0; start->place_S[s] == NONE && to < servers; to++) {
+                if (start->common_SS[s * servers + to] == common && start->taken_S[to] == NONE && alike(layer, s, to)) {
+                    start->place_S[s] = to;
+                    start->taken_S[to] = s;
+                }
+            }
+        }
+    }
+    memcpy(start->moved_N, start->expert_N, (size_t)flow->slots * sizeof(int32_t));
+    for (int32_t s = 0; s < servers; s++) {
+        int32_t first = layer->first_S[s], size = layer->first_S[s + 1] - first;
+        memcpy(start->expert_N + layer->first_S[start->place_S[s]], start->moved_N + first,
+               (size_t)size * sizeof(int32_t));
+    }
+}
+
+/* Replicas that servers did not hold before. */
 static int64_t
+count_new(const Together *search)
+{
+    const Flow *flow = &search->layer->flow_B[0];
+    int64_t loads = 0;
+    for (int32_t n = 0; n < flow->slots; n++) {
+        loads += flow->expert_N[n] != NONE && !was_held(search, flow->server_N[n], flow->expert_N[n]);
+    }
+    return loads;
+}
+
+/* Equal shares by default. */
+static void
 change_to(Together *search, const int32_t *expert_N, const float *share_N)
 {
     Flow *flow = &search->layer->flow_B[0];
@@ -182,51 +279,52 @@ change_to(Together *search, const int32_t *expert_N, const float *share_N)
             flow_take(flow, n);
         }
     }
-    int64_t loads = 0;
     for (int32_t n = 0; n < flow->slots; n++) {
         if (expert_N[n] != NONE) {
             flow_put(flow, n, expert_N[n]);
-            loads += !was_held(search, flow->server_N[n], expert_N[n]);
         }
     }
     for (int32_t n = 0; n < flow->slots; n++) {
         float even = expert_N[n] == NONE ? 0 : 1 / (float)replicas(flow, expert_N[n]);
         search->share_N[n] = share_N != NULL ? share_N[n] : even;
     }
-    return loads;
 }
 
 size_t
-start_bytes(int32_t servers, int32_t experts, int32_t slots)
+start_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots)
 {
+    if ((double)slots * servers * vectors * LANES > MOST_WORK) {
+        return 0;
+    }
     size_t s = (size_t)servers, e = (size_t)experts, n = (size_t)slots;
-    return e * (2 * sizeof(Entry) + sizeof(int64_t) + 2 * sizeof(float)) +
-           s * (2 * sizeof(float) + sizeof(int32_t)) + n * (2 * sizeof(int32_t) + sizeof(float));
+    return start_vectors(vectors, servers) * sizeof(Lanes) +
+           e * (2 * sizeof(Entry) + sizeof(int64_t) + 2 * sizeof(float)) + s * (3 + s) * sizeof(int32_t) +
+           n * (3 * sizeof(int32_t) + sizeof(float));
 }
 
 void
 start_together(Together *search)
 {
     const Flow *flow = &search->layer->flow_B[0];
-    double work = (double)flow->slots * flow->servers * search->vectors * LANES;
     begin_together(search);
-    if (work > MOST_WORK || !is_even(search)) {
-        level_all(search, FIRST_SWEEPS);
+    level_all(search, FIRST_SWEEPS);
+    if (search->start_block == NULL) {
         return;
     }
     Start start = begin(search);
-    int32_t *before_N = start.expert_N + flow->slots;
+    int32_t *before_N = start.moved_N + flow->slots;
     float *share_N = (float *)(before_N + flow->slots);
     memcpy(before_N, flow->expert_N, (size_t)flow->slots * sizeof(int32_t));
-    level_all(search, FIRST_SWEEPS);
-    double before = search->value;
     memcpy(share_N, search->share_N, (size_t)flow->slots * sizeof(float));
+    double before = search->value + search->price * (double)count_new(search);
     bool pays = lay_out(&start);
     if (pays) {
-        int64_t loads = change_to(search, start.expert_N, NULL);
+        match(&start);
+        change_to(search, start.expert_N, NULL);
         begin_together(search);
         level_all(search, FIRST_SWEEPS);
-        pays = search->value + search->price * (double)loads < before;
+        return_all(search);
+        pays = search->value + search->price * (double)count_new(search) < before;
     }
     if (!pays) {
         change_to(search, before_N, share_N);

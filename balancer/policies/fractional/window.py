@@ -18,18 +18,18 @@ Means = npt.NDArray[np.float32]
 BLOCKS = 16
 """Number of blocks in a window."""
 
-MEANS = 160
+MEANS = 128
 """Most means that a plan considers."""
 
 # Most parts of a block.
-_PARTS = 9
+_PARTS = 4
 
 
 def window_means(window_WLE: npt.NDArray[np.number]) -> tuple[Means, Float]:
     """Average a window, in one pass over it.
 
     Returns:
-        float32 (L, T, E): means over even parts of the blocks, at most 9 of each, oldest first.
+        float32 (L, T, E): means over even parts of the blocks, at most 4 of each, oldest first.
         float64 (N, L, E): means of `BLOCKS` even blocks of the window, or of single iterations.
     """
     iterations, layers, experts = window_WLE.shape

@@ -155,6 +155,8 @@ def test_a_placement_that_nobody_planned_is_left_for_a_better_one_if_that_pays(
         # Far better than what moves alone reach, which fill the free slot of each server first.
         assert (after_L < 0.75 * before_L).all()
         assert (loads_L > 16).all()
+        # Of the 80 replicas in a layer many stay: as good layouts differ in that.
+        assert (loads_L <= 60).all()
 
 
 def test_a_plan_from_nothing_and_one_with_layers_of_both_kinds() -> None:
