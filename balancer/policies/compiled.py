@@ -139,7 +139,7 @@ plan_fractional = _function(
 )
 plan_together = _function(
     "plan_together",
-    "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float int64:X int32:N float64:N",
+    "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float float int64:X int32:N float64:N",
     "LTSEXMN",
 )
 window_means = {

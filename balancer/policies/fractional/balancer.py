@@ -14,7 +14,7 @@ from balancer.policies.fractional.layout import (
     lay_out_window,
     scenario_count,
 )
-from balancer.policies.fractional.together import noise, returns
+from balancer.policies.fractional.together import anew_factor, noise, returns
 from balancer.policies.fractional.window import History, window_means
 from balancer.policies.plan import make_plan
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
@@ -113,7 +113,11 @@ class FractionalBalancer:
             load_LE[rest] = said_BLE.mean(axis=0)
             load_BLE = scenarios(rest_WLE, blocks_NLE[:, rest], said_BLE)
         problem = replace(problem, load_LE=load_LE)
-        layout = lay_out_window(problem, together_L, load_LTE, load_BLE, self._price, *self._nodes)
+        layout = lay_out_window(
+            *(problem, together_L, load_LTE, load_BLE, self._price),
+            *self._nodes,
+            anew=anew_factor(len(window_WLE)),
+        )
         plan = make_plan("fractional", problem, layout, best_split=True)
         self._span = window_WLE.shape
         self._blocks_NLE = known_NLE[-_WINDOWS_KEPT * len(blocks_NLE) :]

@@ -45,6 +45,7 @@ from balancer.policies.fractional.forecast import forecast, scenarios
 from balancer.policies.fractional.together import (
     GAIN_PART,
     Bool,
+    anew_factor,
     lay_out_together,
     noise,
     returns,
@@ -141,7 +142,10 @@ def fractional(
         said_BLE = forecast(rest_NLE, len(blocks_NLE), parts)
         load_BLE = scenarios(rest_WLE, rest_NLE, said_BLE)
     load_LTE = means_LTE if together_L.any() else None
-    return lay_out_window(problem, together_L, load_LTE, load_BLE, price, *nodes, threads=0)
+    anew = anew_factor(len(window_WLE))
+    return lay_out_window(
+        problem, together_L, load_LTE, load_BLE, price, *nodes, anew=anew, threads=0
+    )
 
 
 def lay_out_window(
@@ -153,6 +157,7 @@ def lay_out_window(
     nodes_S: npt.NDArray[np.int32] | None,
     most_cross_node: int,
     *,
+    anew: float,
     threads: int = 1,
 ) -> Layout:
     """Compute one layout, each layer in the way that suits its loads.
@@ -164,6 +169,7 @@ def lay_out_window(
         load_BLE: Scenarios of the other layers.
         price: See the module's docstring; unused without `current`.
         nodes_S, most_cross_node: Result of `checked_nodes`.
+        anew: See `together.anew_factor`.
         threads: Number of threads for such layers; 0: one for each usable core.
     """
     # One load of many relieves little: the search would take seconds.
@@ -173,8 +179,9 @@ def lay_out_window(
         return lay_out(problem, load_BLE, usual, nodes_S, most_cross_node)
     dear = price(problem.layers, GAIN_PART)
     if together_L.all():
-        return lay_out_together(problem, load_LTE, dear, threads)
-    moving = lay_out_together(_part(problem, together_L), load_LTE[together_L], dear, threads)
+        return lay_out_together(problem, load_LTE, dear, threads, anew=anew)
+    part = _part(problem, together_L)
+    moving = lay_out_together(part, load_LTE[together_L], dear, threads, anew=anew)
     rest = lay_out(_part(problem, ~together_L), load_BLE, usual, nodes_S, most_cross_node)
     # How many layers of the same kind are before each.
     before_L = np.where(together_L, np.cumsum(together_L), np.cumsum(~together_L)) - 1

@@ -46,7 +46,8 @@ typedef struct {
 
 typedef struct {
     Layer *layer;           /* with one scenario: the slots */
-    double price;           /* a load must lower the objective by this */
+    double price;           /* a load must lower the objective by this, ... */
+    double anew;            /* ... and those of a start by so many times as much */
     int32_t vectors, screen; /* a first estimate of a gain looks at the first `screen` vectors, ... */
     float scale;             /* ... whose weight is 1 / scale */
     Lanes *load_ET;  /* an expert's load over the servers' mean load of the iteration */

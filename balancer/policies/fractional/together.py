@@ -18,7 +18,7 @@ from balancer.policies.fractional.window import Means
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
 
-__all__ = ["GAIN_PART", "lay_out_together", "noise", "returns"]
+__all__ = ["GAIN_PART", "anew_factor", "lay_out_together", "noise", "returns"]
 
 Bool = npt.NDArray[np.bool_]
 
@@ -34,6 +34,8 @@ _LEAST_NOISE, _ROUNDING = 0.1, 1e-9
 _TURNS = 4
 _PAIRS = 16
 _MOST_THREADS = 8
+# Iterations of a window from which on the price of a layout from nothing is that of other loads.
+_LONG = 1024
 # A thread takes some layers at a time, because not all take equally long.
 _CHUNK = 4
 
@@ -86,7 +88,17 @@ def _parts(load_XE: npt.NDArray[np.number]) -> Float:
     return np.asarray(load_XE * np.where(mean_X1 > 0, 1 / np.where(mean_X1 > 0, mean_X1, 1), 0))
 
 
-def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: int = 1) -> Layout:
+def anew_factor(iterations: int) -> float:
+    """Return how many times their price the loads of a layout from nothing must pay, by the window's length.
+
+    A short window says less, and with frequent plans there are many such layouts.
+    """
+    return max(1.0, _LONG / iterations)
+
+
+def lay_out_together(
+    problem: Problem, load_LTE: Means, price: float, threads: int = 1, *, anew: float = 1.0
+) -> Layout:
     """Compute a layout for the iterations of a window, with the shares that are best for all of them.
 
     Args:
@@ -94,6 +106,7 @@ def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: i
         load_LTE: `window_means`, of one or several windows.
         price: By how much a loaded replica must lower the objective; unused without `current`.
         threads: Number of threads; 0: one for each usable core.
+        anew: See `anew_factor`.
 
     Returns:
         The layout, which does not depend on the number of threads.
@@ -112,7 +125,7 @@ def lay_out_together(problem: Problem, load_LTE: Means, price: float, threads: i
         compiled.plan_together(
             *(load_LTE[begin:end], slots_LS, problem.speeds_S),
             *known,
-            0.0 if problem.current is None else price,
+            *(0.0 if problem.current is None else price, anew),
             *filled.arrays,
         )
         # Slots may stay free.

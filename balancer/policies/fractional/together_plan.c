@@ -131,12 +131,12 @@ write_together(const Together *search, int64_t at, int64_t *end_S, int32_t *expe
 }
 
 /* A sparse layout (as of plan_fractional) for the loads of T iterations (L, T, E) and slots (L, S, E at most each),
- * from a current one of the same form (NULL: nothing is held) and its shares (NULL: not known). `price`: see
- * `Together`. */
+ * from a current one of the same form (NULL: nothing is held) and its shares (NULL: not known). `price`, `anew`:
+ * see `Together`. */
 EXPORT int
 plan_together(const float *load_LTE, const int64_t *slots_LS, const double *speed_S, const int64_t *now_X,
-              const int32_t *now_M, const double *now_share_M, double price, int64_t *first_X, int32_t *expert_N,
-              double *share_N, ptrdiff_t layers, ptrdiff_t iterations, ptrdiff_t servers, ptrdiff_t experts,
+              const int32_t *now_M, const double *now_share_M, double price, double anew, int64_t *first_X,
+              int32_t *expert_N, double *share_N, ptrdiff_t layers, ptrdiff_t iterations, ptrdiff_t servers, ptrdiff_t experts,
               ptrdiff_t ends, ptrdiff_t held_size, ptrdiff_t room)
 {
     if (servers < 1 || experts < 1 || iterations < 1 || ends != layers * servers + 1) {
@@ -173,7 +173,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     layer.load_BE = malloc((size_t)experts * sizeof(double));
     layer.scratch = malloc(scratch_doubles(1, s, e, n) * sizeof(double));
     layer.counts = malloc(scratch_counts(s, e, n) * sizeof(int32_t));
-    Together search = {.layer = &layer, .vectors = vectors, .price = price};
+    Together search = {.layer = &layer, .vectors = vectors, .price = price, .anew = anew};
     bool fits = first_S && order_T && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
     if (fits) {
         together_init(&search, block, n, most);

@@ -316,7 +316,7 @@ start_together(Together *search)
     float *share_N = (float *)(before_N + flow->slots);
     memcpy(before_N, flow->expert_N, (size_t)flow->slots * sizeof(int32_t));
     memcpy(share_N, search->share_N, (size_t)flow->slots * sizeof(float));
-    double before = search->value + search->price * (double)count_new(search);
+    double price = search->anew * search->price, before = search->value + price * (double)count_new(search);
     bool pays = lay_out(&start);
     if (pays) {
         match(&start);
@@ -324,7 +324,7 @@ start_together(Together *search)
         begin_together(search);
         level_all(search, FIRST_SWEEPS);
         return_all(search);
-        pays = search->value + search->price * (double)count_new(search) < before;
+        pays = search->value + price * (double)count_new(search) < before;
     }
     if (!pays) {
         change_to(search, before_N, share_N);

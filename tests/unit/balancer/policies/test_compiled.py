@@ -160,7 +160,7 @@ def plan_together(slots: int, room: int, current: tuple[Any, ...] = (None, None,
     """Plan for one iteration."""
     compiled.plan_together(
         *(np.ones((L, 1, E), np.float32), np.full((L, S), slots), np.ones(S)),
-        *(*current, 0.0, *rows(room)),
+        *(*current, 0.0, 1.0, *rows(room)),
     )
 
 
