@@ -11,6 +11,7 @@ from eaas_cli.option_values import known, numbers, once
 __all__ = [
     "AUTO",
     "BUILT_IN",
+    "DEVICES",
     "DTYPES",
     "Plan",
     "Shape",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 AUTO = "auto"
+DEVICES = ("cpu", "cuda")
 DTYPES = ("bfloat16", "float32", "int8", "int4", "fp8", "mxfp4", "int4-g32")
 
 
@@ -63,6 +65,7 @@ class Plan:
         kernels: Names of the registry and `auto`; empty: all that work here.
         rounds: Calls of each implementation in each cell.
         threads: Intra-op threads of every implementation.
+        device: One of DEVICES.
     """
 
     shapes: tuple[Shape, ...]
@@ -71,6 +74,7 @@ class Plan:
     kernels: tuple[str, ...]
     rounds: int
     threads: int
+    device: str = "cpu"
 
 
 def compute_dtype(dtype: str) -> str:
@@ -88,6 +92,7 @@ def make_plan(
     known_kernels: Sequence[str],
     rounds: int,
     threads: int,
+    device: str = "cpu",
 ) -> Plan:
     """Check the options of `eaas bench experts` and make a plan.
 
@@ -96,10 +101,11 @@ def make_plan(
         built_in: Also measure the shapes A and B.
         tokens: Batch sizes, separated by commas.
         dtypes: Some of DTYPES.
-        kernels: Some of `known_kernels` and `auto`; empty: all.
-        known_kernels: The registry's names.
+        kernels: Some of `known_kernels` and, on a CPU, `auto`; empty: all.
+        known_kernels: Names of the device's kernels.
         rounds: At least 1.
         threads: At least 1.
+        device: One of DEVICES.
 
     Raises:
         ConfigError: An option is wrong.
@@ -111,9 +117,12 @@ def make_plan(
         shapes=once(wanted),
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
         dtypes=known("--dtype", dtypes, DTYPES),
-        kernels=known("--kernel", kernels, (*known_kernels, AUTO)),
+        kernels=known(
+            "--kernel", kernels, (*known_kernels, AUTO) if device == "cpu" else known_kernels
+        ),
         rounds=rounds,
         threads=threads,
+        device=device,
     )
 
 

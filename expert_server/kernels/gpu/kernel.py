@@ -6,7 +6,7 @@ the device until the result is copied back. Sizes of grids depend on shapes alon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,8 +84,26 @@ class TritonKernel(ExpertKernel):
             return torch.zeros(x_TH.shape)
         with self._device.batch():
             return self._device.receive(
-                self._launch(x_TH, ids_TK, scores_TK, table, layout, self.forms[layer])
+                self._launch(
+                    x_TH, ids_TK, scores_TK, table, layout, self.forms[layer], self._device.send
+                )
             )
+
+    @torch.inference_mode()
+    def issue(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        """Issue a batch that is on the device, in the current stream; for benchmarks.
+
+        Nothing is checked, counted, copied or waited for: all experts must be held until the batch has ended.
+
+        Returns:
+            (T, H) float32 on the device, which need not be there yet.
+        """
+        table = self._tables[layer]
+        assert table.layout is not None
+        form = self.forms[layer]
+        return self._launch(x_TH, ids_TK, scores_TK, table, table.layout, form, _as_it_is)
 
     def _launch(
         self,
@@ -95,15 +113,20 @@ class TritonKernel(ExpertKernel):
         table: _Table,
         layout: Layout,
         form: ExpertForm,
+        send: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Issue a batch; returns (T, H) float32 on the device, which need not be there yet."""
+        """Issue a batch whose tensors `send` brings to the device.
+
+        Returns:
+            (T, H) float32 on the device, which need not be there yet.
+        """
         (tokens, hidden), top_k = x_TH.shape, ids_TK.shape[1]
         intermediate, device = layout.intermediate, self._device.at
         # So that the sum is exact: see `eaas.wire.slot`.
         y_dtype = torch.bfloat16 if x_TH.dtype is torch.bfloat16 else torch.float32
         wide_TH = functional.pad(x_TH.to(self.spec.dtype), (0, padded(hidden) - hidden))
         x, ids, scores = map(
-            self._device.send,
+            send,
             (wide_TH.contiguous(), ids_TK.int().contiguous(), scores_TK.float().contiguous()),
         )
         rows = ids.numel()
@@ -207,6 +230,10 @@ class _Table:
 
 
 _NO_EXPERTS = _Table()
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _known(form: ExpertForm) -> Activation:
