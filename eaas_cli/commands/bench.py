@@ -121,8 +121,9 @@ def experts(
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
     with collector_off():
         from eaas.cores import usable_cores
+        from eaas_cli.bench.device import DEVICES
         from eaas_cli.bench.experts import bench_experts, make_plan
-        from eaas_cli.bench.experts.plan import DEVICES, DTYPES
+        from eaas_cli.bench.experts.plan import DTYPES
         from eaas_cli.bench.experts.plot import check_plot, draw_plot
         from eaas_cli.bench.experts.report import print_report
         from eaas_cli.option_values import known

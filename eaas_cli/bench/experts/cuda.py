@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from eaas.errors import ConfigError
+from eaas_cli.bench.device import find_gpu
 from eaas_cli.bench.experts.place import Compute, Place, Way
 from eaas_cli.bench.experts.source import Batch, Batches, Source
 from expert_server.kernels.choose import ON_REQUEST
@@ -35,7 +35,6 @@ class Cuda(Place):
         ConfigError: torch finds no GPU.
     """
 
-    at = torch.device("cuda")
     kernels = ON_REQUEST
     has_auto = False
     # transformers' `grouped_mm` is torch._grouped_mm.
@@ -44,11 +43,7 @@ class Cuda(Place):
     warm_ups = 2
 
     def __init__(self) -> None:
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                "--device cuda: torch finds no GPU here; install a build of torch with CUDA on a "
-                "machine that has one, or leave the option out"
-            )
+        self.at = find_gpu()
 
     def timed(self, call: Callable[[], _T]) -> tuple[float, _T]:
         """Time a call on the device, and wait for its end."""

@@ -11,7 +11,6 @@ from eaas_cli.option_values import known, numbers, once
 __all__ = [
     "AUTO",
     "BUILT_IN",
-    "DEVICES",
     "DTYPES",
     "Plan",
     "Shape",
@@ -21,7 +20,6 @@ __all__ = [
 ]
 
 AUTO = "auto"
-DEVICES = ("cpu", "cuda")
 DTYPES = ("bfloat16", "float32", "int8", "int4", "fp8", "mxfp4", "int4-g32")
 
 

@@ -56,7 +56,6 @@ class Event:
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """A GPU whose memory is the host's; returns the calls of events."""
     fakes = {
-        "is_available": lambda: True,
         "Event": Event,
         "empty_cache": lambda: None,
         "mem_get_info": lambda: (GIB, 80 * GIB),
@@ -64,7 +63,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(Cuda, "at", torch.device("cpu"))
+    monkeypatch.setattr(cuda, "find_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(Cuda, "warm_ups", 1)
     monkeypatch.setattr(cuda, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr(cuda, "_PRODUCTS", (64,))
