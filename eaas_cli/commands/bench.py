@@ -108,6 +108,12 @@ def experts(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU (never run on one).")] = "cpu",
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="First measure a GPU's tiles; its servers then use the fastest."
+        ),
+    ] = False,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Threads of each implementation.", show_default="one per core"),
@@ -142,6 +148,7 @@ def experts(
         rounds=rounds or (20 if is_gpu else 5),
         threads=threads or usable_cores(),
         device=checked,
+        tune=tune,
     )
     if plot is not None:
         check_plot(plot)

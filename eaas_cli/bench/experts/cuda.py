@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from eaas.errors import ConfigError
 from eaas_cli.bench.device import find_gpu
 from eaas_cli.bench.experts.place import Compute, Place, Way
 from eaas_cli.bench.experts.source import Batch, Batches, Source
@@ -32,7 +33,7 @@ class Cuda(Place):
     """Kernel `triton` on batches in the memory of the current GPU, against kernels on stacked weights.
 
     Raises:
-        ConfigError: torch finds no GPU.
+        ConfigError: torch finds no GPU, or Triton is not installed.
     """
 
     kernels = ON_REQUEST
@@ -44,6 +45,10 @@ class Cuda(Place):
 
     def __init__(self) -> None:
         self.at = find_gpu()
+        if find_spec("triton") is None:
+            raise ConfigError(
+                "--device cuda: Triton is not installed: pip install 'expert-as-a-service[triton]'"
+            )
 
     def timed(self, call: Callable[[], _T]) -> tuple[float, _T]:
         """Time a call on the device, and wait for its end."""

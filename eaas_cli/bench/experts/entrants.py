@@ -15,7 +15,7 @@ from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.weights.weights import ExpertForm
 
-__all__ = ["Entrants", "find_entrants"]
+__all__ = ["Entrants", "find_entrants", "spec_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,7 @@ def find_entrants(
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.
     """
-    quantization = Quantization(dtype) if dtype in ("int8", "int4") else Quantization.NONE
-    compute = getattr(torch, compute_dtype(dtype))
-    spec = KernelSpec(compute, quantization, plan.threads, STORED.get(dtype))
+    spec = spec_of(dtype, plan.threads)
     shown = {name for name in plan.kernels if name != AUTO} or place.kernels.keys() - {"reference"}
     picked = None
     if place.has_auto and (AUTO in plan.kernels or not plan.kernels):
@@ -57,6 +55,13 @@ def find_entrants(
             except UnsupportedError as error:
                 findings.skip(shape, dtype, name, str(error))
     return Entrants(kernels, frozenset(shown), picked)
+
+
+def spec_of(dtype: str, threads: int) -> KernelSpec:
+    """Return what a kernel of a dtype of the stored weights computes with."""
+    quantization = Quantization(dtype) if dtype in ("int8", "int4") else Quantization.NONE
+    compute = getattr(torch, compute_dtype(dtype))
+    return KernelSpec(compute, quantization, threads, STORED.get(dtype))
 
 
 def _pick(

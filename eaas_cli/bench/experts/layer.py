@@ -17,7 +17,7 @@ from eaas_cli.bench.experts.plan import Plan, Shape
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
 from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
 from eaas_cli.bench.experts.source import Batches, Source, source_form
-from eaas_cli.bench.experts.stored import STORED, store
+from eaas_cli.bench.experts.stored import load_experts
 from expert_server.kernels.kernel import UnsupportedError
 
 __all__ = ["bench_layer"]
@@ -100,10 +100,7 @@ def _load(source: Source, entrants: _Entrants, findings: Findings) -> None:
     for dtype, found in entrants.items():
         for name, kernel in found.kernels.items():
             findings.say(f"{source.shape} {dtype}: {name} loads the experts")
-            for expert, weights in enumerate(source.experts()):
-                kernel.load(
-                    0, expert, store(weights, STORED[dtype]) if dtype in STORED else weights
-                )
+            load_experts(kernel, source, dtype)
 
 
 def _baselines(

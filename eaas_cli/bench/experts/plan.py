@@ -64,6 +64,7 @@ class Plan:
         rounds: Calls of each implementation in each cell.
         threads: Intra-op threads of every implementation.
         device: One of DEVICES.
+        tune: Whether to measure and keep the device's tiles first.
     """
 
     shapes: tuple[Shape, ...]
@@ -73,6 +74,7 @@ class Plan:
     rounds: int
     threads: int
     device: str = "cpu"
+    tune: bool = False
 
 
 def compute_dtype(dtype: str) -> str:
@@ -91,6 +93,7 @@ def make_plan(
     rounds: int,
     threads: int,
     device: str = "cpu",
+    tune: bool = False,
 ) -> Plan:
     """Check the options of `eaas bench experts` and make a plan.
 
@@ -104,6 +107,7 @@ def make_plan(
         rounds: At least 1.
         threads: At least 1.
         device: One of DEVICES.
+        tune: As in `Plan`.
 
     Raises:
         ConfigError: An option is wrong.
@@ -111,6 +115,8 @@ def make_plan(
     wanted = [*(BUILT_IN if built_in else ()), *(parse_shape(text) for text in shapes)]
     if not wanted:
         raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
+    if tune and device == "cpu":
+        raise ConfigError("--tune measures a GPU's tiles: add --device cuda")
     return Plan(
         shapes=once(wanted),
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
@@ -121,6 +127,7 @@ def make_plan(
         rounds=rounds,
         threads=threads,
         device=device,
+        tune=tune,
     )
 
 

@@ -38,6 +38,12 @@ def print_report(document: dict[str, Any]) -> None:
         "limit: fraction of the machine's limit at that moment; * picked by auto; "
         "eager, grouped_mm, batched_mm: speed-up over transformers'"
     )
+    for entry in document.get("tuned", ()):
+        tile = ", ".join(f"{name} {size}" for name, size in entry["tile"].items())
+        print(
+            f"{entry['dtype']}, {entry['bucket']} rows per expert: {tile}; {entry['share']:.3g} of the "
+            "time of the tile in the code"
+        )
     for entry in document["skipped"]:
         tokens = f" T={entry['tokens']}" if "tokens" in entry else ""
         print(

@@ -43,6 +43,7 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     torch.set_num_threads(plan.threads)
     elsewhere = BusyElsewhere()
     findings = Findings(say)
+    tuned = _tune(plan, place, say)
     say("the machine's limits")
     read = ReadLimit(place)
     computes: dict[str, list[str]] = {}
@@ -62,6 +63,7 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         "rounds": plan.rounds,
         "rows": findings.rows,
         "auto": findings.auto,
+        **tuned,
         "skipped": findings.skipped,
     }
 
@@ -72,6 +74,14 @@ def _place(plan: Plan) -> Place:
     from eaas_cli.bench.experts.cuda import Cuda
 
     return Cuda()
+
+
+def _tune(plan: Plan, place: Place, say: Callable[[str], None]) -> dict[str, Any]:
+    if not plan.tune:
+        return {}
+    from eaas_cli.bench.experts.tune import tune
+
+    return {"tuned": tune(plan, place, say)}
 
 
 def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) -> dict[str, Any]:

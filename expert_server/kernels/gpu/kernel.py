@@ -20,7 +20,8 @@ from expert_server.kernels.gpu.device import Device, find_device
 from expert_server.kernels.gpu.grouping import group_rows
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
 from expert_server.kernels.gpu.products import INTERPRETED, combine, down_product, up_product
-from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES
+from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS
+from expert_server.kernels.gpu.tuned import tiles_of
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Sized, UnsupportedError
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
@@ -32,6 +33,9 @@ class TritonKernel(ExpertKernel):
 
     A token's result does not depend on the other tokens of its batch, unless a GPU's tensor cores add up
     small and large tiles in different orders.
+
+    Attributes:
+        tiles: Sizes of the tiles of all batches from now on.
 
     Raises:
         UnsupportedError: There is no device, the model's activation is unknown, or the weights have a format
@@ -45,10 +49,11 @@ class TritonKernel(ExpertKernel):
         self, forms: Sequence[ExpertForm], spec: KernelSpec, device: Device | None = None
     ) -> None:
         super().__init__(forms, spec)
-        check_spec(spec)
+        coding = check_spec(spec)
         self._activations = {form: _known(form) for form in forms}
         self._device = device or find_device(INTERPRETED)
         self.isa = self._device.name
+        self.tiles = tiles_of(self._device.name, coding)
         self._layers: dict[int, dict[int, DeviceExpert]] = {}
         self._tables: dict[int, _Table] = {}
 
@@ -131,7 +136,7 @@ class TritonKernel(ExpertKernel):
         )
         rows = ids.numel()
         experts = len(table.held) - 1
-        tiles = TILES[layout.coding]
+        tiles = self.tiles
         tile = tiles.choose(rows, experts)
         groups = group_rows(ids, experts, tile.rows)
         tiled = groups.expert_M, groups.start_M, groups.end_M, groups.order

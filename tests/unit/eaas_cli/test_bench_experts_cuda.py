@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -17,11 +18,13 @@ import torch
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from eaas_cli.bench.experts import cuda
+from eaas.errors import ConfigError
+from eaas_cli.bench.experts import cuda, make_plan, tune
 from eaas_cli.bench.experts.cuda import Cuda
 from eaas_cli.bench.experts.plan import Shape
-from eaas_cli.bench.experts.source import Batches, Source
+from eaas_cli.bench.experts.source import Batches, Source, source_form
 from eaas_cli.commands import app
+from expert_server.kernels import KernelSpec
 from expert_server.kernels.kernel import UnsupportedError
 from interpreted_triton import interpreted_kernel, needs_triton
 
@@ -186,6 +189,13 @@ def test_a_version_of_vllm_that_fails_is_skipped(monkeypatch: pytest.MonkeyPatch
         Cuda().baseline("vllm", Source(TINY, torch.float32))
 
 
+@pytest.mark.usefixtures("fake_cuda")
+def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[triton\]'"):
+        Cuda()
+
+
 def test_a_kernel_of_the_cpu_is_refused() -> None:
     result = run("--kernel", "native")
     assert "--kernel native: give one of triton" in str(result.exception)
@@ -204,3 +214,80 @@ def test_without_a_gpu_one_line_says_so() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("eaas: error: --device cuda: torch finds no GPU here")
     assert done.stderr.count("\n") == 1
+
+
+# -- tiles ---------------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_the_fastest_tiles_are_kept_for_the_devices_servers(
+    fake_cuda: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Times as of a device on which wide tiles are fast for few rows, and high ones for many."""
+    interpreted_kernel()
+    from expert_server.kernels.gpu.tiles import Coding
+    from expert_server.kernels.gpu.tuned import tiles_of
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Cuda, "warm_ups", 0)
+    monkeypatch.setattr(tune, "_CALLS", 1)
+
+    def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
+        kernel, batch = call.args
+        few, many = kernel.tiles.few, kernel.tiles.many
+        seconds = many.rows if len(batch.ids_TK) > 64 else 1 / few.columns - few.warps / 10**6
+        return 1000 / seconds if len(batch.ids_TK) > 64 else seconds, torch.zeros(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cuda, "timed", timed)
+        plan = make_plan(
+            shapes=["64,32,4,2", "32,32,4,2"],
+            built_in=False,
+            tokens="1,8,80",
+            dtypes=["bfloat16", "mxfp4"],
+            kernels=(),
+            known_kernels=("triton",),
+            rounds=1,
+            threads=1,
+            device="cuda",
+            tune=True,
+        )
+        entries = tune.tune(plan, Cuda(), lambda _line: None)
+    assert [(entry["dtype"], entry["bucket"]) for entry in entries] == [
+        (dtype, bucket) for dtype in ("bfloat16", "mxfp4") for bucket in ("few", "many")
+    ]
+    assert all(entry["share"] < 1 for entry in entries)
+    for coding in (Coding.BFLOAT16, Coding.MXFP4):
+        tiles = tiles_of("interpreted", coding)
+        assert (tiles.few.columns, tiles.few.warps, tiles.many.rows) == (128, 8, 128)
+    form = source_form(TINY)
+    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16))
+    assert kernel.tiles == tiles_of("interpreted", Coding.BFLOAT16)
+    assert not fake_cuda
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_run_with_tuning_shows_what_it_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interpreted_kernel()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tune, "_CALLS", 1)
+    # One tile, so that it takes little time.
+    words = ["--tune", "--tokens", "1", "--rounds", "1", "--dtype", "float32"]
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert (
+        "float32, few rows per expert: rows 16, columns 64, warps 8, stages 4; 1 of"
+        in result.stdout
+    )
+    assert (tmp_path / "eaas/tiles/interpreted.json").is_file()
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_tuning_refuses_what_it_cannot_measure() -> None:
+    result = run("--tune", "--dtype", "int8")
+    assert "--tune --dtype int8: this kernel does not quantise to int8" in str(result.exception)
+    result = CliRunner().invoke(app, ["bench", "experts", "--tune"])
+    assert "--tune measures a GPU's tiles: add --device cuda" in str(result.exception)
