@@ -102,7 +102,7 @@ def _measure(
             say(f"{shape} {dtype}: {len(tiles)} tiles for {bucket} rows, T = {sizes}")
             some = [batches.get(tokens, 0).to(place.at) for tokens in sizes]
             for tile in tiles if some else ():
-                kernel.tiles = dataclasses.replace(before, **{bucket: tile})
+                kernel.tiles = before.replaced({bucket: tile})
                 logs[bucket].setdefault(tile, []).extend(_logs(kernel, some, place))
     finally:
         kernel.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -70,6 +71,10 @@ class Tiles:
     def buckets(self) -> dict[str, Tile]:
         """Both tiles by name."""
         return {"few": self.few, "many": self.many}
+
+    def replaced(self, buckets: Mapping[str, Tile]) -> Tiles:
+        """Return the same with other tiles, by name; `step` stays."""
+        return Tiles(self.step, buckets.get("few", self.few), buckets.get("many", self.many))
 
     def choose(self, rows: int, experts: int) -> Tile:
         """Choose by the mean rows per expert, which needs no look at the device."""

@@ -37,7 +37,7 @@ def tiles_of(device: str, coding: Coding) -> Tiles:
     path = tuned_path(device)
     try:
         found = _read(path).get(coding.name, {})
-        return dataclasses.replace(tiles, **_checked(found, coding))
+        return tiles.replaced(_checked(found, coding))
     except FileNotFoundError:
         return tiles
     except (OSError, ValueError) as error:
