@@ -64,6 +64,7 @@ def _remote_forward(
     try:
         return staged.to_device(_call_experts(self, *staged.tensors))
     finally:
+        # A failed call and a dry run end here, too.
         staged.drop()
 
 

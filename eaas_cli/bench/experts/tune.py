@@ -16,13 +16,14 @@ from eaas_cli.bench.experts.plan import Plan, Shape
 from eaas_cli.bench.experts.source import Batch, Batches, Source
 from eaas_cli.bench.experts.stored import load_experts
 from eaas_cli.bench.figures import figure
-from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.kernel import ExpertKernel, UnsupportedError
 
 if TYPE_CHECKING:
     from expert_server.kernels.gpu.tiles import Tile
 
 __all__ = ["tune"]
 
+# Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights.
 _CALLS = 7
 
 
@@ -100,21 +101,21 @@ def _measure(
                 if is_many(tokens * shape.top_k, shape.num_experts) == (bucket == "many")
             ]
             say(f"{shape} {dtype}: {len(tiles)} tiles for {bucket} rows, T = {sizes}")
-            some = [batches.get(tokens, 0).to(place.at) for tokens in sizes]
+            some = [
+                [batches.get(tokens, seed).to(place.at) for seed in range(_CALLS)]
+                for tokens in sizes
+            ]
             for tile in tiles if some else ():
                 kernel.tiles = before.replaced({bucket: tile})
-                logs[bucket].setdefault(tile, []).extend(_logs(kernel, some, place))
+                took = [_seconds(kernel, of_size, place) for of_size in some]
+                logs[bucket].setdefault(tile, []).extend(map(math.log, took))
     finally:
         kernel.close()
     return kernel.isa
 
 
-def _logs(kernel: Any, batches: Sequence[Batch], place: Place) -> list[float]:
-    """Logarithm of the median time of each batch."""
-    logs = []
-    for batch in batches:
-        call = partial(place.compute, kernel, batch)
-        for _ in range(place.warm_ups):
-            call()
-        logs.append(math.log(median(place.timed(call)[0] for _ in range(_CALLS))))
-    return logs
+def _seconds(kernel: ExpertKernel, batches: Sequence[Batch], place: Place) -> float:
+    """Median time of the batches."""
+    for batch in batches[: place.warm_ups]:
+        place.compute(kernel, batch)
+    return median(place.timed(partial(place.compute, kernel, batch))[0] for batch in batches)
