@@ -38,6 +38,7 @@ from eaas.membership.failure_reports import OutcomeReporter
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.tls import Identity
 from eaas.nodes import different_nodes, node_of
+from eaas.spares import SpareReplicas
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["Cluster"]
@@ -88,6 +89,7 @@ class Cluster:
         self.client_id = client_id or f"client-{hostname}-{self._pid}-{next(_numbers)}"
         self._changed = threading.Condition()
         self._switch = PlacementSwitch(HOLD_BACK_S)
+        self._spares = SpareReplicas()
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
@@ -101,6 +103,7 @@ class Cluster:
             metrics=metrics,
             attribution=self.attribution,
             traces=traces,
+            on_stale=self._on_stale,
         )
         self._calls = LayerCalls(dispatcher, config.checksum)
         self._servers = ServerConnections(
@@ -127,7 +130,9 @@ class Cluster:
         self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
         metrics.load_pairs.set_function(lambda: dispatcher.speeds.load_pairs)
-        self._placements = PlacementWatch(self._balancer_address, self._on_placement, tls)
+        self._placements = PlacementWatch(
+            self._balancer_address, self._on_placement, tls, self._on_spares
+        )
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -232,7 +237,7 @@ class Cluster:
         None without a placement.
         """
         view = self._view
-        return None if view is None else view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)
+        return None if view is None else view.placement.replicas.count_LE(view.usable_S())
 
     def nodes_LE(self) -> npt.NDArray[np.int64] | None:
         """Return the different nodes of each expert's connected replicas, for coverage: int64 (L, E).
@@ -242,9 +247,8 @@ class Cluster:
         view = self._view
         if view is None:
             return None
-        usable_S, nodes = view.usable_S(), self._nodes(view.placement.servers)
-        of_usable = [node for node, usable in zip(nodes, usable_S, strict=True) if usable]
-        return different_nodes(view.placement.holds_LSE[:, usable_S], of_usable)
+        nodes = self._nodes(view.placement.servers)
+        return different_nodes(view.placement.replicas, nodes, view.usable_S())
 
     def num_nodes(self) -> int:
         """Return the number of different nodes of the connected servers; 0 without a placement."""
@@ -290,8 +294,7 @@ class Cluster:
         self._servers.follow(members)
 
     def _on_placement(self, placement: Placement) -> None:
-        shape = (self.shape.num_layers, self.shape.num_experts)
-        if (placement.holds_LSE.shape[0], placement.holds_LSE.shape[2]) != shape:
+        if placement.shape[::2] != (self.shape.num_layers, self.shape.num_experts):
             _log.error("placement %d is of another model: ignored", placement.epoch)
             return
         with self._changed:
@@ -304,8 +307,20 @@ class Cluster:
             timer.daemon = True
             timer.start()
 
+    def _on_spares(self, spares: SpareReplicas) -> None:
+        with self._changed:
+            self._spares = spares
+            self._refresh()
+
+    def _on_stale(self, server_id: str) -> None:
+        """Use no spare replica of a server that lacks an expert, until the balancer states them again."""
+        with self._changed:
+            if self._spares.of(server_id):
+                self._spares = self._spares.without(server_id)
+                self._refresh()
+
     def _refresh(self) -> None:
-        """Rebuild the view after a change of connections or placement; wake the layer calls that wait.
+        """Rebuild the view after a change of connections or replicas; wake the layer calls that wait.
 
         Switches to a newer placement if it is ready (`PlacementSwitch`).
         """
@@ -313,7 +328,12 @@ class Cluster:
             switched = self._switch.advance(self._servers.live(), time.monotonic())
             placement = self._switch.current
             if placement is not None:
-                self._view = ClusterView(placement, self._servers.of(placement.servers))
+                is_theirs = self._spares.epoch == placement.epoch
+                self._view = ClusterView(
+                    placement,
+                    self._servers.of(placement.servers),
+                    self._spares if is_theirs else SpareReplicas(),
+                )
             if switched and placement is not None:
                 self.metrics.epoch.set(placement.epoch)
                 # The balancer waits until every client reports the new epoch.
