@@ -75,7 +75,7 @@ class ExpertServer:
         model: Directory or URL of the checkpoint; None: read the weights from the cluster's other servers.
         server_id: Unique in the cluster, kept over restarts.
         monitor_address: host:port.
-        config: Threads, kernel, slots.
+        config: Threads, device, kernel, slots.
         on_serving: Called once the first placement is loaded, with the gRPC address and a line about the
             kernel.
         tls: This process's certificate; None: plain text.
@@ -83,7 +83,8 @@ class ExpertServer:
 
     Raises:
         CheckpointError: The checkpoint cannot be served (see its subclasses).
-        ConfigError: The configured kernel cannot serve this model on this CPU.
+        ConfigError: The configured kernel cannot serve this model on this CPU or GPU, or there is no such
+            GPU.
         SharedMemoryError: There is no memory for the arena.
         PortInUseError: The gRPC port is taken.
         ClusterError: The monitor cannot be reached.
@@ -128,7 +129,9 @@ class ExpertServer:
             sizes = ExpertSizes.of(
                 checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
             )
-            self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
+            self._kernel = choose_kernel(
+                reader.forms, spec, sizes, config.kernel, config.device
+            ).kernel
             undo.callback(self._kernel.close)
             size = 0
             if config.memory_bytes:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.on_device import check_gpu, is_interpreted
 
 __all__ = ["Device", "Gpu", "Interpreter", "find_device"]
 
@@ -27,7 +26,7 @@ class Device(abc.ABC):
     """
 
     name: str
-    at: ClassVar[torch.device]
+    at: torch.device
 
     @abc.abstractmethod
     @contextmanager
@@ -83,7 +82,7 @@ class Interpreter(Device):
 
 
 class Gpu(Device):
-    """The process's current GPU. Never run: no machine that tests this project has one.
+    """A GPU, cuda or cuda:N. Never run: no machine that tests this project has one.
 
     Batches have a stream of high priority, loads one of low priority. Host memory is pinned by torch's
     allocator, which reuses a piece once the copy from it has ended. Batches use memory of a load only after
@@ -91,10 +90,10 @@ class Gpu(Device):
     need not know that both streams use it.
     """
 
-    at = torch.device("cuda")
-
-    def __init__(self) -> None:
-        self.name = torch.cuda.get_device_name()
+    def __init__(self, name: str) -> None:
+        self.at = torch.device(name)
+        torch.cuda.set_device(self.at)
+        self.name = torch.cuda.get_device_name(self.at)
         # The lower number comes first.
         self._batches = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         self._loads = torch.cuda.Stream(priority=0)  # type: ignore[no-untyped-call]
@@ -132,16 +131,13 @@ class Gpu(Device):
         to.copy_(host.pin_memory(), non_blocking=True)
 
 
-def find_device(is_interpreted: bool) -> Device:
-    """Return the device that Triton runs on in this process.
+def find_device(name: str) -> Device:
+    """Return the device of a setting, cuda or cuda:N; the interpreter, if that stands in for a GPU.
 
     Raises:
-        UnsupportedError: There is none.
+        ConfigError: There is no such GPU.
     """
-    if is_interpreted:
+    if is_interpreted():
         return Interpreter()
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            "there is no GPU that torch can use (TRITON_INTERPRET=1 tries this kernel without one, slowly)"
-        )
-    return Gpu()
+    check_gpu(name)
+    return Gpu(name)

@@ -19,7 +19,7 @@ from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.gpu.device import Device, find_device
 from expert_server.kernels.gpu.grouping import group_rows
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
-from expert_server.kernels.gpu.products import INTERPRETED, combine, down_product, up_product
+from expert_server.kernels.gpu.products import combine, down_product, up_product
 from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Sized, UnsupportedError
 from expert_server.weights.weights import ExpertForm, ExpertWeights
@@ -34,8 +34,9 @@ class TritonKernel(ExpertKernel):
     small and large tiles in different orders.
 
     Raises:
-        UnsupportedError: There is no device, the model's activation is unknown, or the weights have a format
-            that this kernel lacks.
+        UnsupportedError: The model's activation is unknown, or the weights have a format that this kernel
+            lacks.
+        ConfigError: There is no GPU.
     """
 
     name = "triton"
@@ -47,7 +48,7 @@ class TritonKernel(ExpertKernel):
         super().__init__(forms, spec)
         check_spec(spec)
         self._activations = {form: _known(form) for form in forms}
-        self._device = device or find_device(INTERPRETED)
+        self._device = device or find_device("cuda")
         self.isa = self._device.name
         self._layers: dict[int, dict[int, DeviceExpert]] = {}
         self._tables: dict[int, _Table] = {}
