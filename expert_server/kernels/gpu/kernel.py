@@ -1,13 +1,15 @@
 """Kernel `triton`: a batch through a layer in three launches, on experts in a GPU's memory.
 
-The loop's tensors are on the host. Their ids are checked and counted there. From then on nothing waits for
-the device until the result is copied back. Sizes of grids depend on shapes alone.
+Requests and results are on the host. Ids are checked and counted there. From then on nothing waits for the
+device until the results are there. Sizes of grids depend on shapes alone.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +17,26 @@ import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import Pause
+from eaas.errors import CheckpointError
 from expert_server.kernels.activation import Activation, recognise
-from expert_server.kernels.gpu.device import Device, find_device
+from expert_server.kernels.gpu.batches import Batches, Launch
+from expert_server.kernels.gpu.cuda import find_device
+from expert_server.kernels.gpu.device import Device
 from expert_server.kernels.gpu.grouping import group_rows
+from expert_server.kernels.gpu.memory import batch_bytes, memory_limit
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
 from expert_server.kernels.gpu.products import combine, down_product, up_product
 from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES
-from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Sized, UnsupportedError
+from expert_server.kernels.gpu.uploads import Uploads
+from expert_server.kernels.kernel import KernelSpec, Sized, UnsupportedError
+from expert_server.kernels.slot_kernel import Rows, SlotKernel
+from expert_server.kernels.trial import ExpertSizes
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["TritonKernel"]
 
 
-class TritonKernel(ExpertKernel):
+class TritonKernel(SlotKernel):
     """Computes a batch through a layer on a device (see the module).
 
     A token's result does not depend on the other tokens of its batch, unless a GPU's tensor cores add up
@@ -50,6 +59,8 @@ class TritonKernel(ExpertKernel):
         self._activations = {form: _known(form) for form in forms}
         self._device = device or find_device("cuda")
         self.isa = self._device.name
+        self._uploads = Uploads(self._device)
+        self._batches = Batches(self._device)
         self._layers: dict[int, dict[int, DeviceExpert]] = {}
         self._tables: dict[int, _Table] = {}
 
@@ -61,13 +72,37 @@ class TritonKernel(ExpertKernel):
             self._publish(layer)
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> DeviceExpert:
-        """Copy an expert to the device (`ExpertKernel.pack`)."""
+        """Copy an expert to the device (`ExpertKernel.pack`).
+
+        Raises:
+            CheckpointError: As `ExpertKernel.pack`, or the device has no memory left for it.
+        """
         activation = self._activations[form]
-        return pack_expert(weights.plain(form), activation, self.spec, self._device, pause)
+        try:
+            return pack_expert(weights.plain(form), activation, self.spec, self._uploads, pause)
+        except torch.OutOfMemoryError as error:
+            raise CheckpointError(
+                f"{self._device.name} has no memory left for it: set expert_server.memory_bytes below what "
+                "is free, or add servers"
+            ) from error
+
+    def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes) -> int:
+        """Return the bytes that experts may take (`SlotKernel.memory_limit`)."""
+        free = self._device.free_bytes()
+        if not free:
+            return wanted
+        element = self.spec.dtype.itemsize
+        batch = batch_bytes(tokens, sizes.top_k, sizes.hidden, sizes.intermediate, element)
+        return memory_limit(self._device.name, wanted, free + self.bytes, batch)
+
+    def pin_slots(self, memory: mmap.mmap) -> None:
+        """Page-lock the slots (`SlotKernel.pin_slots`)."""
+        self._batches.pin(memory)
 
     def close(self) -> None:
-        """Free the experts (`ExpertKernel.close`)."""
+        """Free the experts, and end the slots' page lock (`ExpertKernel.close`)."""
         super().close()
+        self._batches.close()
         self._layers, self._tables = {}, {}
 
     @torch.inference_mode()
@@ -75,47 +110,72 @@ class TritonKernel(ExpertKernel):
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
         """Compute a batch on the device, and wait for it once (`ExpertKernel.compute`)."""
-        # The call holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
+        # On the wire ids have 32 bits. Others must not wrap round to another expert's.
+        ids = ids_TK.numpy()
+        is_wide = ids != ids.astype(np.int32)
+        if is_wide.any():
+            raise self._not_held(layer, int(ids[is_wide][0]))
+        requests = [(x_TH, ids_TK, scores_TK)]
+        launch = self._prepare(requests, layer)
+        # A copy: the result is in memory of the next batch.
+        out_TH = None if launch is None else self._batches.run(requests, launch)
+        return torch.zeros(x_TH.shape) if out_TH is None else out_TH.clone()
+
+    @torch.inference_mode()
+    def compute_slots(
+        self, requests: Sequence[Rows], results: Sequence[torch.Tensor], layer: int
+    ) -> None:
+        """Compute a batch from slot to slot, and wait for it once (`SlotKernel.compute_slots`)."""
+        launch = self._prepare(requests, layer)
+        if launch is not None:
+            self._batches.run(requests, launch, results)
+            return
+        for result_TH in results:
+            result_TH.zero_()
+
+    def _prepare(self, requests: Sequence[Rows], layer: int) -> Launch | None:
+        """Join and check the ids of a batch; return what issues it, or None if it has no expert.
+
+        Raises:
+            LookupError: An expert is not held.
+            ValueError: The hidden size is another one.
+        """
+        # `launch` holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
         table = self._tables.get(layer, _NO_EXPERTS)
-        ids = self._check(ids_TK.numpy().reshape(-1), table, layer)
-        layout = table.layout
+        ids = self._check(self._batches.join_routes(requests), table, layer)
+        layout, x_TH = table.layout, requests[0][0]
         if layout is not None and x_TH.shape[1] != layout.hidden:
             raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {layout.hidden}")
         if layout is None or not (ids >= 0).any():
-            return torch.zeros(x_TH.shape)
-        with self._device.batch():
-            return self._device.receive(
-                self._launch(x_TH, ids_TK, scores_TK, table, layout, self.forms[layer])
-            )
+            return None
+        return partial(self._launch, table, layout, self.forms[layer])
 
     def _launch(
         self,
-        x_TH: torch.Tensor,
-        ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
         table: _Table,
         layout: Layout,
         form: ExpertForm,
+        x_TH: torch.Tensor,
+        ids: torch.Tensor,
+        scores: torch.Tensor,
     ) -> torch.Tensor:
-        """Issue a batch; returns (T, H) float32 on the device, which need not be there yet."""
-        (tokens, hidden), top_k = x_TH.shape, ids_TK.shape[1]
-        intermediate, device = layout.intermediate, self._device.at
+        """Issue a batch that is on the device; returns (T, H) float32 there, which need not be there yet."""
+        (tokens, hidden), top_k = x_TH.shape, ids.shape[1]
+        intermediate, empty = layout.intermediate, self._device.empty
         # So that the sum is exact: see `eaas.wire.slot`.
         y_dtype = torch.bfloat16 if x_TH.dtype is torch.bfloat16 else torch.float32
-        wide_TH = functional.pad(x_TH.to(self.spec.dtype), (0, padded(hidden) - hidden))
-        x, ids, scores = map(
-            self._device.send,
-            (wide_TH.contiguous(), ids_TK.int().contiguous(), scores_TK.float().contiguous()),
-        )
+        x = x_TH.to(self.spec.dtype)
+        if hidden != padded(hidden):
+            x = functional.pad(x, (0, padded(hidden) - hidden))
         rows = ids.numel()
         experts = len(table.held) - 1
         tiles = TILES[layout.coding]
         tile = tiles.choose(rows, experts)
         groups = group_rows(ids, experts, tile.rows)
         tiled = groups.expert_M, groups.start_M, groups.end_M, groups.order
-        h = torch.empty(rows, padded(intermediate), dtype=self.spec.dtype, device=device)
-        y = torch.empty(rows, hidden, dtype=y_dtype, device=device)
-        out_TH = torch.empty(tokens, hidden, device=device)
+        h = empty(rows, padded(intermediate), dtype=self.spec.dtype)
+        y = empty(rows, hidden, dtype=y_dtype)
+        out_TH = empty(tokens, hidden, dtype=torch.float32)
         activation = self._activations[form]
         up, down, up_scales, down_scales, up_bias, down_bias = layout.offsets
         shape = {
@@ -183,8 +243,8 @@ class TritonKernel(ExpertKernel):
         for expert, packed in held.items():
             is_held[expert], addresses[expert] = True, packed.memory.data_ptr()
         with self._device.loading():
-            on_device = torch.empty_like(addresses, device=self._device.at)
-            self._device.write(on_device, addresses)
+            on_device = self._device.empty(len(addresses), dtype=torch.int64)
+            self._uploads.write(on_device.view(torch.uint8), addresses.view(torch.uint8))
         layouts = {packed.layout for packed in held.values()}  # one at most
         memory = tuple(packed.memory for packed in held.values())
         self._tables[layer] = _Table(is_held, on_device, memory, *layouts)
