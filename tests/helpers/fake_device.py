@@ -83,18 +83,20 @@ class FakeDevice(Interpreter):
 
     Args:
         can_pin: Whether `pin` succeeds.
+        can_capture: Whether batches are captured.
         free: Bytes of `free_bytes`.
 
     Attributes:
         calls: Number of "copy to", "copy back", "wait" (of a batch), "piece" (of a load), "wait of a load"
-            (for all of it) and "wait for a buffer".
+            (for all of it), "wait for a buffer", "capture" and "replay".
         pinned_bytes: Bytes of the slots that are page-locked now.
         fails: Called before each copy, with the number of copies so far.
     """
 
     name = "fake"
 
-    def __init__(self, can_pin: bool = True, free: int = 0) -> None:
+    def __init__(self, can_pin: bool = True, free: int = 0, can_capture: bool = False) -> None:
+        self.can_capture = can_capture  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self.fails: Callable[[int], object] = lambda _copies: None
         self.pinned_bytes = 0
@@ -142,6 +144,23 @@ class FakeDevice(Interpreter):
         for copy in self._back:
             copy()
         self._back.clear()
+
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        assert self._stream == "batch"
+        self.calls["capture"] += 1
+        # A copy or a wait cannot be captured.
+        self._current.stream = "capture"
+        try:
+            issue()
+        finally:
+            self._current.stream = "batch"
+
+        def replay() -> None:
+            assert self._stream == "batch"
+            self.calls["replay"] += 1
+            issue()
+
+        return replay
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -196,7 +215,7 @@ class FakeDevice(Interpreter):
         return self._free
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        assert self._stream
+        assert self._stream in ("batch", "loading")
         assert to.is_contiguous()
         assert source.is_contiguous()
         assert to.dtype is source.dtype

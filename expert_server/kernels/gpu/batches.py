@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import resource
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,52 @@ from eaas.log import get_logger
 from expert_server.kernels.gpu.device import Device
 from expert_server.kernels.slot_kernel import Rows
 
-__all__ = ["Batches", "Launch"]
+__all__ = ["BatchMemory", "Batches", "Prepare"]
 
 _log = get_logger(__name__)
 
-Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Issues a batch of hidden states (T, H), ids (T, K) and scores (T, K); returns (T, H) float32."""
+
+@dataclass(frozen=True, eq=False)
+class BatchMemory:
+    """Memory of the device for a batch of up to T tokens.
+
+    Attributes:
+        x_TH: Hidden states.
+        routes: Ids, then scores, with room up to a multiple of 16 bytes after each, int32.
+        out_TH: Results, float32.
+        top_k: K.
+    """
+
+    x_TH: torch.Tensor
+    routes: torch.Tensor
+    out_TH: torch.Tensor
+    top_k: int
+
+    @classmethod
+    def allocate(
+        cls, device: Device, tokens: int, top_k: int, hidden: int, dtype: torch.dtype
+    ) -> BatchMemory:
+        """Allocate it, for the current stream."""
+        return cls(
+            device.empty(tokens, hidden, dtype=dtype),
+            device.empty(_routes_length(tokens, top_k), dtype=torch.int32),
+            device.empty(tokens, hidden, dtype=torch.float32),
+            top_k,
+        )
+
+    @property
+    def ids_TK(self) -> torch.Tensor:
+        """Experts, int32; -1: none."""
+        return _divide(self.routes, len(self.x_TH), self.top_k)[0]
+
+    @property
+    def scores_TK(self) -> torch.Tensor:
+        """Scores, float32."""
+        return _divide(self.routes, len(self.x_TH), self.top_k)[1]
+
+
+Prepare = Callable[[], tuple[BatchMemory, Callable[[], None]]]
+"""Returns memory for a batch, and what issues the batch in it; called within `Device.batch`."""
 
 
 class Batches:
@@ -64,30 +105,31 @@ class Batches:
             self._device.unpin(self._slots)
         self._slots, self._is_pinned = None, False
 
-    def join_routes(self, requests: Sequence[Rows]) -> npt.NDArray[np.int32]:
-        """Copy the ids and scores of a batch for `run`; return the ids (T * K), to be checked.
+    def join_routes(self, requests: Sequence[Rows], tokens: int) -> npt.NDArray[np.int32]:
+        """Copy the ids and scores of a batch for `run`; return the ids (tokens * K), to be checked.
 
-        All ids must fit int32.
+        All ids must fit int32. `tokens`: T or more; further tokens have no expert.
         """
-        self._shape = sum(len(ids) for _, ids, _ in requests), requests[0][1].shape[1]
-        self._joined = self._routes.take((2 * _aligned(self._shape),), torch.int32)
-        ids_TK, scores_TK = self._divided(self._joined)
+        top_k = requests[0][1].shape[1]
+        self._joined = self._routes.take((_routes_length(tokens, top_k),), torch.int32)
+        ids_TK, scores_TK = _divide(self._joined, tokens, top_k)
         start = 0
         for _, some_ids_TK, some_scores_TK in requests:
             end = start + len(some_ids_TK)
             ids_TK[start:end] = some_ids_TK
             scores_TK[start:end] = some_scores_TK
             start = end
+        ids_TK[start:] = -1
         return ids_TK.numpy().reshape(-1)
 
     def run(
-        self, requests: Sequence[Rows], launch: Launch, results: Sequence[torch.Tensor] = ()
+        self, requests: Sequence[Rows], prepare: Prepare, results: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor | None:
         """Compute the batch of the last `join_routes`, and wait once.
 
         Args:
             requests: The same requests.
-            launch: Issues the computation.
+            prepare: Prepares it on the device.
             results: In the slots: the result of each request.
 
         Returns:
@@ -95,50 +137,46 @@ class Batches:
         """
         device = self._device
         in_place = bool(results) and self._is_pinned
-        tokens, hidden = self._shape[0], requests[0][0].shape[1]
+        sizes = [len(x) for x, _, _ in requests]
         joined_TH = None
         with device.batch():
-            x_TH = self._send([x for x, _, _ in requests], in_place)
-            routes = device.empty(*self._joined.shape, dtype=torch.int32)
-            device.copy(routes, self._joined)
-            out_TH = launch(x_TH, *self._divided(routes))
+            memory, issue = prepare()
+            out_TH = memory.out_TH[: sum(sizes)]
+            self._send([x for x, _, _ in requests], memory.x_TH[: sum(sizes)], in_place)
+            device.copy(memory.routes, self._joined)
+            issue()
             if in_place:
-                for to, part in zip(
-                    results, torch.split(out_TH, [*map(len, results)]), strict=True
-                ):
+                for to, part in zip(results, torch.split(out_TH, sizes), strict=True):
                     device.copy(to, part)
             else:
-                joined_TH = self._results.take((tokens, hidden), torch.float32)
+                joined_TH = self._results.take(tuple(out_TH.shape), torch.float32)
                 device.copy(joined_TH, out_TH)
             device.finish()
         if results and joined_TH is not None:
-            for to, part in zip(results, torch.split(joined_TH, [*map(len, results)]), strict=True):
+            for to, part in zip(results, torch.split(joined_TH, sizes), strict=True):
                 to.copy_(part)
         return joined_TH
 
-    def _divided(self, routes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the ids (T, K) and the scores (T, K) in joined routes."""
-        tokens, top_k = self._shape
-        ids, scores = routes.view(2, -1)[:, : tokens * top_k].unbind()
-        return ids.view(tokens, top_k), scores.view(torch.float32).view(tokens, top_k)
-
-    def _send(self, rows: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
-        """Issue the copy of hidden states to the device, as they are; returns (T, H)."""
-        shape = sum(map(len, rows)), rows[0].shape[1]
-        x_TH = self._device.empty(*shape, dtype=rows[0].dtype)
+    def _send(self, rows: Sequence[torch.Tensor], x_TH: torch.Tensor, in_place: bool) -> None:
+        """Issue the copy of hidden states to the device, as they are."""
         if in_place:
             for to, part in zip(torch.split(x_TH, [*map(len, rows)]), rows, strict=True):
                 self._device.copy(to, part)
         else:
-            staged_TH = self._hidden.take(shape, rows[0].dtype)
+            staged_TH = self._hidden.take(tuple(x_TH.shape), x_TH.dtype)
             torch.cat(list(rows), out=staged_TH)
             self._device.copy(x_TH, staged_TH)
-        return x_TH
 
 
-def _aligned(shape: tuple[int, int]) -> int:
-    """Number of ids in routes: device code is compiled for addresses that are multiples of 16 bytes."""
-    return -(-(shape[0] * shape[1]) // 4) * 4
+def _routes_length(tokens: int, top_k: int) -> int:
+    # Device code is compiled for addresses that are multiples of 16 bytes.
+    return 2 * (-(-(tokens * top_k) // 4) * 4)
+
+
+def _divide(routes: torch.Tensor, tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids (T, K) and the scores (T, K) in joined routes."""
+    ids, scores = routes.view(2, -1)[:, : tokens * top_k].unbind()
+    return ids.view(tokens, top_k), scores.view(torch.float32).view(tokens, top_k)
 
 
 class _Staging:

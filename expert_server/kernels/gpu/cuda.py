@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -22,6 +23,8 @@ class Gpu(Device):
     need not know that both streams use it. Threads have a current GPU each: a stream's block sets it.
     """
 
+    can_capture = True
+
     def __init__(self, name: str) -> None:
         device = torch.device(name)
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -32,6 +35,8 @@ class Gpu(Device):
         self._loads = torch.cuda.Stream(self.at, priority=0)  # type: ignore[no-untyped-call]
         # Waits by polling, as the loop does for requests.
         self._batch_ends = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # Graphs share memory for what lies between their inputs and results: one runs at a time.
+        self._pool: Any = None
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -47,6 +52,24 @@ class Gpu(Device):
         """Wait for an event behind the batch (`Device.finish`)."""
         self._batch_ends.record(self._batches)
         self._batch_ends.synchronize()
+
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """Capture a CUDA graph (`Device.capture`); waits for the whole device.
+
+        Other threads load experts meanwhile, hence the mode "thread_local".
+        """
+        # Compiles device code and sets libraries up, which cannot be captured.
+        issue()
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            with torch.cuda.device(self.at):
+                self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._batches, capture_error_mode="thread_local"
+        ):
+            issue()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -6,8 +6,9 @@ All copies to and from a device and all waits for it go through this interface, 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,10 +34,12 @@ class Device(abc.ABC):
     Attributes:
         name: What the server's start message shows.
         at: Where the device's tensors lie.
+        can_capture: Whether `capture` saves time.
     """
 
     name: str
     at: torch.device
+    can_capture: ClassVar[bool] = False
 
     @abc.abstractmethod
     @contextmanager
@@ -49,6 +52,17 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def finish(self) -> None:
         """Wait for the stream of batches: a batch's only wait."""
+
+    @abc.abstractmethod
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """Record what a function issues within `batch`; return what issues the same again, at once.
+
+        The same: operators on the same memory, in which only the contents may differ. The function issues
+        no copy from or to the host, and does not wait. It is called twice, and `capture` itself waits.
+
+        Raises:
+            RuntimeError: It cannot be recorded. Batches go on as before.
+        """
 
     @abc.abstractmethod
     @contextmanager
@@ -119,6 +133,10 @@ class Interpreter(Device):
 
     def finish(self) -> None:
         """Do nothing: all is complete when it returns."""
+
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """Return the function itself."""
+        return issue
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ device until the results are there. Sizes of grids depend on shapes alone.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,9 +19,10 @@ from torch.nn import functional
 from eaas.checkpoint.pieces import Pause
 from eaas.errors import CheckpointError
 from expert_server.kernels.activation import Activation, recognise
-from expert_server.kernels.gpu.batches import Batches, Launch
+from expert_server.kernels.gpu.batches import Batches, BatchMemory, Prepare
 from expert_server.kernels.gpu.cuda import find_device
 from expert_server.kernels.gpu.device import Device
+from expert_server.kernels.gpu.graphs import GraphKey, Graphs
 from expert_server.kernels.gpu.grouping import group_rows
 from expert_server.kernels.gpu.memory import batch_bytes, memory_limit
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
@@ -61,6 +62,7 @@ class TritonKernel(SlotKernel):
         self.isa = self._device.name
         self._uploads = Uploads(self._device)
         self._batches = Batches(self._device)
+        self._graphs = Graphs(self._device)
         self._layers: dict[int, dict[int, DeviceExpert]] = {}
         self._tables: dict[int, _Table] = {}
 
@@ -103,6 +105,7 @@ class TritonKernel(SlotKernel):
         """Free the experts, and end the slots' page lock (`ExpertKernel.close`)."""
         super().close()
         self._batches.close()
+        self._graphs.close()
         self._layers, self._tables = {}, {}
 
     @torch.inference_mode()
@@ -116,9 +119,9 @@ class TritonKernel(SlotKernel):
         if is_wide.any():
             raise self._not_held(layer, int(ids[is_wide][0]))
         requests = [(x_TH, ids_TK, scores_TK)]
-        launch = self._prepare(requests, layer)
+        prepare = self._join(requests, layer)
         # A copy: the result is in memory of the next batch.
-        out_TH = None if launch is None else self._batches.run(requests, launch)
+        out_TH = None if prepare is None else self._batches.run(requests, prepare)
         return torch.zeros(x_TH.shape) if out_TH is None else out_TH.clone()
 
     @torch.inference_mode()
@@ -126,41 +129,60 @@ class TritonKernel(SlotKernel):
         self, requests: Sequence[Rows], results: Sequence[torch.Tensor], layer: int
     ) -> None:
         """Compute a batch from slot to slot, and wait for it once (`SlotKernel.compute_slots`)."""
-        launch = self._prepare(requests, layer)
-        if launch is not None:
-            self._batches.run(requests, launch, results)
+        prepare = self._join(requests, layer)
+        if prepare is not None:
+            self._batches.run(requests, prepare, results)
             return
         for result_TH in results:
             result_TH.zero_()
 
-    def _prepare(self, requests: Sequence[Rows], layer: int) -> Launch | None:
-        """Join and check the ids of a batch; return what issues it, or None if it has no expert.
+    def _join(self, requests: Sequence[Rows], layer: int) -> Prepare | None:
+        """Join and check the ids of a batch; return what prepares it, or None if it has no expert.
 
         Raises:
             LookupError: An expert is not held.
             ValueError: The hidden size is another one.
         """
-        # `launch` holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
+        # `prepare` holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
         table = self._tables.get(layer, _NO_EXPERTS)
-        ids = self._check(self._batches.join_routes(requests), table, layer)
+        tokens = self._graphs.tokens(sum(len(ids) for _, ids, _ in requests))
+        ids = self._check(self._batches.join_routes(requests, tokens), table, layer)
         layout, x_TH = table.layout, requests[0][0]
         if layout is not None and x_TH.shape[1] != layout.hidden:
             raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {layout.hidden}")
         if layout is None or not (ids >= 0).any():
             return None
-        return partial(self._launch, table, layout, self.forms[layer])
+        activation = self._activations[self.forms[layer]]
+        shape = tokens, requests[0][1].shape[1], layout.hidden
+        return partial(self._prepare, table, layout, activation, shape, x_TH.dtype)
 
-    def _launch(
+    def _prepare(
         self,
         table: _Table,
         layout: Layout,
-        form: ExpertForm,
-        x_TH: torch.Tensor,
-        ids: torch.Tensor,
-        scores: torch.Tensor,
-    ) -> torch.Tensor:
-        """Issue a batch that is on the device; returns (T, H) float32 there, which need not be there yet."""
-        (tokens, hidden), top_k = x_TH.shape, ids.shape[1]
+        activation: Activation,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+    ) -> tuple[BatchMemory, Callable[[], None]]:
+        """Return memory for a batch of (T, K, H), and what issues it: a graph's if it has one."""
+        assert table.addresses is not None
+        issue = partial(self._launch, layout, activation)
+        if self._graphs.has(shape[0]):
+            places = self._graphs.places(len(table.addresses))
+            key = GraphKey(*shape, dtype, places, (layout, activation))
+            graph = self._graphs.get(key, issue)
+            if graph is not None:
+                return graph.memory, partial(graph.issue, table.addresses)
+        memory = BatchMemory.allocate(self._device, *shape, dtype)
+        return memory, partial(issue, memory, table.addresses)
+
+    def _launch(
+        self, layout: Layout, activation: Activation, memory: BatchMemory, addresses: torch.Tensor
+    ) -> None:
+        """Issue a batch that is on the device, on the experts at these addresses; writes `memory.out_TH`."""
+        x_TH, out_TH, top_k = memory.x_TH, memory.out_TH, memory.top_k
+        ids, scores = memory.ids_TK, memory.scores_TK
+        tokens, hidden = x_TH.shape
         intermediate, empty = layout.intermediate, self._device.empty
         # So that the sum is exact: see `eaas.wire.slot`.
         y_dtype = torch.bfloat16 if x_TH.dtype is torch.bfloat16 else torch.float32
@@ -168,15 +190,13 @@ class TritonKernel(SlotKernel):
         if hidden != padded(hidden):
             x = functional.pad(x, (0, padded(hidden) - hidden))
         rows = ids.numel()
-        experts = len(table.held) - 1
+        experts = len(addresses)
         tiles = TILES[layout.coding]
         tile = tiles.choose(rows, experts)
         groups = group_rows(ids, experts, tile.rows)
         tiled = groups.expert_M, groups.start_M, groups.end_M, groups.order
         h = empty(rows, padded(intermediate), dtype=self.spec.dtype)
         y = empty(rows, hidden, dtype=y_dtype)
-        out_TH = empty(tokens, hidden, dtype=torch.float32)
-        activation = self._activations[form]
         up, down, up_scales, down_scales, up_bias, down_bias = layout.offsets
         shape = {
             "CODING": int(layout.coding),
@@ -188,14 +208,14 @@ class TritonKernel(SlotKernel):
             "enable_fp_fusion": True,
         }
         up_product[len(groups.expert_M), -(-h.shape[1] // tile.columns)](
-            x, h, table.addresses, *tiled,
+            x, h, addresses, *tiled,
             intermediate, x.shape[1], h.shape[1], top_k,
             up, up_scales, up_bias, layout.group or x.shape[1],
             HAS_BIAS=layout.has_bias[0], KIND=int(activation.kind), HAS_GATE=activation.has_gate,
             ALPHA=activation.alpha, LIMIT=activation.limit, **shape,
         )  # fmt: skip
         down_product[len(groups.expert_M), -(-hidden // tile.columns)](
-            h, y, table.addresses, *tiled, scores,
+            h, y, addresses, *tiled, scores,
             hidden, h.shape[1],
             down, down_scales, down_bias, layout.group or h.shape[1],
             HAS_BIAS=layout.has_bias[1], **shape,
@@ -211,7 +231,6 @@ class TritonKernel(SlotKernel):
             COLUMNS=SUM_COLUMNS,
             enable_fp_fusion=True,
         )
-        return out_TH
 
     def _check(
         self, ids: npt.NDArray[np.integer], table: _Table, layer: int
