@@ -38,6 +38,7 @@ from eaas.membership.failure_reports import OutcomeReporter
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.tls import Identity
 from eaas.nodes import different_nodes, node_of
+from eaas.spares import SpareReplicas
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["Cluster"]
@@ -88,6 +89,7 @@ class Cluster:
         self.client_id = client_id or f"client-{hostname}-{self._pid}-{next(_numbers)}"
         self._changed = threading.Condition()
         self._switch = PlacementSwitch(HOLD_BACK_S)
+        self._spares = SpareReplicas()
         self._view: ClusterView | None = None
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
@@ -101,6 +103,7 @@ class Cluster:
             metrics=metrics,
             attribution=self.attribution,
             traces=traces,
+            on_stale=self._on_stale,
         )
         self._calls = LayerCalls(dispatcher, config.checksum)
         self._servers = ServerConnections(
@@ -127,7 +130,9 @@ class Cluster:
         self._reporter = OutcomeReporter(self.session, metrics.outcomes, self._settle)
         metrics.view_age.set_function(lambda: self.session.view.age_s(time.monotonic()))
         metrics.load_pairs.set_function(lambda: dispatcher.speeds.load_pairs)
-        self._placements = PlacementWatch(self._balancer_address, self._on_placement, tls)
+        self._placements = PlacementWatch(
+            self._balancer_address, self._on_placement, tls, self._on_spares
+        )
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -304,8 +309,20 @@ class Cluster:
             timer.daemon = True
             timer.start()
 
+    def _on_spares(self, spares: SpareReplicas) -> None:
+        with self._changed:
+            self._spares = spares
+            self._refresh()
+
+    def _on_stale(self, server_id: str) -> None:
+        """Use no spare replica of a server that lacks an expert, until the balancer states them again."""
+        with self._changed:
+            if self._spares.of(server_id):
+                self._spares = self._spares.without(server_id)
+                self._refresh()
+
     def _refresh(self) -> None:
-        """Rebuild the view after a change of connections or placement; wake the layer calls that wait.
+        """Rebuild the view after a change of connections or replicas; wake the layer calls that wait.
 
         Switches to a newer placement if it is ready (`PlacementSwitch`).
         """
@@ -313,7 +330,12 @@ class Cluster:
             switched = self._switch.advance(self._servers.live(), time.monotonic())
             placement = self._switch.current
             if placement is not None:
-                self._view = ClusterView(placement, self._servers.of(placement.servers))
+                is_theirs = self._spares.epoch == placement.epoch
+                self._view = ClusterView(
+                    placement,
+                    self._servers.of(placement.servers),
+                    self._spares if is_theirs else SpareReplicas(),
+                )
             if switched and placement is not None:
                 self.metrics.epoch.set(placement.epoch)
                 # The balancer waits until every client reports the new epoch.

@@ -27,6 +27,7 @@ from balancer.persistence.write_ahead import WriteAheadState
 from balancer.planner.planner import Planner
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
+from balancer.spare_slots import SpareSlots
 from eaas.config import BalancerConfig
 from eaas.errors import ClusterError, ConfigError, PortInUseError
 from eaas.log import get_logger
@@ -39,6 +40,7 @@ from eaas.net.probes import ProbeServer
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.shutdown import Shutdown
+from eaas.spares import SpareReplicas
 from eaas.types import Member, MemberState, Placement, Role
 
 __all__ = ["Balancer", "run"]
@@ -187,6 +189,11 @@ class Balancer:
             )
             undo.pop_all()
         self._restore()
+        self._spare_slots = (
+            SpareSlots(self.rebalancer, config.step_s, self._publish_spares, self._on_broken, tls)
+            if config.spare_slots
+            else None
+        )
         self._reader = HotnessReader(
             self.rebalancer, config.step_s, self._on_read, self._on_broken, tls
         )
@@ -271,7 +278,14 @@ class Balancer:
         self.metrics.published(placement)
         self._service.publish(placement)
 
+    def _publish_spares(self, spares: SpareReplicas, loaded: int) -> None:
+        self.metrics.spares.set(len(spares))
+        self.metrics.spare_loads.inc(loaded)
+        self._service.publish_spares(spares)
+
     def _on_read(self) -> None:
+        if self._spare_slots is not None:
+            self._spare_slots.has_read()
         if self._log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
             _log.info("balancedness by layer: %s", " ".join(f"{b:.3f}" for b in found_L))
 
@@ -287,6 +301,8 @@ class Balancer:
             self._write_ahead.close()
         self._session.close()
         self._reader.close()
+        if self._spare_slots is not None:
+            self._spare_slots.close()
         if self._probes is not None:
             self._probes.close()
         if self._metrics_server is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -62,6 +62,16 @@ class BalancerMetrics(Collector):
         )
         self.bytes = Counter(
             "eaas_balancer_moved_bytes", "Bytes of these replicas", registry=self.registry
+        )
+        self.spares = Gauge(
+            "eaas_balancer_spare_replicas",
+            "Replicas in servers' spare slots",
+            registry=self.registry,
+        )
+        self.spare_loads = Counter(
+            "eaas_balancer_spare_loads",
+            "Replicas that servers loaded into spare slots",
+            registry=self.registry,
         )
         self.phases = Histogram(
             "eaas_balancer_phase_seconds",

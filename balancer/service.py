@@ -18,6 +18,7 @@ from eaas.net.grpc_client import STREAM_SIGN_S, channel
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
+from eaas.spares import SpareReplicas
 from eaas.types import Member, Placement, Role
 
 __all__ = ["ROLES", "BalancerService"]
@@ -62,6 +63,8 @@ class BalancerService(PlanCalls):
         self._ask = ask
         self._changed = threading.Condition()
         self._placement = common_pb2.Placement()
+        # A new stream is sent the spare replicas even if there are none: those of a former balancer are void.
+        self._spares, self._spares_sent = common_pb2.SpareReplicas(), 1
         self._wanted_servers = 0
         # Number of the last request to scale. A repeated request for as many servers gets a new number.
         self._scale_wish = 0
@@ -85,6 +88,13 @@ class BalancerService(PlanCalls):
             self._placement = message
             self._changed.notify_all()
 
+    def publish_spares(self, spares: SpareReplicas) -> None:
+        """Send the replicas in spare slots to the watching clients. Called on the slots' thread."""
+        with self._changed:
+            self._spares = spares.to_proto(self._placement.num_layers)
+            self._spares_sent += 1
+            self._changed.notify_all()
+
     def close(self) -> None:
         """End the streams of watching clients and launchers, which then look for another balancer."""
         with self._changed:
@@ -102,17 +112,26 @@ class BalancerService(PlanCalls):
     def WatchPlacement(
         self, request: pb.WatchPlacementRequest, context: Any
     ) -> Iterator[pb.WatchPlacementResponse]:
-        """Stream each placement newer than the caller's to a client, with keep-alives in between."""
+        """Stream each placement newer than the caller's to a client, and each change of spare replicas.
+
+        Keep-alives are sent in between.
+        """
         if not context.add_callback(self._wake):
             return
-        epoch = request.known_epoch
-        while self._wait(context, lambda known: self._placement.epoch > known, epoch):
-            placement = self._placement
-            if placement.epoch > epoch:
-                epoch = placement.epoch
-                yield pb.WatchPlacementResponse(placement=placement, epoch=placement.epoch)
-            else:
-                yield pb.WatchPlacementResponse(epoch=placement.epoch)
+        known = request.known_epoch, 0
+        while self._wait(context, self._is_news, known):
+            epoch, sent = known
+            with self._changed:
+                placement, spares = self._placement, self._spares
+                known = max(epoch, placement.epoch), self._spares_sent
+            yield pb.WatchPlacementResponse(
+                placement=placement if placement.epoch > epoch else None,
+                epoch=placement.epoch,
+                spares=spares if sent != known[1] else None,
+            )
+
+    def _is_news(self, known: tuple[int, int]) -> bool:
+        return self._placement.epoch > known[0] or self._spares_sent != known[1]
 
     # -- servers join and leave -----------------------------------------------------------------
 
@@ -215,7 +234,7 @@ class BalancerService(PlanCalls):
             with self._changed:
                 self._scalers -= 1
 
-    def _wait(self, context: Any, is_due: Callable[[int], bool], known: int) -> bool:
+    def _wait(self, context: Any, is_due: Callable[[Any], bool], known: Any) -> bool:
         """Sleep until a message or a keep-alive is due; return False at the stream's end."""
         with self._changed:
             self._changed.wait_for(

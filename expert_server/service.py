@@ -24,7 +24,9 @@ from expert_server.weights.sharing import CheckpointSharer
 __all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transports"]
 
 SERVICE = "eaas.rpc.v1.ExpertService"
-_BALANCERS = ("PreparePlacement", "RetirePlacement", "Drain", "ListExperts", "ReadHotness")
+_BALANCERS = (
+    *("PreparePlacement", "RetirePlacement", "HoldSpares", "Drain", "ListExperts", "ReadHotness"),
+)
 _CLIENTS = ("Connect", "Disconnect", "Exchange", "Join")
 _PEERS = ("DescribeCheckpoint", "ReadShard")
 ROLES = (

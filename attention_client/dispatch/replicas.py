@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 __all__ = ["ReplicaShares"]
 
+Int = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class ReplicaShares:
     """The replicas of each layer and expert. Immutable.
 
-    Shape suffixes: L layers, S servers, E experts, X experts and one (E + 1), N replicas of all layers.
+    Shape suffixes: L layers, S servers, E experts, X experts and one (E + 1), N replicas of all layers,
+    M more replicas.
 
     Attributes:
         servers: S.
@@ -48,6 +51,31 @@ class ReplicaShares:
         # Compiled code has checked them once.
         for array in self.first_LX, self.server_N, self.share_N:
             array.setflags(write=False)
+
+    def plus(self, layer_M: Int, server_M: Int, expert_M: Int) -> Self:
+        """Return these and more replicas; those that are here already are left out.
+
+        A new one gets the share of an even division, 1 / (number of its expert's replicas here), which at
+        most halves the others'.
+        """
+        servers, experts = self.servers, self.experts
+        count_LE = np.diff(self.first_LX, axis=1)
+        key_N = np.repeat(np.arange(count_LE.size), count_LE.ravel()) * servers + self.server_N
+        key_M = (layer_M * experts + expert_M) * servers + server_M
+        key_M = np.setdiff1d(key_M, key_N)
+        count_M = count_LE.ravel()[key_M // servers]
+        key_N = np.concatenate([key_N, key_M])
+        order_N = np.argsort(key_N)
+        share_N = np.concatenate([self.share_N, (1 / np.maximum(count_M, 1)).astype(np.float32)])
+        begin_X = np.arange(count_LE.size + 1) * servers
+        place_X = np.searchsorted(key_N[order_N], begin_X).astype(np.int32)
+        rows_LX = np.arange(len(count_LE))[:, None] * experts + np.arange(experts + 1)
+        return type(self)(
+            servers,
+            place_X[rows_LX],
+            (key_N[order_N] % servers).astype(np.int32),
+            share_N[order_N],
+        )
 
     def on(self, usable_S: npt.NDArray[np.bool_]) -> Self:
         """Return those on usable servers: a tenth of a millisecond for 20,000 replicas."""

@@ -78,6 +78,8 @@ def poll(
     if status is Status.INVALID_ARGUMENT:
         shared.metrics.outcomes.count(connection, Outcome.REFUSED)
         raise WrongRequestError(f"{name} refused a request of layer {layer}")
+    if status is Status.STALE_PLACEMENT:
+        shared.on_stale(name)
     reason = f"{name}: answered {status.name}"
     server_health.give_up(connection, reason, "refused", blame=status not in _BLAMELESS)
     return _FAILED

@@ -17,6 +17,7 @@ from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.server_speeds import Ejections, Speeds
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import RequestTraces
+from eaas.spares import SpareReplicas
 from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
@@ -33,10 +34,12 @@ class ClusterView:
     Attributes:
         placement: Epoch, servers, shares.
         connections: One per server of the placement; None if not connected.
+        spares: Replicas beside the placement's.
     """
 
     placement: Placement
     connections: tuple[Connection | None, ...]
+    spares: SpareReplicas = field(default_factory=SpareReplicas)
     _max_tokens: dict[tuple[int, WireDtype], Sequence[int]] = field(
         default_factory=dict, repr=False
     )
@@ -49,9 +52,9 @@ class ClusterView:
         return np.array(usable, dtype=np.bool_)
 
     def replicas(self, usable_S: npt.NDArray[np.bool_]) -> ReplicaShares:
-        """Return the placement's replicas on these servers. All, and the last few selections, are kept."""
+        """Return the replicas on these servers. All, and the last few selections, are kept."""
         if not self._all_replicas:
-            self._all_replicas.append(ReplicaShares.of(self.placement.shares_LSE))
+            self._all_replicas.append(self._with_spares())
         if usable_S.all():
             return self._all_replicas[0]
         key = usable_S.tobytes()
@@ -61,6 +64,17 @@ class ClusterView:
                 self._replicas.clear()
             known = self._replicas[key] = self._all_replicas[0].on(usable_S)
         return known
+
+    def _with_spares(self) -> ReplicaShares:
+        shares = ReplicaShares.of(self.placement.shares_LSE)
+        layers, _, experts = self.placement.holds_LSE.shape
+        places = [
+            (layer, s, expert)
+            for s, server in enumerate(self.placement.servers)
+            for layer, expert in self.spares.of(server)
+            if layer < layers and expert < experts
+        ]
+        return shares.plus(*np.array(places).T) if places else shares
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> Sequence[int]:
         """Return how many tokens fit into a slot of each server; larger parts are cut. 1: no connection."""
@@ -97,6 +111,7 @@ class Dispatcher:
         attribution: Records which server computed what.
         clock: Monotonic seconds.
         traces: Traces of requests; None: no tracing.
+        on_stale: Called with a server's id after it answered STALE_PLACEMENT.
     """
 
     replicas: Replicas
@@ -110,6 +125,7 @@ class Dispatcher:
     attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
     clock: Callable[[], float] = time.monotonic
     traces: RequestTraces | None = None
+    on_stale: Callable[[str], None] = lambda _server_id: None
 
     def eject_if_slow(self, server: str, now: float) -> None:
         """Eject a server for a while if its measured times are far above those of the others."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from balancer.live.cost_benefit import Proposal, Settings, Situation
+from balancer.planner.digests import Digests
 from balancer.planner.planner import Planner
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, Placement
@@ -33,6 +34,7 @@ class PlannerSnapshot:
         able: The servers among them that can be given experts.
         at_rest: Whether no roll-out is in progress.
         clients: Attention clients in any state.
+        digests_LE: Known digests of the experts' bytes, for servers that load them; None: none is known.
     """
 
     placement: Placement | None
@@ -40,6 +42,7 @@ class PlannerSnapshot:
     able: frozenset[str]
     at_rest: bool
     clients: Sequence[Member] = ()
+    digests_LE: Digests | None = None
 
     @property
     def away(self) -> tuple[str, ...]:
@@ -52,7 +55,9 @@ class PlannerSnapshot:
         """Take a snapshot of a planner for the rebalancer. Called on the planner's thread."""
         pool = planner.pool
         able = frozenset(pool.able)
-        return cls(planner.current, pool.alive, able, planner.is_at_rest, pool.clients)
+        return cls(
+            planner.current, pool.alive, able, planner.is_at_rest, pool.clients, planner.digests_LE
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -316,6 +316,11 @@ class Planner:
         """The planner's view of servers and clients, for snapshots taken on the planner's thread."""
         return self._pool
 
+    @property
+    def digests_LE(self) -> Digests | None:
+        """Known digests of the experts' bytes, which never change; None: none is known."""
+        return self._digests.known_LE
+
     # -- constraints ----------------------------------------------------------------------------
 
     def remember(self, wanted: Placement) -> None:

@@ -168,6 +168,10 @@ class BalancerConfig(_Section):
         True,
         description="Plan in the background; false makes roll-outs and membership changes wait for plans.",
     )
+    spare_slots: bool = Field(
+        False,
+        description="One more slot on each server and layer; its replica follows the load of the last steps.",
+    )
     link_bytes_per_s: int = Field(
         1_000_000_000,
         ge=1_000,

@@ -7,11 +7,15 @@ that was just unloaded is answered STALE_PLACEMENT, and the client sends it else
 The balancer sends the digests that it has of the experts' bytes. If one is missing, this server returns the
 digests it read and waits for the same call with all of them: a placement is in force here once every expert
 of the share has been compared.
+
+Beside the share there are spare replicas, which the balancer changes more often and without clients'
+acknowledgement (HoldSpares). A roll-out unloads them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -22,6 +26,7 @@ from eaas.errors import CheckpointError, ExpertMismatchError
 from eaas.log import get_logger
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.spares import holdings, places
 from eaas.types import ModelShape
 from expert_server.experts.store import Digests, ExpertStore
 
@@ -42,7 +47,7 @@ class PlacementHandler:
         on_unloadable: Called before the reply if an expert cannot be loaded, or differs from other servers'.
     """
 
-    CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "ListExperts")
+    CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "HoldSpares", "ListExperts")
 
     def __init__(
         self,
@@ -86,10 +91,13 @@ class PlacementHandler:
         self._accept_epoch(epoch, context)
         with self._changing:
             self._refuse_older(epoch, context)
-            if self._is_limited and not self._epoch:
-                # Remains of placements abandoned before this server had a share. No client uses these
-                # experts, and the balancer does not count their memory.
-                self._keep(wanted)
+            if self._is_limited:
+                # The balancer does not count the memory of spare replicas.
+                self._store.unload_spares(places(request.layers))
+                if not self._epoch:
+                    # Remains of placements abandoned before this server had a share. No client uses these
+                    # experts, and the balancer does not count their memory.
+                    self._keep(wanted)
             try:
                 loaded = self._store.load(wanted, lambda: self._newest_epoch > epoch, digests)
             except ExpertMismatchError as error:
@@ -129,7 +137,45 @@ class PlacementHandler:
         self._on_retired(request.epoch)
         return pb.RetirePlacementResponse(experts=self._store.count)
 
+    def HoldSpares(
+        self, request: pb.HoldSparesRequest, context: grpc.ServicerContext
+    ) -> pb.HoldSparesResponse:
+        """Change the replicas in the spare slots of the placement in force (errors: `expert.proto`).
+
+        A newer placement ends the load, and so does the end of the call.
+        """
+        until = time.monotonic() + request.load_s
+        self._experts(request.layers, context)
+        digests, _ = self._digests(request.layers, context)
+        wanted, epoch = places(request.layers), request.epoch
+        with self._changing:
+            if not (epoch and self._newest_epoch == self._epoch == epoch):
+                context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"epoch {epoch} is not in force here, {self._epoch} is",
+                )
+            self._store.unload_spares(wanted)
+            before = len(self._store.spares)
+            try:
+                self._store.load_spares(
+                    wanted,
+                    lambda: (
+                        self._newest_epoch > epoch
+                        or time.monotonic() >= until
+                        or not context.is_active()
+                    ),
+                    digests,
+                )
+            except CheckpointError as error:
+                _log.error("spare replicas: %s", error)
+                context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            held = self._store.spares
+        return pb.HoldSparesResponse(
+            layers=holdings(held, self._shape.num_layers), loaded=len(held) - before
+        )
+
     def _keep(self, kept: Mapping[int, Sequence[int]]) -> None:
+        self._store.unload_spares()
         held = self._store.held()
         self._store.unload({layer: {*held[layer]} - {*kept.get(layer, ())} for layer in held})
 

@@ -36,6 +36,7 @@ class ExpertStore:
         kernel: Owns the weights once loaded, in its layout.
         bytes_per_s: Limit of the loading rate while replicas are held; 0: no limit.
         loop: Loads are throttled in favour of its batches (see `load_throttling`); None: no throttling.
+        memory_bytes: Limit that spare replicas respect; 0: none. The balancer keeps to it for all others.
     """
 
     def __init__(
@@ -44,24 +45,33 @@ class ExpertStore:
         kernel: ExpertKernel,
         bytes_per_s: int = 0,
         loop: ServeLoop | None = None,
+        memory_bytes: int = 0,
     ) -> None:
         self._reader = reader
         self._kernel = kernel
         self._bytes_per_s = bytes_per_s
         self._loop = loop
+        self._memory_bytes = memory_bytes
+        # Replaced, never changed, because any thread may read it. Some may not be loaded yet.
+        self._spares: frozenset[tuple[int, int]] = frozenset()
         self._digests: dict[tuple[int, int], int] = {}
         self._changing = threading.Lock()
         self._loading = (0, 0)
 
     @property
     def count(self) -> int:
-        """Number of expert replicas held, for heartbeats; a leaving server waits for 0."""
-        return self._kernel.count
+        """Number of expert replicas held, without spares, for heartbeats; a leaving server waits for 0."""
+        return self._kernel.count - len(self.spares)
 
     @property
     def bytes(self) -> int:
-        """Memory of the replicas held, in the kernel's layout, in bytes; ReadHotness reports the mean."""
+        """Memory of the replicas held, also in spare slots, in the kernel's layout, in bytes."""
         return self._kernel.bytes
+
+    @property
+    def expert_bytes(self) -> int:
+        """Mean memory of a replica, in bytes, for ReadHotness; 0 without any."""
+        return self._kernel.bytes // max(self._kernel.count, 1)
 
     @property
     def loading(self) -> tuple[int, int]:
@@ -76,12 +86,17 @@ class ExpertStore:
         return self._kernel.holds(layer, expert)
 
     def held(self) -> dict[int, list[int]]:
-        """The experts held, MoE layer -> logical experts, to tell the balancer or to find surplus ones."""
-        experts = range(self._reader.num_experts)
+        """The experts held, without spares, MoE layer -> logical experts, for the balancer."""
+        experts, spares = range(self._reader.num_experts), self._spares
         return {
-            layer: [expert for expert in experts if self.holds(layer, expert)]
+            layer: [e for e in experts if self.holds(layer, e) and (layer, e) not in spares]
             for layer in range(len(self._reader.forms))
         }
+
+    @property
+    def spares(self) -> frozenset[tuple[int, int]]:
+        """The replicas in spare slots: (MoE layer, logical expert)."""
+        return frozenset(place for place in self._spares if self.holds(*place))
 
     def digest(self, layer: int, expert: int) -> int:
         """XXH3 of the bytes that a replica was read from; 0 if it is not held.
@@ -115,16 +130,62 @@ class ExpertStore:
         After an error, all other replicas stay.
         """
         with self._changing:
-            # While experts are held, the kernel needs the cores: copying and packing use a single one. Before
-            # that, the load only gives way to other processes of the machine.
-            if self.count:
-                with ThreadPoolExecutor(1, "load", compute_alone) as thread:
-                    return thread.submit(self._load, wanted, is_given_up, digests).result()
-            with (
-                ThreadPoolExecutor(1, "load", step_back) as thread,
-                ThreadPoolExecutor(1, "read", step_back) as ahead,
-            ):
-                return thread.submit(self._load, wanted, is_given_up, digests, ahead).result()
+            self._spares -= {(layer, expert) for layer in wanted for expert in wanted[layer]}
+            return self._load_in_background(wanted, is_given_up, digests)
+
+    def load_spares(
+        self,
+        wanted: Collection[tuple[int, int]],
+        is_given_up: Callable[[], bool],
+        digests: Digests,
+    ) -> None:
+        """Load replicas into spare slots: those that are missing, as far as the memory reaches.
+
+        Args:
+            wanted: (MoE layer, logical expert) pairs.
+            is_given_up, digests: See `load`, also for the errors.
+        """
+        with self._changing:
+            missing = [place for place in sorted(wanted) if not self.holds(*place)]
+            by_layer: dict[int, list[int]] = {}
+            for layer, expert in missing:
+                by_layer.setdefault(layer, []).append(expert)
+            self._spares |= frozenset(missing)
+            try:
+                if self._has_room():
+                    self._load_in_background(
+                        by_layer, lambda: is_given_up() or not self._has_room(), digests
+                    )
+            finally:
+                self._spares = self.spares
+
+    def unload_spares(self, kept: Collection[tuple[int, int]] = ()) -> None:
+        """Empty the spare slots, except for some replicas."""
+        unwanted: dict[int, list[int]] = {}
+        for layer, expert in self._spares.difference(kept):
+            unwanted.setdefault(layer, []).append(expert)
+        self.unload(unwanted)
+
+    def _has_room(self) -> bool:
+        """Whether a replica of mean size fits into the memory."""
+        return not self._memory_bytes or self.bytes + self.expert_bytes <= self._memory_bytes
+
+    def _load_in_background(
+        self,
+        wanted: Mapping[int, Collection[int]],
+        is_given_up: Callable[[], bool],
+        digests: Digests,
+    ) -> int:
+        # While experts are held, the kernel needs the cores: copying and packing use a single one. Before
+        # that, the load only gives way to other processes of the machine.
+        if self._kernel.count:
+            with ThreadPoolExecutor(1, "load", compute_alone) as thread:
+                return thread.submit(self._load, wanted, is_given_up, digests).result()
+        with (
+            ThreadPoolExecutor(1, "load", step_back) as thread,
+            ThreadPoolExecutor(1, "read", step_back) as ahead,
+        ):
+            return thread.submit(self._load, wanted, is_given_up, digests, ahead).result()
 
     def _load(
         self,
@@ -145,7 +206,7 @@ class ExpertStore:
         pause = (
             at_once if self._loop is None or ahead is not None else LoadThrottle(self._loop).wait
         )
-        pace = Pace(self._bytes_per_s) if self._bytes_per_s and self.count else None
+        pace = Pace(self._bytes_per_s) if self._bytes_per_s and self._kernel.count else None
         try:
             for layer in size:
                 differing = []
@@ -223,6 +284,7 @@ class ExpertStore:
     def _unload(self, layer: int, expert: int) -> None:
         self._kernel.unload(layer, expert)
         self._digests.pop((layer, expert), None)
+        self._spares -= {(layer, expert)}
 
 
 @contextmanager

@@ -56,7 +56,6 @@ class HotnessHandler:
         # Before the counts: the next answer repeats tokens that come between the two, rather than omit them.
         sequence, busy_s, batches = self._loop.requests, self._loop.busy_s, self._loop.batches
         known = (request.boot_id, request.sequence) == (self._boot_id, sequence)
-        count = self._store.count
         visits_L, tokens_LE = self.counts_LX[:, 0], self.counts_LX[:, 1:]
         received, sent = carried(_INTERFACES.read_text())
         return pb.ReadHotnessResponse(
@@ -68,7 +67,7 @@ class HotnessHandler:
             busy_s=busy_s,
             batches=batches,
             visits=int(visits_L.sum()),
-            expert_bytes=self._store.bytes // count if count else 0,
+            expert_bytes=self._store.expert_bytes,
             received_bytes=received,
             sent_bytes=sent,
         )

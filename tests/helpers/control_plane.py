@@ -225,6 +225,11 @@ class FakeExpertServer:
         layers = [common_pb2.Holding(experts=sorted(held)) for held in self.held]
         return expert_pb2.ListExpertsResponse(epoch=self.epoch, layers=layers)
 
+    def HoldSpares(
+        self, request: expert_pb2.HoldSparesRequest, context: Any
+    ) -> expert_pb2.HoldSparesResponse:
+        return expert_pb2.HoldSparesResponse(layers=request.layers)
+
     def ReadHotness(
         self, request: expert_pb2.ReadHotnessRequest, context: Any
     ) -> expert_pb2.ReadHotnessResponse:

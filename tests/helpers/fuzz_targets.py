@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from eaas.errors import SlotCorruptError, WrongRequestError
 from eaas.rpc.v1 import balancer_pb2, common_pb2, expert_pb2, monitor_pb2
+from eaas.spares import SpareReplicas
 from eaas.types import Member, Placement
 from eaas.wire.chunk import decode_chunk, encode_chunk
 from eaas.wire.frame import REQUEST_FRAMES, RESPONSE_FRAMES
@@ -158,13 +159,22 @@ def _member(message: Any) -> None:
     assert Member.from_proto(Member.from_proto(message).to_proto()) == Member.from_proto(message)
 
 
+def _spares(message: Any) -> None:
+    spares = SpareReplicas.from_proto(message)
+    layers = 1 + max((layer for places in spares.held.values() for layer, _ in places), default=0)
+    assert SpareReplicas.from_proto(spares.to_proto(layers)) == spares
+
+
 _ADMITTED: tuple[tuple[Any, Callable[[Any], object]], ...] = (
     (common_pb2.Member, _member),
     (common_pb2.Placement, _placement),
     (monitor_pb2.RegisterRequest, lambda m: _member(m.member)),
     (balancer_pb2.ApplyRequest, lambda m: _placement(m.placement)),
     (monitor_pb2.WatchResponse, lambda m: [_member(x) for x in m.snapshot.members]),
-    (balancer_pb2.WatchPlacementResponse, lambda m: _placement(m.placement)),
+    (
+        balancer_pb2.WatchPlacementResponse,
+        lambda m: (_placement(m.placement), _spares(m.spares)),
+    ),
 )
 
 
@@ -231,7 +241,11 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
         monitor_pb2.RegisterRequest(member=member, protocol_version=1),
         balancer_pb2.ApplyRequest(placement=placement),
         monitor_pb2.WatchResponse(snapshot=monitor_pb2.Snapshot(revision=1, members=[member])),
-        balancer_pb2.WatchPlacementResponse(epoch=1, placement=placement),
+        balancer_pb2.WatchPlacementResponse(
+            epoch=1,
+            placement=placement,
+            spares=common_pb2.SpareReplicas(epoch=1, servers=placement.servers),
+        ),
     )
     for number, message in enumerate(examples):
         yield "admission", type(message).__name__, bytes([number]) + message.SerializeToString()

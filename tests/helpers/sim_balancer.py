@@ -9,11 +9,22 @@ import numpy as np
 from balancer.planner.actions import Call, Inspect, Prepare, Publish, Retire
 from balancer.planner.candidates import Candidate
 from balancer.planner.planner import Planner
+from eaas.spares import SpareReplicas
 from eaas.types import Placement
 from sim_client import ClientProcess
-from sim_process import ACK_S, GRACE_S, PUSH_S, REDUNDANCY, RETRY_S, Process
+from sim_process import (
+    ACK_S,
+    EXPERTS,
+    GRACE_S,
+    LAYERS,
+    PUSH_S,
+    REDUNDANCY,
+    RETRY_S,
+    Process,
+)
 
 _TICK_S = 0.5
+_SPARES_S = 0.4
 
 
 class BalancerProcess(Process):
@@ -27,6 +38,9 @@ class BalancerProcess(Process):
         self.join()
         self.push_all()
         self.tick()
+        self.spares = SpareReplicas()
+        self.push_spares()
+        self.fill_spares()
 
     def on_members(self) -> None:
         # Not registered yet.
@@ -84,6 +98,42 @@ class BalancerProcess(Process):
         message = placement.to_proto() if behind else None
         for process in behind:
             self.sim.stream(self, process, lambda p=process: p.take_placement(message))
+
+    def fill_spares(self) -> None:
+        """`balancer.spare_slots` with random replicas: new ones every round, and any call may be lost."""
+        self.soon(_SPARES_S, self.fill_spares)
+        placement = self.planner.current
+        if not self.incarnation or placement is None or not self.planner.is_at_rest:
+            return
+        dice, places = self.sim.dice, [(at, e) for at in range(LAYERS) for e in range(EXPERTS)]
+        wanted = SpareReplicas(
+            placement.epoch,
+            {server: frozenset(dice.sample(places, 2)) for server in placement.servers},
+        )
+        kept = self.spares if self.spares.epoch == wanted.epoch else SpareReplicas(wanted.epoch)
+        self.spares = kept.both(wanted)
+        self.push_spares()
+
+        def done(server: str, held: frozenset[tuple[int, int]]) -> None:
+            if self.spares.epoch == wanted.epoch:
+                held_now = dict(self.spares.held) | {server: held & wanted.of(server)}
+                self.spares = SpareReplicas(wanted.epoch, held_now)
+                self.push_spares()
+
+        for server in placement.servers:
+            self.sim.call(
+                self,
+                server,
+                lambda s: s.hold_spares(wanted),
+                lambda held, server=server: done(server, held),
+                lambda: None,
+            )
+
+    def push_spares(self) -> None:
+        spares = self.spares
+        for process in self.sim.processes:
+            if isinstance(process, ClientProcess) and process.alive:
+                self.sim.stream(self, process, lambda p=process: p.take_spares(spares))
 
     def propose_any(self) -> None:
         """Propose a random placement, like an operator."""

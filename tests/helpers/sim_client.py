@@ -21,6 +21,7 @@ from attention_client.placement_adoption import PlacementSwitch
 from eaas.errors import ExpertsUnavailableError
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.spares import SpareReplicas
 from eaas.types import Member, Placement, Role
 from eaas.wire import RequestHeader
 from eaas.wire.frame import REQUEST_FRAMES
@@ -93,6 +94,7 @@ class ClientProcess(Process):
         self.times: dict[str, ServiceTimes] = {}
         self.reach = ReachBook()
         self.switch = PlacementSwitch(HOLD_S)
+        self.spares = SpareReplicas()
         self.epoch = 0
         self.followed: list[tuple[float, Placement]] = []
         self.current: ClusterView | None = None
@@ -105,6 +107,7 @@ class ClientProcess(Process):
             HedgeBudget(0.05),
             self.sim.metrics(),
             clock=lambda: self.sim.now,
+            on_stale=self.drop_spares,
         )
         self.join()
 
@@ -181,6 +184,15 @@ class ClientProcess(Process):
             if (due_at := self.switch.due_at()) is not None:
                 self.soon(due_at - self.sim.now, self.refresh)
 
+    def take_spares(self, spares: SpareReplicas) -> None:
+        self.spares = spares
+        self.refresh()
+
+    def drop_spares(self, server: str) -> None:
+        if self.spares.of(server):
+            self.spares = self.spares.without(server)
+            self.refresh()
+
     def refresh(self) -> None:
         connected = {s for s, c in self.connections.items() if c.lost_reason is None}
         if self.switch.advance(connected, self.sim.now):
@@ -190,7 +202,9 @@ class ClientProcess(Process):
         placement = self.switch.current
         if placement is not None:
             found = tuple(self.connections.get(server) for server in placement.servers)
-            self.current = ClusterView(placement, found)
+            is_theirs = self.spares.epoch == placement.epoch
+            spares = self.spares if is_theirs else SpareReplicas()
+            self.current = ClusterView(placement, found, spares)
         for wake in tuple(self.changes):
             wake()
 

@@ -12,6 +12,7 @@ import torch
 from balancer.planner.actions import Call, Inspect, Prepare
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
+from eaas.spares import SpareReplicas, holdings, places
 from eaas.wire import Arena, SlotState
 from eaas.wire.header import WireDtype, payload_layout, result_length
 from expert_server.experts.placements import PlacementHandler
@@ -46,13 +47,15 @@ class Store:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.since: dict[tuple[int, int], float] = {}
+        self.spares: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def count(self) -> int:
-        return len(self.since)
+        return len(self.since) - len(self.spares)
 
     def held(self) -> dict[int, list[int]]:
-        return {layer: sorted(e for at, e in self.since if at == layer) for layer in range(LAYERS)}
+        held = self.since.keys() - self.spares
+        return {layer: sorted(e for at, e in held if at == layer) for layer in range(LAYERS)}
 
     def digest(self, _layer: int, _expert: int) -> int:
         return 0
@@ -61,7 +64,19 @@ class Store:
         for layer, experts in wanted.items():
             for expert in experts:
                 self.since.setdefault((layer, expert), self.sim.now)
+                self.spares -= {(layer, expert)}
         return 0
+
+    def load_spares(self, wanted: Any, is_given_up: Callable[[], bool], _digests: Any) -> None:
+        for place in sorted(wanted):
+            if place not in self.since and not is_given_up():
+                self.since[place] = self.sim.now
+                self.spares |= {place}
+
+    def unload_spares(self, kept: Any = ()) -> None:
+        for place in self.spares.difference(kept):
+            del self.since[place]
+        self.spares = self.spares.intersection(kept)
 
     def unload(self, unwanted: Any) -> None:
         for layer, experts in unwanted.items():
@@ -70,7 +85,7 @@ class Store:
 
     def holds_LE(self) -> np.ndarray:
         found_LE = np.zeros(FULL, dtype=bool)
-        for layer, expert in self.since:
+        for layer, expert in self.since.keys() - self.spares:
             found_LE[layer, expert] = True
         return found_LE
 
@@ -80,6 +95,9 @@ class Context:
 
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise Refused(f"{code.name}: {details}")
+
+    def is_active(self) -> bool:
+        return True
 
 
 class ServerProcess(Process):
@@ -142,6 +160,12 @@ class ServerProcess(Process):
             self.newest_epoch = placement.epoch
             self.sim.check_retirement(self, placement.epoch, before)
         return None
+
+    def hold_spares(self, spares: SpareReplicas) -> frozenset[tuple[int, int]]:
+        """Execute HoldSpares; return what the slots hold. Raises Refused."""
+        layers = holdings(spares.of(self.id), LAYERS)
+        request = pb.HoldSparesRequest(epoch=spares.epoch, layers=layers, load_s=1e9)
+        return places(self.placements.HoldSpares(request, Context()).layers)
 
     # -- data -------------------------------------------------------------------------------------
 

@@ -38,12 +38,14 @@ class WatchPlacementRequest(_message.Message):
     def __init__(self, known_epoch: _Optional[int] = ...) -> None: ...
 
 class WatchPlacementResponse(_message.Message):
-    __slots__ = ("placement", "epoch")
+    __slots__ = ("placement", "epoch", "spares")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SPARES_FIELD_NUMBER: _ClassVar[int]
     placement: _common_pb2.Placement
     epoch: int
-    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    spares: _common_pb2.SpareReplicas
+    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., epoch: _Optional[int] = ..., spares: _Optional[_Union[_common_pb2.SpareReplicas, _Mapping]] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
     __slots__ = ("policy", "knobs", "more_servers", "without_servers", "loads", "speeds", "redundancy", "num_redundant_experts")

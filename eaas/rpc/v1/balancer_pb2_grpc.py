@@ -152,7 +152,7 @@ class BalancerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlacement(self, request, context):
-        """The current placement, then each new one.
+        """The current placement and its spare replicas, then each change of either.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

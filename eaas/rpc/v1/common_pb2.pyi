@@ -153,6 +153,14 @@ class Placement(_message.Message):
     servers: _containers.RepeatedCompositeFieldContainer[ServerPlacement]
     def __init__(self, epoch: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerPlacement, _Mapping]]] = ...) -> None: ...
 
+class SpareReplicas(_message.Message):
+    __slots__ = ("epoch", "servers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    servers: _containers.RepeatedCompositeFieldContainer[ServerPlacement]
+    def __init__(self, epoch: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerPlacement, _Mapping]]] = ...) -> None: ...
+
 class LayerTokens(_message.Message):
     __slots__ = ("tokens",)
     TOKENS_FIELD_NUMBER: _ClassVar[int]

@@ -155,6 +155,24 @@ class RetirePlacementResponse(_message.Message):
     experts: int
     def __init__(self, experts: _Optional[int] = ...) -> None: ...
 
+class HoldSparesRequest(_message.Message):
+    __slots__ = ("epoch", "layers", "load_s")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
+    load_s: float
+    def __init__(self, epoch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class HoldSparesResponse(_message.Message):
+    __slots__ = ("layers", "loaded")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedCompositeFieldContainer[_common_pb2.Holding]
+    loaded: int
+    def __init__(self, layers: _Optional[_Iterable[_Union[_common_pb2.Holding, _Mapping]]] = ..., loaded: _Optional[int] = ...) -> None: ...
+
 class ListExpertsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

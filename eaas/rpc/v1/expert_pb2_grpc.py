@@ -66,6 +66,11 @@ class ExpertServiceStub:
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementRequest.SerializeToString,
                 response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementResponse.FromString,
                 _registered_method=True)
+        self.HoldSpares = channel.unary_unary(
+                '/eaas.rpc.v1.ExpertService/HoldSpares',
+                request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.HoldSparesRequest.SerializeToString,
+                response_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.HoldSparesResponse.FromString,
+                _registered_method=True)
         self.ListExperts = channel.unary_unary(
                 '/eaas.rpc.v1.ExpertService/ListExperts',
                 request_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.ListExpertsRequest.SerializeToString,
@@ -152,6 +157,17 @@ class ExpertServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldSpares(self, request, context):
+        """Sets the replicas in this server's spare slots: unloads all others there, then loads the missing
+        ones until the time given has passed. They are in no placement: the next RetirePlacement unloads
+        them, and ListExperts leaves them out. Errors: FAILED_PRECONDITION (not the epoch of the last
+        placement), INVALID_ARGUMENT, DATA_LOSS (a shard cannot be read, or the bytes do not match the
+        digest).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListExperts(self, request, context):
         """The replicas that this server holds.
         """
@@ -224,6 +240,11 @@ def add_ExpertServiceServicer_to_server(servicer, server):
                     servicer.RetirePlacement,
                     request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementRequest.FromString,
                     response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementResponse.SerializeToString,
+            ),
+            'HoldSpares': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldSpares,
+                    request_deserializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.HoldSparesRequest.FromString,
+                    response_serializer=eaas_dot_rpc_dot_v1_dot_expert__pb2.HoldSparesResponse.SerializeToString,
             ),
             'ListExperts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListExperts,
@@ -415,6 +436,33 @@ class ExpertService:
             '/eaas.rpc.v1.ExpertService/RetirePlacement',
             eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementRequest.SerializeToString,
             eaas_dot_rpc_dot_v1_dot_expert__pb2.RetirePlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldSpares(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eaas.rpc.v1.ExpertService/HoldSpares',
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.HoldSparesRequest.SerializeToString,
+            eaas_dot_rpc_dot_v1_dot_expert__pb2.HoldSparesResponse.FromString,
             options,
             channel_credentials,
             insecure,

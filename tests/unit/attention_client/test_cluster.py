@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +23,8 @@ from attention_client.telemetry.request_outcomes import Outcome
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
 from eaas.membership.cluster_view import MembershipView
-from eaas.types import Member, MemberState, ModelShape, Role
+from eaas.spares import SpareReplicas
+from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-a")
 PATIENCE_S = 20.0
@@ -266,3 +268,42 @@ def test_a_connection_lost_during_its_opening_is_opened_again(
     cluster._on_members(view(server("a:1")))
     until(lambda: len(connector.made) == 2 and connected(cluster) is connector.made[1])
     assert connector.made[1].lost_reason is None
+
+
+def placed(epoch: int) -> Placement:
+    holds_LSE = np.zeros((1, 2, 8), bool)
+    holds_LSE[0, 0] = True
+    return Placement(epoch, ("s1", "s2"), holds_LSE, holds_LSE.astype(np.float32))
+
+
+def replicas(cluster: Cluster) -> list[int]:
+    """Replicas of each expert that dispatch chooses from."""
+    found = cluster.view().replicas(np.ones(2, bool))
+    return np.diff(found.first_LX[0]).tolist()
+
+
+def test_spare_replicas_belong_to_one_placement(cluster: Cluster) -> None:
+    spares = SpareReplicas(1, {"s2": frozenset({(0, 3), (0, 5)})})
+    cluster._on_spares(spares)
+    cluster._on_placement(placed(1))
+    assert replicas(cluster) == [1, 1, 1, 2, 1, 2, 1, 1]
+    # They are no part of the placement's coverage.
+    assert cluster.view().placement.holds_LSE[0, 1].sum() == 0
+    cluster._on_placement(placed(2))
+    assert replicas(cluster) == [1] * 8
+    cluster._on_spares(SpareReplicas(2, {"s2": frozenset({(0, 0)})}))
+    assert replicas(cluster) == [2, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_stale_answer_ends_the_use_of_a_servers_spare_replicas(cluster: Cluster) -> None:
+    cluster._on_placement(placed(1))
+    spares = SpareReplicas(1, {"s2": frozenset({(0, 3)}), "s3": frozenset({(0, 1)})})
+    cluster._on_spares(spares)
+    before = cluster.view()
+    cluster._on_stale("s1")
+    assert cluster.view() is before
+    cluster._on_stale("s2")
+    assert replicas(cluster) == [1] * 8
+    # The balancer's next word counts.
+    cluster._on_spares(spares)
+    assert replicas(cluster) == [1, 1, 1, 2, 1, 1, 1, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from eaas.errors import (
     ExpertsUnavailableError,
     WrongRequestError,
 )
+from eaas.spares import SpareReplicas
 from layer_world import (
     BOTH,
     FAULTS,
@@ -149,6 +152,22 @@ def test_a_new_placement_ends_the_wait() -> None:
     assert torch.equal(call.run(), expected_of(call))
     assert world.now == pytest.approx(100.51, abs=0.02)
     assert new.epochs == [2]
+
+
+def test_a_spare_replica_that_is_gone_costs_one_answer() -> None:
+    """s1 has expert 0 in a spare slot only; the placement has it on s0."""
+    world = World()
+    base, spare = FakeConnection(world, "s0"), FakeConnection(world, "s1", forever="stale")
+    plain = view_of([base, spare], np.array([[1, 1, 1, 1], [0, 0, 0, 0]]))
+    held = {"s1": frozenset({(0, 0)}), "left": frozenset({(0, 1)})}
+    view = replace(plain, spares=SpareReplicas(1, held), _all_replicas=[])
+    stale: list[str] = []
+    call = call_of(world, FakeReplicas(world, [view]), np.zeros((64, 1), np.int64))
+    call.shared = replace(call.shared, on_stale=stale.append)
+    assert torch.equal(call.run(), expected_of(call))
+    assert "s1" in world.asked
+    assert stale == ["s1"]
+    assert world.asked.count("s1") == 1
 
 
 def test_an_answer_next_to_a_failure_teaches_no_wrong_time() -> None:

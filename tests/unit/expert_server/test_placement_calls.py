@@ -29,6 +29,7 @@ class Store:
 
     def __init__(self) -> None:
         self.experts: dict[int, set[int]] = {0: set(), 1: set()}
+        self.spares: frozenset[tuple[int, int]] = frozenset()
         self.on_load: Callable[[], None] = lambda: None
         self.broken = False
         # Digests of the bytes here, by layer and expert.
@@ -40,10 +41,13 @@ class Store:
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.experts.values()))
+        return sum(map(len, self.experts.values())) - len(self.spares)
 
     def held(self) -> dict[int, list[int]]:
-        return {layer: sorted(experts) for layer, experts in self.experts.items()}
+        return {
+            layer: sorted(e for e in experts if (layer, e) not in self.spares)
+            for layer, experts in self.experts.items()
+        }
 
     def load(
         self,
@@ -59,10 +63,27 @@ class Store:
         for layer, experts in wanted.items():
             for expert in experts:
                 self.experts[layer].add(expert)
+                self.spares -= {(layer, expert)}
                 self.on_load()
                 if is_given_up():
                     return 0
         return 0
+
+    def load_spares(
+        self,
+        wanted: Collection[tuple[int, int]],
+        is_given_up: Callable[[], bool],
+        digests: Mapping[tuple[int, int], int],
+    ) -> None:
+        for layer, expert in sorted(wanted):
+            if expert not in self.experts[layer] and not is_given_up():
+                self.load({layer: [expert]}, is_given_up, digests)
+                self.spares |= {(layer, expert)}
+
+    def unload_spares(self, kept: Collection[tuple[int, int]] = ()) -> None:
+        for layer, expert in self.spares.difference(kept):
+            self.unload({layer: [expert]})
+        self.spares = self.spares.intersection(kept)
 
     def unload(self, unwanted: Mapping[int, Collection[int]]) -> None:
         for layer, experts in unwanted.items():
@@ -76,6 +97,10 @@ class Refused(Exception):
 class Context:
     def __init__(self) -> None:
         self.trailing: Any = ()
+        self.active = True
+
+    def is_active(self) -> bool:
+        return self.active
 
     def set_trailing_metadata(self, trailing: Any) -> None:
         self.trailing = trailing
@@ -104,6 +129,15 @@ class Server:
     def retire(self, epoch: int, *layers: list[int]) -> Any:
         request = pb.RetirePlacementRequest(epoch=epoch, layers=_layers(layers))
         return self.handler.RetirePlacement(request, Context())
+
+    def spare(
+        self, epoch: int, *layers: list[int], load_s: float = 60.0, active: bool = True
+    ) -> tuple[list[list[int]], int]:
+        request = pb.HoldSparesRequest(epoch=epoch, layers=_layers(layers), load_s=load_s)
+        context = Context()
+        context.active = active
+        response = self.handler.HoldSpares(request, context)
+        return [list(layer.experts) for layer in response.layers], response.loaded
 
     def list(self) -> tuple[int, list[list[int]]]:
         response = self.handler.ListExperts(pb.ListExpertsRequest(), Context())
@@ -274,3 +308,82 @@ def test_a_missing_digest_is_refused() -> None:
         Refused, match="INVALID_ARGUMENT: the numbers of digests and experts differ"
     ):
         Server().handler.PreparePlacement(request, Context())
+
+
+def test_spare_replicas_are_beside_the_share() -> None:
+    server = Server()
+    server.prepare(1, [0, 1], [2])
+    assert server.spare(1, [3], [0, 2]) == ([[3], [0]], 2)
+    assert server.list() == (1, [[0, 1], [2]])
+    assert server.store.count == 3
+    # The whole wish each time: one stays, one goes, one comes.
+    assert server.spare(1, [2], [0]) == ([[2], [0]], 1)
+    assert server.store.held() == {0: [0, 1], 1: [2]}
+    assert server.spare(1, [], []) == ([[], []], 0)
+    assert server.store.experts == {0: {0, 1}, 1: {2}}
+
+
+def test_a_roll_out_takes_over_or_unloads_spare_replicas() -> None:
+    server = Server()
+    server.prepare(1, [0], [0])
+    server.spare(1, [1, 2], [3])
+    server.prepare(2, [0, 1], [0])
+    # Clients of the older placement may still use the others.
+    assert server.store.spares == {(0, 2), (1, 3)}
+    server.retire(2, [0, 1], [0])
+    assert server.store.experts == {0: {0, 1}, 1: {0}}
+    assert not server.store.spares
+
+
+def test_limited_memory_is_for_the_share_first() -> None:
+    server = Server(is_limited=True)
+    server.prepare(1, [0], [0])
+    server.spare(1, [1, 2], [3])
+    beside: list[frozenset[tuple[int, int]]] = []
+    server.store.on_load = lambda: beside.append(server.store.spares)
+    server.prepare(2, [0, 1], [1])
+    # The share takes one over; the others are unloaded before it loads.
+    assert beside[0] == {(0, 1)}
+    assert server.store.experts == {0: {0, 1}, 1: {0, 1}}
+
+
+def test_spare_replicas_of_another_epoch_are_refused() -> None:
+    server = Server()
+    for epoch in (0, 1):
+        with pytest.raises(Refused, match=f"FAILED_PRECONDITION: epoch {epoch} is not in force"):
+            server.spare(epoch, [1], [])
+    server.prepare(2, [0], [])
+    for epoch in (1, 3):
+        with pytest.raises(Refused, match="2 is"):
+            server.spare(epoch, [1], [])
+    with pytest.raises(Refused, match="INVALID_ARGUMENT"):
+        server.spare(2, [4], [])
+    assert server.store.experts == {0: {0}, 1: set()}
+
+
+@pytest.mark.parametrize("end", ["time", "caller", "placement"])
+def test_loads_of_spare_replicas_end_early(end: str) -> None:
+    server = Server()
+    server.prepare(1, [0], [0])
+
+    def newer() -> None:
+        server.handler._newest_epoch = 2
+
+    if end == "placement":
+        server.store.on_load = newer
+    load_s, active = 0.0 if end == "time" else 60.0, end != "caller"
+    held, loaded = server.spare(1, [1], [1], load_s=load_s, active=active)
+    expected = [[1], []] if end == "placement" else [[], []]
+    assert (held, loaded) == (expected, len(expected[0]))
+
+
+def test_a_damaged_spare_replica_is_refused_by_name() -> None:
+    server = Server()
+    server.prepare(1, [0], [])
+    server.store.damaged[0, 1] = 7
+    layers = [common_pb2.Holding(experts=[1], digests=[8]), common_pb2.Holding()]
+    request = pb.HoldSparesRequest(epoch=1, layers=layers, load_s=60.0)
+    with pytest.raises(Refused, match=r"DATA_LOSS: model.safetensors: expert \(0, 1\) differs"):
+        server.handler.HoldSpares(request, Context())
+    # The share is not at fault.
+    assert ("unloadable", 0) not in server.told

@@ -423,3 +423,42 @@ def test_nothing_loads_after_a_load_that_ended_early(qwen: Path, copy: Path) -> 
     with pytest.raises(MissingShardError):
         store.load({2: [3]})
     assert store.loading == (0, 0)
+
+
+def test_spare_replicas_are_no_part_of_the_share(qwen: Path) -> None:
+    store = new_store(Checkpoint.open(qwen))
+    one = store.load({0: [0, 1], 1: [2]}) // 3
+    store.load_spares({(0, 3), (1, 2), (2, 5)}, lambda: False, {})
+    # (1, 2) is of the share already.
+    assert store.spares == {(0, 3), (2, 5)}
+    assert (store.count, store.bytes, store.expert_bytes) == (3, 5 * one, one)
+    assert store.held() == {0: [0, 1], 1: [2], 2: []}
+    assert store.holds(0, 3)
+    # A share takes a spare replica over without reading it again.
+    assert store.load({0: [3]}) == 0
+    assert (store.spares, store.count) == ({(2, 5)}, 4)
+    store.unload_spares({(2, 5)})
+    assert store.spares == {(2, 5)}
+    store.unload_spares()
+    assert not store.spares
+    assert (store.count, store.bytes) == (4, 4 * one)
+
+
+def test_spare_replicas_keep_to_the_memory(qwen: Path) -> None:
+    reader = ExpertReader(Checkpoint.open(qwen))
+    one = new_store(Checkpoint.open(qwen)).load({0: [0]})
+    kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype, Quantization.NONE))
+    store = ExpertStore(reader, kernel, memory_bytes=4 * one)
+    store.load({0: [0, 1]})
+    store.load_spares({(1, 0), (1, 1), (1, 2)}, lambda: False, {})
+    assert store.spares == {(1, 0), (1, 1)}
+    assert store.bytes == 4 * one
+
+
+def test_an_unread_spare_replica_leaves_the_others(copy: Path) -> None:
+    store = new_store(Checkpoint.open(copy))
+    store.load({0: [0]})
+    with pytest.raises(CheckpointError, match="differs"):
+        store.load_spares({(0, 1), (1, 0)}, lambda: False, {(1, 0): 1})
+    assert store.spares == {(0, 1)}
+    assert store.count == 1

@@ -1,0 +1,200 @@
+"""The spare slots' rounds: what servers are told, in which order, and what clients hear."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from balancer.live.plans import PlannerSnapshot
+from balancer.live.state import LoadState
+from balancer.spare_slots import SpareSlots
+from eaas.config import BalancerConfig
+from eaas.net.grpc_server import RunningServer, Service, serve
+from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
+from eaas.spares import SpareReplicas, holdings, places
+from eaas.types import Member, MemberState, Placement, Role
+from waiting import eventually
+
+LAYERS, EXPERTS = 2, 4
+NAMES = ("s0", "s1")
+# s0 has the hot experts of both layers; its colleague can help with one of each.
+HOLDS_LSE = np.array([[[1, 1, 0, 0], [0, 0, 1, 1]]] * LAYERS, bool)
+HOT_LE = np.array([[8000, 2000, 10, 10], [2000, 8000, 10, 10]])
+
+
+class Server:
+    """Holds what it is told, but for what `refuses` says."""
+
+    def __init__(self) -> None:
+        self.requests: list[expert_pb2.HoldSparesRequest] = []
+        self.held: frozenset[tuple[int, int]] = frozenset()
+        self.refuses: dict[str, grpc.StatusCode] = {}
+        self.lacks: set[tuple[int, int]] = set()
+        self.on_call: Callable[[frozenset[tuple[int, int]]], None] = lambda _wanted: None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+    def HoldSpares(self, request: Any, context: Any) -> expert_pb2.HoldSparesResponse:
+        self.requests.append(request)
+        self.on_call(places(request.layers))
+        for why, code in self.refuses.items():
+            context.abort(code, why)
+        before, self.held = self.held, places(request.layers) - self.lacks
+        loaded = len(self.held - before)
+        return expert_pb2.HoldSparesResponse(layers=holdings(self.held, LAYERS), loaded=loaded)
+
+
+class World:
+    """Two servers, their load, and the slots' thread."""
+
+    def __init__(self) -> None:
+        self.servers = {name: Server() for name in NAMES}
+        add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
+        self.faces: dict[str, RunningServer] = {
+            name: serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
+            for name, server in self.servers.items()
+        }
+        self.load = LoadState(BalancerConfig(), LAYERS, EXPERTS)
+        self.snapshot = self.at(1)
+        self.published: list[tuple[SpareReplicas, int]] = []
+        self.rounds = threading.Semaphore(0)
+        self.slots = SpareSlots(
+            SimpleNamespace(load=self.load, snapshot=self.take),  # type: ignore[arg-type]
+            1.0,
+            lambda spares, loaded: self.published.append((spares, loaded)),
+            lambda error: self.published.append((error, -1)),  # type: ignore[arg-type]
+        )
+
+    def at(self, epoch: int, *, at_rest: bool = True, **fields: Any) -> PlannerSnapshot:
+        members = {
+            name: Member(name, Role.EXPERT_SERVER, 1, "h", face.address, MemberState.SERVING)
+            for name, face in self.faces.items()
+        }
+        shares_LSE = HOLDS_LSE.astype(np.float32)
+        placement = Placement(epoch, NAMES, HOLDS_LSE, shares_LSE)
+        given = {"able": frozenset(NAMES)} | fields
+        return PlannerSnapshot(placement, members, at_rest=at_rest, **given)
+
+    def take(self) -> PlannerSnapshot:
+        self.rounds.release()
+        return self.snapshot
+
+    def read(self, tokens_LE: np.ndarray) -> None:
+        """Add a step to the load, and let a whole round pass."""
+        self.load._window._steps.append(
+            SimpleNamespace(tokens_LE=tokens_LE, load_L={}, work={})  # type: ignore[arg-type]
+        )
+        # The second begins once the first is over.
+        for _ in range(2):
+            self.slots.has_read()
+            assert self.rounds.acquire(timeout=10)
+
+    def close(self) -> None:
+        self.slots.close()
+        for face in self.faces.values():
+            face.stop(0)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+def last(world: World) -> SpareReplicas:
+    return world.published[-1][0]
+
+
+def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None:
+    world.read(HOT_LE)
+    eventually(lambda: len(world.published) == 1, 5)
+    spares, loaded = world.published[0]
+    assert spares == SpareReplicas(1, {"s1": frozenset({(0, 0), (1, 1)})})
+    assert loaded == 2
+    request = world.servers["s1"].requests[0]
+    assert (request.epoch, request.load_s) == (1, 1.0)
+    # Nothing changes: servers are asked again, since one may have restarted, and clients hear nothing.
+    asked = len(world.servers["s1"].requests)
+    world.read(HOT_LE)
+    eventually(lambda: len(world.servers["s1"].requests) > asked, 5)
+    assert len(world.published) == 1
+
+
+def test_clients_hear_of_an_end_before_the_server(world: World) -> None:
+    world.read(HOT_LE)
+    eventually(lambda: len(world.published) == 1, 5)
+    seen: list[int] = []
+
+    def spy(wanted: frozenset[tuple[int, int]]) -> None:
+        if (0, 0) not in wanted:
+            seen.append(len(world.published))
+
+    world.servers["s1"].on_call = spy
+    for _ in range(8):
+        world.read(HOT_LE[::-1])
+    eventually(lambda: len(world.published) >= 3, 5)
+    assert world.published[1] == (SpareReplicas(1), 0)
+    assert last(world) == SpareReplicas(1, {"s1": frozenset({(0, 1), (1, 0)})})
+    assert seen[0] >= 2
+
+
+def test_only_what_a_server_holds_is_published(world: World) -> None:
+    world.servers["s1"].lacks = {(1, 1)}
+    world.read(HOT_LE)
+    eventually(lambda: len(world.published) == 1, 5)
+    assert last(world) == SpareReplicas(1, {"s1": frozenset({(0, 0)})})
+    world.servers["s1"].lacks = set()
+    world.read(HOT_LE)
+    eventually(lambda: len(last(world)) == 2, 5)
+
+
+def test_a_server_that_cannot_answer_is_not_published(world: World) -> None:
+    world.servers["s1"].refuses = {"not now": grpc.StatusCode.UNAVAILABLE}
+    world.read(HOT_LE)
+    assert not world.published
+    world.servers["s1"].refuses = {}
+    world.read(HOT_LE)
+    eventually(lambda: len(last(world)) == 2, 5)
+
+
+def test_a_damaged_server_gets_none_in_this_placement(world: World) -> None:
+    world.servers["s1"].refuses = {"differs": grpc.StatusCode.DATA_LOSS}
+    world.read(HOT_LE)
+    eventually(lambda: len(world.servers["s1"].requests) >= 2, 5)
+    world.servers["s1"].refuses = {}
+    assert not places(world.servers["s1"].requests[-1].layers)
+    world.snapshot = world.at(2)
+    world.read(HOT_LE)
+    eventually(lambda: len(last(world)) == 2, 5)
+    assert last(world).epoch == 2
+
+
+def test_roll_outs_and_lost_servers_are_left_alone(world: World) -> None:
+    world.snapshot = world.at(1, at_rest=False)
+    world.read(HOT_LE)
+    # Without s0 some experts have no replica: the planner is about to load them.
+    now = world.at(1, able=frozenset({"s1"}))
+    world.snapshot = replace(now, servers={"s1": now.servers["s1"]})
+    world.read(HOT_LE)
+    assert not world.published
+    assert not any(server.requests for server in world.servers.values())
+
+
+def test_digests_go_with_the_replicas(world: World) -> None:
+    digests_LE = np.arange(LAYERS * EXPERTS, dtype=np.uint64).reshape(LAYERS, EXPERTS) + 100
+    world.snapshot = world.at(1, digests_LE=digests_LE)
+    world.read(HOT_LE)
+    eventually(lambda: len(world.published) == 1, 5)
+    layers = world.servers["s1"].requests[0].layers
+    assert [list(layer.digests) for layer in layers] == [[100], [105]]
