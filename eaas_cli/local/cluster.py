@@ -70,7 +70,7 @@ class LocalCluster:
         engine: Engine of the attention client.
         operator_page: Show buttons that kill and start servers, if only this machine can connect.
         fork_server: Forks the processes, and keeps running afterwards. None: the cluster starts its own.
-        devices: GPU of each server ("cuda:0"), as many as servers; empty: the servers compute on the CPU.
+        devices: GPU of each server ("cuda:0"), instead of `servers`; empty: the servers compute on the CPU.
 
     Raises:
         ConfigError: Fewer servers than the redundancy; an unusable log_dir or host; a listen address that
@@ -96,6 +96,7 @@ class LocalCluster:
         devices: Sequence[str] = (),
     ) -> None:
         self.config = config or ClusterConfig()
+        servers = len(devices) or servers
         refuse_few_servers(servers, redundancy)
         refuse_shared_device(self.config, devices)
         self._devices = tuple(devices)

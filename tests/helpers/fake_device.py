@@ -95,7 +95,9 @@ class FakeDevice(Interpreter):
 
     name = "fake"
 
-    def __init__(self, can_pin: bool = True, free: int = 0, can_capture: bool = False) -> None:
+    def __init__(
+        self, can_pin: bool = True, free: int | None = None, can_capture: bool = False
+    ) -> None:
         self.can_capture = can_capture  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self.fails: Callable[[int], object] = lambda _copies: None
@@ -211,7 +213,7 @@ class FakeDevice(Interpreter):
         self._pinned.remove((memory.data_ptr(), memory.nbytes))
         self.pinned_bytes -= memory.nbytes
 
-    def free_bytes(self) -> int:
+    def free_bytes(self) -> int | None:
         return self._free
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:

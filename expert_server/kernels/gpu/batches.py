@@ -81,6 +81,7 @@ class Batches:
         self._device = device
         self._slots: torch.Tensor | None = None
         self._is_pinned = False
+        self._joined = torch.empty(0, dtype=torch.int32)
         self._routes, self._hidden, self._results = (_Staging(device) for _ in range(3))
 
     def pin(self, memory: mmap.mmap) -> None:

@@ -105,8 +105,8 @@ class Device(abc.ABC):
         """End `pin`. The device must not use the memory any more."""
 
     @abc.abstractmethod
-    def free_bytes(self) -> int:
-        """Return the bytes of the device's memory that are free; 0: it has no memory of its own."""
+    def free_bytes(self) -> int | None:
+        """Return the bytes of the device's memory that are free; None: it has no memory of its own."""
 
 
 class _Passed(Event):
@@ -165,6 +165,6 @@ class Interpreter(Device):
     def unpin(self, memory: torch.Tensor) -> None:
         """Do nothing."""
 
-    def free_bytes(self) -> int:
-        """Return 0: experts take the host's memory."""
-        return 0
+    def free_bytes(self) -> int | None:
+        """Return None: experts take the host's memory."""
+        return None

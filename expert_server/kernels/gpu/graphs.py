@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 Issue = Callable[[BatchMemory, torch.Tensor], None]
 """Issues the batch in its memory, on the experts at these addresses (E)."""
 
-# Beyond this, computing takes longer than launching.
+# Not measured: padding larger batches to a power of two may cost more than launching them one by one.
 _MOST_TOKENS = 256
 # Tables have a multiple of so many places, so that few graphs differ in that only.
 _PLACES = 64
@@ -58,6 +58,7 @@ class Graph:
 
     Attributes:
         memory: Of a batch; tokens that are not there must have no expert.
+        table: (E) addresses of the experts' blocks, for `issue` to fill.
         replay: Issues the batch.
     """
 
@@ -89,10 +90,6 @@ class Graphs:
             return tokens
         return 1 << (tokens - 1).bit_length()
 
-    def has(self, tokens: int) -> bool:
-        """Whether batches of so many tokens, as from `tokens`, have a graph."""
-        return self._is_on and 0 < tokens <= _MOST_TOKENS
-
     def places(self, experts: int) -> int:
         """Return the places of a graph's table for so many experts."""
         return -(-experts // _PLACES) * _PLACES
@@ -105,9 +102,11 @@ class Graphs:
             issue: Issues a batch.
 
         Returns:
-            None: There are too many graphs, or the device cannot capture it. Then a line is in the log, and
-            there are no graphs from now on.
+            None: The batch is large, there are too many graphs, or the device cannot capture it. Then a line
+            is in the log, and there are no graphs from now on.
         """
+        if not self._is_on or key.tokens > _MOST_TOKENS:
+            return None
         graph = self._graphs.get(key)
         if graph is None and len(self._graphs) < _MOST_GRAPHS:
             try:

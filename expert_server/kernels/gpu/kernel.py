@@ -91,7 +91,7 @@ class TritonKernel(SlotKernel):
     def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes) -> int:
         """Return the bytes that experts may take (`SlotKernel.memory_limit`)."""
         free = self._device.free_bytes()
-        if not free:
+        if free is None:
             return wanted
         element = self.spec.dtype.itemsize
         batch = batch_bytes(tokens, sizes.top_k, sizes.hidden, sizes.intermediate, element)
@@ -167,12 +167,10 @@ class TritonKernel(SlotKernel):
         """Return memory for a batch of (T, K, H), and what issues it: a graph's if it has one."""
         assert table.addresses is not None
         issue = partial(self._launch, layout, activation)
-        if self._graphs.has(shape[0]):
-            places = self._graphs.places(len(table.addresses))
-            key = GraphKey(*shape, dtype, places, (layout, activation))
-            graph = self._graphs.get(key, issue)
-            if graph is not None:
-                return graph.memory, partial(graph.issue, table.addresses)
+        places = self._graphs.places(len(table.addresses))
+        graph = self._graphs.get(GraphKey(*shape, dtype, places, (layout, activation)), issue)
+        if graph is not None:
+            return graph.memory, partial(graph.issue, table.addresses)
         memory = BatchMemory.allocate(self._device, *shape, dtype)
         return memory, partial(issue, memory, table.addresses)
 

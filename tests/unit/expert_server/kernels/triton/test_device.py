@@ -245,7 +245,7 @@ def test_experts_take_what_batches_leave() -> None:
     sizes = ExpertSizes(hidden=64, intermediate=32, num_experts=4, top_k=2)
     tokens = 1000
 
-    def limit(free: int, wanted: int = 0) -> int:
+    def limit(free: int | None, wanted: int = 0) -> int:
         kernel = interpreted_kernel()(
             [FORMS["swiglu"]], KernelSpec(torch.bfloat16), FakeDevice(free=free)
         )
@@ -255,7 +255,7 @@ def test_experts_take_what_batches_leave() -> None:
             kernel.close()
 
     # Without memory of its own, the setting counts.
-    assert (limit(0), limit(0, 5)) == (0, 5)
+    assert (limit(None), limit(None, 5)) == (0, 5)
     free = 10**9
     least = tokens * (64 * 10 + 2 * (2 * 64 + 4 * 64))
     assert 0.9 * (free - 2 * least) < limit(free) < free - least
@@ -266,6 +266,8 @@ def test_experts_take_what_batches_leave() -> None:
         limit(free, free)
     with pytest.raises(ConfigError, match=r"fake has 0.0 GB free, .* fewer expert_server.slots"):
         limit(1000)
+    with pytest.raises(ConfigError, match=r"fake has 0\.0 GB free"):
+        limit(0)
 
 
 @pytest.mark.parametrize(
