@@ -251,7 +251,8 @@ class ExpertServerConfig(_Section):
     memory_bytes: int = Field(
         0,
         ge=0,
-        description="Memory for expert weights; the balancer respects it. 0 means no limit.",
+        description="Memory for expert weights; the balancer respects it. 0 means no limit, on a GPU what is "
+        "free there.",
     )
     node: str = Field(
         "",
