@@ -33,37 +33,27 @@ class BatchMemory:
 
     Attributes:
         x_TH: Hidden states.
-        routes: Ids, then scores, with room up to a multiple of 16 bytes after each, int32.
+        ids_TK: Experts, int32; -1: none.
+        scores_TK: Scores, float32.
         out_TH: Results, float32.
-        top_k: K.
+        routes: Ids and scores, which are one copy: int32, with room up to a multiple of 16 bytes after each.
     """
 
     x_TH: torch.Tensor
-    routes: torch.Tensor
+    ids_TK: torch.Tensor
+    scores_TK: torch.Tensor
     out_TH: torch.Tensor
-    top_k: int
+    routes: torch.Tensor
 
     @classmethod
     def allocate(
         cls, device: Device, tokens: int, top_k: int, hidden: int, dtype: torch.dtype
     ) -> BatchMemory:
         """Allocate it, for the current stream."""
-        return cls(
-            device.empty(tokens, hidden, dtype=dtype),
-            device.empty(_routes_length(tokens, top_k), dtype=torch.int32),
-            device.empty(tokens, hidden, dtype=torch.float32),
-            top_k,
-        )
-
-    @property
-    def ids_TK(self) -> torch.Tensor:
-        """Experts, int32; -1: none."""
-        return _divide(self.routes, len(self.x_TH), self.top_k)[0]
-
-    @property
-    def scores_TK(self) -> torch.Tensor:
-        """Scores, float32."""
-        return _divide(self.routes, len(self.x_TH), self.top_k)[1]
+        x_TH = device.empty(tokens, hidden, dtype=dtype)
+        routes = device.empty(_routes_length(tokens, top_k), dtype=torch.int32)
+        out_TH = device.empty(tokens, hidden, dtype=torch.float32)
+        return cls(x_TH, *_divide(routes, tokens, top_k), out_TH, routes)
 
 
 Prepare = Callable[[], tuple[BatchMemory, Callable[[], None]]]

@@ -178,9 +178,9 @@ class TritonKernel(SlotKernel):
         self, layout: Layout, activation: Activation, memory: BatchMemory, addresses: torch.Tensor
     ) -> None:
         """Issue a batch that is on the device, on the experts at these addresses; writes `memory.out_TH`."""
-        x_TH, out_TH, top_k = memory.x_TH, memory.out_TH, memory.top_k
+        x_TH, out_TH = memory.x_TH, memory.out_TH
         ids, scores = memory.ids_TK, memory.scores_TK
-        tokens, hidden = x_TH.shape
+        (tokens, hidden), top_k = x_TH.shape, ids.shape[1]
         intermediate, empty = layout.intermediate, self._device.empty
         # So that the sum is exact: see `eaas.wire.slot`.
         y_dtype = torch.bfloat16 if x_TH.dtype is torch.bfloat16 else torch.float32
