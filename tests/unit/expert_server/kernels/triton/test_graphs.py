@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -115,6 +116,35 @@ def test_one_wait_and_the_same_copies() -> None:
     both.device.calls.clear()
     both.graphs(*one, 0)
     assert both.device.calls == {"copy to": 2, "replay": 1, "copy back": 1, "wait": 1}
+    both.close()
+
+
+def test_experts_come_and_go_while_graphs_compute_others() -> None:
+    both = Both()
+    both.load(0, 0)
+    both.load(0, 1)
+    one = batch(6, HIDDEN, [[0, 1]] * 6, 2, torch.bfloat16, 0)
+    right_TH = both.plain(*one, 0)
+    weights = expert(FORM, HIDDEN, INTERMEDIATE, both.dtype, torch.Generator().manual_seed(1))
+    stop = threading.Event()
+    cycles = []
+
+    def churn() -> None:
+        while not stop.is_set():
+            both.graphs.load(0, 2, weights)
+            both.graphs.unload(0, 2)
+            cycles.append(1)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(20):
+            assert torch.equal(both.graphs(*one, 0), right_TH)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert cycles
+    assert both.counted() == (1, 20)
     both.close()
 
 
