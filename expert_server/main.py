@@ -257,6 +257,7 @@ class ExpertServer:
         Raises:
             CheckpointError: An expert cannot be loaded, or differs from those of the cluster's other servers,
                 and this server never served.
+            DeviceLostError: Its GPU has failed.
         """
         self._watchdog.start()
         try:

@@ -45,6 +45,7 @@ class SlotKernel(ExpertKernel):
 
         Raises:
             LookupError: An expert is not held; names the layer and the expert. No result is written.
+            DeviceLostError: The device has failed.
         """
 
     @abc.abstractmethod

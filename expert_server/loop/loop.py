@@ -182,7 +182,10 @@ class ServeLoop:
             self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
-        """Answer requests until `stop`, in the server's main thread."""
+        """Answer requests until `stop`, in the server's main thread.
+
+        Raises DeviceLostError: the kernel's device has failed; the server ends, so that others answer.
+        """
         flags = self._arena.flags
         with torch.inference_mode():
             while not self._stopped:

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from eaas.errors import DeviceLostError
 from expert_server.kernels.gpu.device import Event, Interpreter
 
 __all__ = ["FakeDevice", "OnDevice"]
@@ -90,6 +91,7 @@ class FakeDevice(Interpreter):
         calls: Number of "copy to", "copy back", "wait" (of a batch), "piece" (of a load), "wait of a load"
             (for all of it), "wait for a buffer", "capture" and "replay".
         pinned_bytes: Bytes of the slots that are page-locked now.
+        is_lost: Whether a batch that fails is the last.
         fails: Called before each copy, with the number of copies so far.
     """
 
@@ -101,6 +103,7 @@ class FakeDevice(Interpreter):
         self.can_capture = can_capture  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self.fails: Callable[[int], object] = lambda _copies: None
+        self.is_lost = False
         self.pinned_bytes = 0
         self._can_pin, self._free = can_pin, free
         self._current = threading.local()
@@ -133,8 +136,10 @@ class FakeDevice(Interpreter):
             try:
                 yield
                 assert not self._back, "the batch has not ended"
-            except BaseException:
+            except BaseException as error:
                 self._flush()
+                if self.is_lost:
+                    raise DeviceLostError("fake failed") from error
                 raise
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eaas.errors import DeviceLostError
 from expert_server.kernels.gpu.device import Device, Event, Interpreter
 from expert_server.kernels.on_device import check_gpu, is_interpreted
 
@@ -44,8 +45,12 @@ class Gpu(Device):
         with torch.cuda.stream(self._batches):
             try:
                 yield
-            except BaseException:
-                self._batches.synchronize()
+            except BaseException as error:
+                try:
+                    self._batches.synchronize()
+                except RuntimeError as lost:
+                    # Such an error stays until the process ends.
+                    raise DeviceLostError(f"{self.name} failed: {lost}") from error
                 raise
 
     def finish(self) -> None:

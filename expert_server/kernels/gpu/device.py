@@ -47,6 +47,9 @@ class Device(abc.ABC):
         """Order what the block issues in the stream of batches; for the thread that computes.
 
         What the block issued has ended, too, once the block fails.
+
+        Raises:
+            DeviceLostError: The device has failed, and computes no other batch either.
         """
 
     @abc.abstractmethod

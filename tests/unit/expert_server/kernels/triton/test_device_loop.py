@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from device_waits import Waits
+from eaas.errors import DeviceLostError
 from eaas.wire import SlotState
 from eaas.wire.header import WireDtype
 from eaas.wire.slot import Status
@@ -120,6 +121,16 @@ def test_a_device_that_fails_refuses_its_batch(setup) -> None:
     slot = setup.write("b", 2)
     setup.bench.serve(slot)
     assert (setup.bench.rows(slot) == 8).all()
+
+
+def test_a_lost_device_ends_the_loop(setup) -> None:
+    def fail(copies: int) -> None:
+        raise RuntimeError("an illegal address")
+
+    setup.write("a", 2)
+    setup.device.fails, setup.device.is_lost = fail, True
+    with pytest.raises(DeviceLostError):
+        setup.bench.loop.run()
 
 
 def test_the_slots_memory_is_freed_when_loop_kernel_and_arena_are_closed(setup) -> None:
