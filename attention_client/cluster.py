@@ -237,7 +237,7 @@ class Cluster:
         None without a placement.
         """
         view = self._view
-        return None if view is None else view.placement.holds_LSE[:, view.usable_S()].sum(axis=1)
+        return None if view is None else view.placement.replicas.count_LE(view.usable_S())
 
     def nodes_LE(self) -> npt.NDArray[np.int64] | None:
         """Return the different nodes of each expert's connected replicas, for coverage: int64 (L, E).
@@ -247,9 +247,8 @@ class Cluster:
         view = self._view
         if view is None:
             return None
-        usable_S, nodes = view.usable_S(), self._nodes(view.placement.servers)
-        of_usable = [node for node, usable in zip(nodes, usable_S, strict=True) if usable]
-        return different_nodes(view.placement.holds_LSE[:, usable_S], of_usable)
+        nodes = self._nodes(view.placement.servers)
+        return different_nodes(view.placement.replicas, nodes, view.usable_S())
 
     def num_nodes(self) -> int:
         """Return the number of different nodes of the connected servers; 0 without a placement."""
@@ -295,8 +294,7 @@ class Cluster:
         self._servers.follow(members)
 
     def _on_placement(self, placement: Placement) -> None:
-        shape = (self.shape.num_layers, self.shape.num_experts)
-        if (placement.holds_LSE.shape[0], placement.holds_LSE.shape[2]) != shape:
+        if placement.shape[::2] != (self.shape.num_layers, self.shape.num_experts):
             _log.error("placement %d is of another model: ignored", placement.epoch)
             return
         with self._changed:

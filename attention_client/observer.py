@@ -58,8 +58,8 @@ class ClusterObserver:
         known, placement = self.members(_ASK_S) or self._members, self._placement
         replicas_LE = nodes_LE = None
         if placement is not None:
-            replicas_LE = fewest_replicas(placement.holds_LSE, placement.servers, known)
-            nodes_LE = fewest_nodes(placement.holds_LSE, placement.servers, known)
+            replicas_LE = fewest_replicas(placement.replicas, placement.servers, known)
+            nodes_LE = fewest_nodes(placement.replicas, placement.servers, known)
         return status_document(known, placement, replicas_LE, nodes_LE, endpoint)
 
     def serves(self, address: str, timeout_s: float) -> bool:

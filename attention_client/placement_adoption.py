@@ -71,4 +71,4 @@ class PlacementSwitch:
 def _covered(placement: Placement, connected: Container[str]) -> npt.NDArray[np.bool_]:
     """Return whether each expert has a connected replica: bool (L, E)."""
     can_S = np.array([s in connected for s in placement.servers], dtype=np.bool_)
-    return np.asarray(placement.holds_LSE[:, can_S].any(axis=1))
+    return np.asarray(placement.replicas.count_LE(can_S) > 0)

@@ -100,4 +100,4 @@ def _least(
     others = [m for m in members if m.id != cluster.client_id]
     if placement is None or own_LE is None or not others:
         return own_LE
-    return np.minimum(own_LE, fewest(placement.holds_LSE, placement.servers, others))
+    return np.minimum(own_LE, fewest(placement.replicas, placement.servers, others))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from eaas.replicas import Replicas
 from eaas.types import Member
 
 __all__ = ["different_nodes", "node_of", "rack_of"]
@@ -23,16 +24,15 @@ def rack_of(node: str) -> str:
 
 
 def different_nodes(
-    holds_LSE: npt.NDArray[np.bool_], nodes: Sequence[str]
+    replicas: Replicas, nodes: Sequence[str], on_S: npt.NDArray[np.bool_] | None = None
 ) -> npt.NDArray[np.int64]:
     """Count the different nodes with replicas of each expert: int64 (L, E).
 
     Args:
-        holds_LSE: bool (L, S, E); replicas of the placement, by layer, server and expert.
-        nodes: Names, in the order of axis S.
+        replicas: The placement's.
+        nodes: Names, in the order of the servers.
+        on_S: bool (S): servers that count; None: all.
     """
-    count_LE = np.zeros((holds_LSE.shape[0], holds_LSE.shape[2]), np.int64)
-    for name in dict.fromkeys(nodes):
-        on_S = np.array([node == name for node in nodes], np.bool_)
-        count_LE += holds_LSE[:, on_S].any(axis=1)
-    return count_LE
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(nodes))}
+    node_S = np.array([numbers[node] for node in nodes], np.int64)
+    return replicas.groups_LE(node_S, np.ones(len(nodes), np.bool_) if on_S is None else on_S)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from eaas.placement import Placement
 from eaas.rpc.v1 import common_pb2 as pb
 
 __all__ = ["Member", "MemberState", "ModelShape", "Placement", "Role", "ServerReach"]
@@ -240,92 +238,5 @@ def _message_of(shape: ModelShape) -> pb.ModelShape:
     return shape.to_proto()
 
 
-# Limit: ten thousand servers with a model of 61 layers of 256 experts.
-_MOST_CELLS = 1 << 28
 # Limit per model; far more than any model has.
 _MOST_EXPERTS = 1 << 20
-# Tolerance for rounding, because float32 shares sum to 1 only approximately.
-_MOST_SHARE = 1.001
-
-
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """Placement of experts: which server holds which replicas, and each replica's share of the tokens.
-
-    Attributes:
-        epoch: Version; 0 means no placement yet.
-        servers: Server ids, in the order of the arrays' axis S.
-        holds_LSE: bool (L, S, E).
-        shares_LSE: float32 (L, S, E); sums to 1 over S for each expert, 0 where not held.
-    """
-
-    epoch: int
-    servers: tuple[str, ...]
-    holds_LSE: npt.NDArray[np.bool_]
-    shares_LSE: npt.NDArray[np.float32] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        if self.holds_LSE.ndim != 3 or self.holds_LSE.shape != self.shares_LSE.shape:
-            raise ValueError(
-                f"holds_LSE {self.holds_LSE.shape}, shares_LSE {self.shares_LSE.shape}"
-            )
-        if self.holds_LSE.shape[1] != len(self.servers):
-            raise ValueError(f"{len(self.servers)} servers, holds_LSE {self.holds_LSE.shape}")
-
-    def holdings_of(self, server_id: str) -> list[pb.Holding]:
-        """Return a server's replicas and shares by layer, all empty if it has none; for the roll-out."""
-        num_layers = self.holds_LSE.shape[0]
-        if server_id not in self.servers:
-            return [pb.Holding() for _ in range(num_layers)]
-        s = self.servers.index(server_id)
-        layers = []
-        for layer in range(num_layers):
-            experts_R = np.flatnonzero(self.holds_LSE[layer, s])
-            shares_R = self.shares_LSE[layer, s, experts_R]
-            layers.append(pb.Holding(experts=experts_R.tolist(), shares=shares_R.tolist()))
-        return layers
-
-    def to_proto(self) -> pb.Placement:
-        """Convert the placement to its message, for the balancer's messages or a call to it."""
-        num_layers, _, num_experts = self.holds_LSE.shape
-        servers = [
-            pb.ServerPlacement(server_id=server_id, layers=self.holdings_of(server_id))
-            for server_id in self.servers
-        ]
-        return pb.Placement(
-            epoch=self.epoch, num_layers=num_layers, num_experts=num_experts, servers=servers
-        )
-
-    @classmethod
-    def from_proto(cls, message: pb.Placement) -> Placement:
-        """Convert a received message to a placement. Raises ValueError if it is inconsistent."""
-        # Checked before allocating, because a small message could ask for all memory.
-        cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
-        if cells > _MOST_CELLS:
-            raise ValueError(
-                f"a placement of {message.num_layers} layers, {len(message.servers)} servers and "
-                f"{message.num_experts} experts: {_MOST_CELLS} of them at most"
-            )
-        shape = (message.num_layers, len(message.servers), message.num_experts)
-        holds_LSE = np.zeros(shape, dtype=np.bool_)
-        shares_LSE = np.zeros(shape, dtype=np.float32)
-        for s, server in enumerate(message.servers):
-            if len(server.layers) != message.num_layers:
-                raise ValueError(
-                    f"{server.server_id}: {len(server.layers)} layers in the placement"
-                )
-            for layer, holding in enumerate(server.layers):
-                experts_R = np.asarray(holding.experts, dtype=np.int64)
-                if (
-                    len(experts_R) != len(holding.shares)
-                    or (experts_R >= message.num_experts).any()
-                ):
-                    raise ValueError(f"{server.server_id}: wrong experts in layer {layer}")
-                holds_LSE[layer, s, experts_R] = True
-                shares_LSE[layer, s, experts_R] = holding.shares
-        # Also False for NaN.
-        if not ((shares_LSE >= 0) & (shares_LSE <= _MOST_SHARE)).all():
-            raise ValueError("a share of the placement is not between 0 and 1")
-        return cls(
-            message.epoch, tuple(s.server_id for s in message.servers), holds_LSE, shares_LSE
-        )

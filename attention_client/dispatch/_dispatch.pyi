@@ -33,7 +33,7 @@ def plan(
 ) -> tuple[int, list[tuple[int, int, float]]]:
     """The steps of `DispatchPolicy`; no levelling if `rate` and `backlog` are None.
 
-    `firsts` (E + 1), `held_by` and `shares` are a layer's of `ReplicaShares`. A chunk goes to the first
+    `firsts` (E + 1), `held_by` and `shares` are a layer's of `Replicas`. A chunk goes to the first
     server whose cumulative share passes the chunk's draw: `draw` for the first chunk, `step` more, modulo 1,
     for each next one. Fills the tokens server by server, and their experts (K each, -1 for another server's):
     T x min(S, K) rows. Returns the number of wanted pairs without a server, and (server, tokens, work) for

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from attention_client.dispatch import _dispatch
 from attention_client.dispatch.parts import LOAD_PAIRS, Part
-from attention_client.dispatch.replicas import ReplicaShares
 from eaas.errors import ConfigError
+from eaas.replicas import Replicas
 
 __all__ = ["DispatchPolicy", "Load", "dispatch_policy"]
 
@@ -70,7 +70,7 @@ class DispatchPolicy:
         self,
         ids_TK: npt.NDArray[np.int64],
         wanted_TK: npt.NDArray[np.bool_],
-        replicas: ReplicaShares,
+        replicas: Replicas,
         load: Load,
         max_tokens: Sequence[int],
         layer: int = 0,

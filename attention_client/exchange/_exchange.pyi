@@ -112,7 +112,7 @@ class Route:
         levels: bool,
         least_s: float,
     ) -> Route:
-        """Use these replicas: the arrays of `dispatch.ReplicaShares`, on servers with a lane.
+        """Use these replicas: the arrays of `eaas.replicas.Replicas`, on servers with a lane.
 
         `view`: for `Exchange.view`. `least_s`: least seconds to wait for a server.
 

@@ -25,11 +25,11 @@ from attention_client.layer_call.answers import learn, poll
 from attention_client.layer_call.attempts import Attempt, Result
 from attention_client.layer_call.sending import Sender
 from attention_client.layer_call.server_health import ServerHealth
-from attention_client.layer_call.shared import ClusterView, Dispatcher, Replicas
+from attention_client.layer_call.shared import ClusterView, Dispatcher, ViewSource
 from attention_client.telemetry.request_outcomes import Outcome
 from eaas.errors import EaasError, ExpertsUnavailableError
 
-__all__ = ["ClusterView", "Dispatcher", "LayerCall", "Replicas"]
+__all__ = ["ClusterView", "Dispatcher", "LayerCall", "ViewSource"]
 
 # Pause before asking again a server that was busy or failed in this call. A busy server frees slots within
 # microseconds; a new placement or membership ends the pause at once.

@@ -12,16 +12,17 @@ import numpy.typing as npt
 
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
-from attention_client.dispatch import DispatchPolicy, ReplicaShares
+from attention_client.dispatch import DispatchPolicy
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.server_speeds import Ejections, Speeds
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import RequestTraces
+from eaas.replicas import Replicas
 from eaas.spares import SpareReplicas
 from eaas.types import Placement
 from eaas.wire.slot import WireDtype
 
-__all__ = ["ClusterView", "Dispatcher", "Replicas"]
+__all__ = ["ClusterView", "Dispatcher", "ViewSource"]
 
 # Sets of servers whose replicas a view keeps: calls change between a few while servers fail.
 _MOST_KEPT = 8
@@ -43,15 +44,15 @@ class ClusterView:
     _max_tokens: dict[tuple[int, WireDtype], Sequence[int]] = field(
         default_factory=dict, repr=False
     )
-    _replicas: dict[bytes, ReplicaShares] = field(default_factory=dict, repr=False)
-    _all_replicas: list[ReplicaShares] = field(default_factory=list, repr=False)
+    _replicas: dict[bytes, Replicas] = field(default_factory=dict, repr=False)
+    _all_replicas: list[Replicas] = field(default_factory=list, repr=False)
 
     def usable_S(self) -> npt.NDArray[np.bool_]:
         """Return whether each server of the placement has a live connection, even if ejected or avoided."""
         usable = [c is not None and c.lost_reason is None for c in self.connections]
         return np.array(usable, dtype=np.bool_)
 
-    def replicas(self, usable_S: npt.NDArray[np.bool_]) -> ReplicaShares:
+    def replicas(self, usable_S: npt.NDArray[np.bool_]) -> Replicas:
         """Return the replicas on these servers. All, and the last few selections, are kept."""
         if not self._all_replicas:
             self._all_replicas.append(self._with_spares())
@@ -65,9 +66,9 @@ class ClusterView:
             known = self._replicas[key] = self._all_replicas[0].on(usable_S)
         return known
 
-    def _with_spares(self) -> ReplicaShares:
-        shares = ReplicaShares.of(self.placement.shares_LSE)
-        layers, _, experts = self.placement.holds_LSE.shape
+    def _with_spares(self) -> Replicas:
+        shares = self.placement.replicas.used()
+        layers, _, experts = self.placement.shape
         places = [
             (layer, s, expert)
             for s, server in enumerate(self.placement.servers)
@@ -85,7 +86,7 @@ class ClusterView:
         return known
 
 
-class Replicas(Protocol):
+class ViewSource(Protocol):
     """Source of cluster views for layer calls (`Cluster` in a client)."""
 
     def view(self) -> ClusterView:
@@ -114,7 +115,7 @@ class Dispatcher:
         on_stale: Called with a server's id after it answered STALE_PLACEMENT.
     """
 
-    replicas: Replicas
+    replicas: ViewSource
     policy: DispatchPolicy
     timeout_s: float
     attempt_timeout_s: float

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.dispatch import Load, ReplicaShares, dispatch_policy
+from attention_client.dispatch import Load, dispatch_policy
 from attention_client.dispatch.parts import LOAD_PAIRS
 from attention_client.layer_call.server_speeds import Speeds
+from eaas.replicas import Replicas
 
 __all__ = ["KNOWLEDGE", "Guests", "Situation", "simulate"]
 
@@ -134,7 +135,7 @@ def simulate(
     """
     rng = np.random.default_rng(seed)
     layers, servers_count, experts = shares_LSE.shape
-    replicas = ReplicaShares.of(shares_LSE)
+    replicas = Replicas.of(shares_LSE > 0, shares_LSE)
     factors = (*situation.slow, *[1.0] * servers_count)
     servers = [_Server(factors[s]) for s in range(servers_count)]
     names = [str(s) for s in range(servers_count)]

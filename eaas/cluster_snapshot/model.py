@@ -224,7 +224,7 @@ class ClusterSnapshot:
         if self.placement is None:
             return np.zeros((0, 0), np.int64)
         members = [m.member for m in self.members]
-        return fewest_replicas(self.placement.holds_LSE, self.placement.servers, members)
+        return fewest_replicas(self.placement.replicas, self.placement.servers, members)
 
     @cached_property
     def uncovered(self) -> tuple[tuple[int, int], ...]:
@@ -243,7 +243,7 @@ class ClusterSnapshot:
         if self.placement is None:
             return 0
         members = [m.member for m in self.members]
-        nodes_LE = fewest_nodes(self.placement.holds_LSE, self.placement.servers, members)
+        nodes_LE = fewest_nodes(self.placement.replicas, self.placement.servers, members)
         return int(nodes_LE.min()) if nodes_LE.size else 0
 
     def live(self, role: Role) -> tuple[Member, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.nodes import different_nodes, node_of
+from eaas.replicas import Replicas
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["ANSWERING", "fewest_nodes", "fewest_replicas", "unreachable"]
@@ -35,7 +36,7 @@ def unreachable(members: Iterable[Member]) -> dict[str, dict[str, str]]:
 
 
 def fewest_replicas(
-    holds_LSE: npt.NDArray[np.bool_],
+    replicas: Replicas,
     servers: Sequence[str],
     members: Iterable[Member],
 ) -> npt.NDArray[np.int64]:
@@ -45,25 +46,23 @@ def fewest_replicas(
     itself cut off. A client of an earlier release reports nothing and counts as reaching all.
 
     Args:
-        holds_LSE: bool (L, S, E); replicas of the placement, by layer, server and expert.
-        servers: Ids, in the order of axis S.
+        replicas: The placement's.
+        servers: Ids, in their order in the placement.
         members: All members.
     """
-    return _fewest(lambda of_S: np.asarray(holds_LSE[:, of_S].sum(axis=1)), servers, members)
+    return _fewest(replicas.count_LE, servers, members)
 
 
 def fewest_nodes(
-    holds_LSE: npt.NDArray[np.bool_],
+    replicas: Replicas,
     servers: Sequence[str],
     members: Iterable[Member],
 ) -> npt.NDArray[np.int64]:
     """Count the nodes with reachable replicas of each expert (see `fewest_replicas`): int64 (L, E)."""
     known = tuple(members)
     names = {m.id: node_of(m) for m in known}
-    nodes = np.array([names.get(s, s) for s in servers], np.str_)
-    return _fewest(
-        lambda of_S: different_nodes(holds_LSE[:, of_S], nodes[of_S].tolist()), servers, known
-    )
+    nodes = [names.get(s, s) for s in servers]
+    return _fewest(lambda of_S: different_nodes(replicas, nodes, of_S), servers, known)
 
 
 def _fewest(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.dispatch import Load, ReplicaShares, dispatch_policy
+from attention_client.dispatch import Load, dispatch_policy
 from balancer.policies.measure import over_mean
 from balancer.policies.split import levels
+from eaas.replicas import Replicas
 
 __all__ = ["dispatch_par", "split_par"]
 
@@ -35,7 +36,7 @@ def dispatch_par(counts_IE: Counts, shares_SE: Float) -> npt.NDArray[np.float32]
     """
     servers = len(shares_SE)
     policy, load = dispatch_policy("least_loaded"), Load(np.ones(servers), np.zeros(servers))
-    replicas = ReplicaShares.of(shares_SE[None].astype(np.float32))
+    replicas = Replicas.of(shares_SE[None] > 0, shares_SE[None])
     rooms = [1 << 30] * servers
     peak_I = np.zeros(len(counts_IE))
     for i, counts_E in enumerate(counts_IE.astype(np.int64)):

@@ -120,7 +120,7 @@ def _hostile(texts: list[str]) -> ClusterSnapshot:
         shown,
         members=(*shown.members[:2], *members, *dead),
         sources=shown.sources | {"monitor": Source("monitor", shown.at - 12, "".join(texts))},
-        placement=replace(shown.placement, servers=names),
+        placement=Placement.of_replicas(shown.placement.epoch, names, shown.placement.replicas),
         load=replace(shown.load, servers=names),
         events=tuple(Event(shown.at, "dead", text, text) for text in texts),
         decisions=tuple(

@@ -71,7 +71,7 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
 def _lost(snapshot: ClusterSnapshot) -> str:
     """Say, for the alert of dead servers, how many live replicas their experts still have."""
     assert snapshot.placement is not None
-    lost_LE = snapshot.placement.holds_LSE[:, ~snapshot.live_S].any(axis=1)
+    lost_LE = snapshot.placement.replicas.count_LE(~snapshot.live_S) > 0
     left, counts = np.unique(snapshot.live_replicas_LE[lost_LE], return_counts=True)
     parts = []
     for replicas, experts in zip(left.tolist(), counts.tolist(), strict=True):

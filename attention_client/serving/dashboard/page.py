@@ -38,7 +38,7 @@ def build_page(
         """Send the newest drawings to the viewer's browser, after each poll or choice of an MoE layer."""
         placement = broadcaster.snapshot.placement
         if placement is not None:
-            layer.offer(placement.holds_LSE.shape[0])
+            layer.offer(placement.shape[0])
         shown = broadcaster.placement(int(layer.value or 0))
         for section, drawing in (broadcaster.sections | {"placement": shown}).items():
             drawn[section].show(drawing)

@@ -87,8 +87,8 @@ def placement(snapshot: ClusterSnapshot, layer: int) -> list[Node]:
     placed = snapshot.placement
     if placed is None:
         return empty("There is no placement yet.")
-    layer = min(max(layer, 0), placed.holds_LSE.shape[0] - 1)
-    holds_SE, shares_SE = placed.holds_LSE[layer], placed.shares_LSE[layer]
+    layer = min(max(layer, 0), placed.shape[0] - 1)
+    holds_SE, shares_SE = placed.replicas.layer(layer)
     left, counts = np.unique(snapshot.live_replicas_LE[layer], return_counts=True)
     parts = (
         f"{count} with {counted(int(replicas), 'live replica')}"

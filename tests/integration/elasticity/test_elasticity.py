@@ -214,7 +214,7 @@ def test_a_node_fails_with_all_its_servers(
     assert placement is not None
     nodes = [client.servers()[s].node for s in placement.servers]
     assert sorted(nodes) == ["rack1/a", "rack1/a", "rack2/b", "rack2/b"]
-    assert (different_nodes(placement.holds_LSE, nodes) == 2).all()
+    assert (different_nodes(placement.replicas, nodes) == 2).all()
     assert client.cluster.nodes_LE().min() == 2
     with client.decoding():
         for child in others:

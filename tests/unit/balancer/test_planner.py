@@ -379,7 +379,7 @@ def on_nodes(world: World) -> np.ndarray:
     """Different nodes of each expert in the published placement, (L, E)."""
     placement = world.published
     nodes = [world.members[s].node for s in placement.servers]
-    return different_nodes(placement.holds_LSE, nodes)
+    return different_nodes(placement.replicas, nodes)
 
 
 def settled_on(**nodes: str) -> World:

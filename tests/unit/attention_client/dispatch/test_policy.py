@@ -13,7 +13,6 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from attention_client.dispatch import (
     DispatchPolicy,
     Load,
-    ReplicaShares,
     _dispatch,
     dispatch_policy,
 )
@@ -21,6 +20,7 @@ from attention_client.dispatch.parts import LOAD_PAIRS, Part, pairs_of, without
 from attention_client.dispatch.policy import _CALL_STEP, _CHUNK_STEP
 from eaas.errors import ConfigError
 from eaas.minmax import levels_of
+from eaas.replicas import Replicas
 
 ROOM = 100_000
 CHUNK_PAIRS = int(LOAD_PAIRS)
@@ -30,12 +30,13 @@ def idle(servers: int) -> Load:
     return Load(np.ones(servers), np.zeros(servers))
 
 
-def of(shares_SE: np.ndarray, layer: int = 0) -> ReplicaShares:
+def of(shares_SE: np.ndarray, layer: int = 0) -> Replicas:
     """Replicas of so many layers and one, all alike."""
-    return ReplicaShares.of(np.broadcast_to(shares_SE, (layer + 1, *shares_SE.shape)))
+    shares_LSE = np.broadcast_to(shares_SE, (layer + 1, *shares_SE.shape))
+    return Replicas.of(shares_LSE > 0, shares_LSE)
 
 
-def arrays_of(replicas: ReplicaShares) -> tuple[np.ndarray, ...]:
+def arrays_of(replicas: Replicas) -> tuple[np.ndarray, ...]:
     """A layer's arguments of the compiled plan."""
     return replicas.first_LX[0], replicas.server_N, replicas.share_N
 

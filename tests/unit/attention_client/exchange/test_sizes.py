@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attention_client.dispatch import ReplicaShares
 from attention_client.exchange import Lane, Route
+from eaas.replicas import Replicas
 from eaas.wire import Arena
 
 HIDDEN, EXPERTS = 8, 6
@@ -22,7 +22,7 @@ def test_a_lane_must_lie_in_its_buffer() -> None:
 
 
 def test_a_route_checks_its_sizes() -> None:
-    replicas = ReplicaShares.of(np.ones((1, 1, EXPERTS), np.float32))
+    replicas = Replicas.of(np.ones((1, 1, EXPERTS), np.bool_), np.ones((1, 1, EXPERTS)))
     held = replicas.first_LX, replicas.server_N, replicas.share_N
     with pytest.raises(ValueError, match="firsts"):
         Route(None, [None], *held, 2, EXPERTS, True, 0.1)

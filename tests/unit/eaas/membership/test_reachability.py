@@ -12,6 +12,7 @@ from eaas.cluster_snapshot.events import between
 from eaas.cluster_snapshot.fold import SnapshotFold
 from eaas.cluster_snapshot.model import ClusterSnapshot, MemberSnapshot, Reading
 from eaas.membership.reachability import fewest_replicas, unreachable
+from eaas.replicas import Replicas
 from eaas.types import Member, MemberState, Placement, Role, ServerReach
 from eaas_cli.commands.client import status_table
 
@@ -40,7 +41,9 @@ SERVERS = (server("a"), server("b"), server("c"))
 
 
 def fewest(*members: Member) -> list[int]:
-    return fewest_replicas(HOLDS_LSE, ("a", "b", "c"), members)[0].tolist()
+    return fewest_replicas(
+        Replicas.of(HOLDS_LSE, HOLDS_LSE.astype(np.float32)), ("a", "b", "c"), members
+    )[0].tolist()
 
 
 def test_the_client_with_the_fewest_servers_counts() -> None:

@@ -111,7 +111,7 @@ def test_a_drained_server_leaves_no_expert_alone(sizes: Sizes) -> None:
     assert cluster.is_at_rest
     assert max(p.single for p in cluster.timeline.points) == 0.0
     nodes = [s.split("-")[1] for s in cluster.placement.servers]
-    assert (different_nodes(cluster.placement.holds_LSE, nodes) == 2).all()
+    assert (different_nodes(cluster.placement.replicas, nodes) == 2).all()
 
 
 def test_a_point_by_hand() -> None:
