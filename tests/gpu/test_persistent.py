@@ -13,7 +13,7 @@ from eaas.wire.header import Status
 from expert_layers import FORMS, expert
 from expert_server.kernels import KernelSpec, ReferenceKernel
 from expert_server.kernels.gpu import nvrtc
-from expert_server.kernels.gpu.device import Gpu
+from expert_server.kernels.gpu.cuda import Gpu
 from expert_server.kernels.gpu.launch import Launched, Registered, load_driver
 from expert_server.weights.weights import ExpertWeights
 from persistent_slots import EXPERTS, Served, made, pack, random_batch
@@ -26,7 +26,7 @@ FORM, HIDDEN, INTERMEDIATE = FORMS["clamped"], 512, 200
 @contextmanager
 def serving() -> Iterator[tuple[Served, list[ExpertWeights]]]:
     """Serve layer 1 with all experts; slot 0 has generation 7."""
-    device, driver = Gpu(), load_driver()
+    device, driver = Gpu("cuda"), load_driver()
     major, minor = torch.cuda.get_device_capability()
     program = nvrtc.persistent_program(nvrtc.find_nvrtc(), f"sm_{major}{minor}")
     rng = torch.Generator().manual_seed(0)

@@ -9,8 +9,8 @@ __all__ = ["OPTIONS"]
 
 # COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
 _TEXT = """\
-up: --model --on=local --servers=3 --redundancy=2 --engine=transformers --transport --host --port --kernel
-    --quantization --served-model-name --api-key-file --tls --insecure=false --config --log-dir
+up: --model --on=local --servers --devices --redundancy=2 --engine=transformers --transport --host --port
+    --kernel --quantization --served-model-name --api-key-file --tls --insecure=false --config --log-dir
 down: --on
 status: --endpoint=URL --api-key-file --json=false
 top: --endpoint=URL --once=false --api-key-file --tls --json=false
@@ -47,8 +47,8 @@ trace convert: source target --kind --experts --tokens --array
 trace compare: source --policy --servers="64" --interval=256,1024 --slots --planning="0.4" --nodes
     --racks=1 --plot
     --json=false
-expert-server: --model --join --id --host --port --threads --core --kernel --quantization --slots
-    --slot-tokens --tls --insecure=false --config
+expert-server: --model --join --id --host --port --threads --core --device --kernel --quantization
+    --slots --slot-tokens --tls --insecure=false --config
 attention-client: --model --join --id --host --port --transport --threads --api-key-file
     --operator-page --served-model-name --tls --insecure=false --config
 vllm: model options --join --id --host --port --transport --api-key-file --operator-page

@@ -25,6 +25,7 @@ from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.gpu.device import Device, Interpreter
 from expert_server.kernels.gpu.packing import DeviceExpert, pack_expert
 from expert_server.kernels.gpu.persistent import PersistentKernel, Sizes
+from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["EXPERTS", "LAYERS", "MOST_PAIRS", "TOP_K", "Served", "made", "pack", "random_batch"]
@@ -86,7 +87,8 @@ def pack(
 ) -> DeviceExpert:
     """Pack an expert as kernel `triton` does."""
     plain, spec = weights.plain(form), KernelSpec(dtype)
-    return pack_expert(plain, activation_of(form), spec, device or Interpreter(), lambda: None)
+    uploads = Uploads(device or Interpreter())
+    return pack_expert(plain, activation_of(form), spec, uploads, lambda: None)
 
 
 def activation_of(form: ExpertForm) -> Activation:
