@@ -1,4 +1,4 @@
-/* Numbers of the persistent kernel: bfloat16, and the experts' activations. */
+/* Numbers of the persistent kernel: bfloat16, products, and the experts' activations. */
 #pragma once
 
 #include "lanes.h"
@@ -17,6 +17,39 @@ POLL uint16_t to_bfloat16(float value)
         return (uint16_t)(bits >> 16 | 0x40);
     }
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Rows of an expert that share a read of its weights, and weights of a load. */
+enum { ROWS = 4, VECTOR = 8 };
+
+/* A row of a matrix times ROWS rows of inputs. */
+struct Product {
+    float sums[ROWS];
+};
+
+/* Add a warp's products of a matrix row with input rows; the rows behind the last one repeat it. */
+POLL Product multiply(const word *weights, const word *const *inputs, word count)
+{
+    Product product = {};
+    for (word at = LANE % WARP * VECTOR; at < count; at += WARP * VECTOR) {
+        word eight[VECTOR / 2];
+        memcpy(eight, __builtin_assume_aligned(weights + at / 2, 16), sizeof eight);
+        UNROLL
+        for (int row = 0; row < ROWS; row++) {
+            word x[VECTOR / 2];
+            memcpy(x, __builtin_assume_aligned(inputs[row] + at / 2, 16), sizeof x);
+            UNROLL
+            for (int i = 0; i < VECTOR / 2; i++) {
+                product.sums[row] += low_half(eight[i]) * low_half(x[i]);
+                product.sums[row] += high_half(eight[i]) * high_half(x[i]);
+            }
+        }
+    }
+    UNROLL
+    for (int row = 0; row < ROWS; row++) {
+        product.sums[row] = warp_sum(product.sums[row]);
+    }
+    return product;
 }
 
 POLL float sigmoid(float x)

@@ -33,8 +33,8 @@
 
 /* Of header.py's Status. */
 enum { REPLY_OK, REPLY_INVALID_ARGUMENT, REPLY_STALE_PLACEMENT, REPLY_INTERNAL, REPLY_EXPIRED };
-/* Words between the words of neighbouring slots, rows of an expert that share its weights, weights of a load. */
-enum { LINE_WORDS = 16, ROWS = 4, VECTOR = 8 };
+/* Words between the words of neighbouring slots. */
+enum { LINE_WORDS = 16 };
 
 /* What the blocks compute next; block 0 writes it before they meet. */
 struct Job {
@@ -249,36 +249,6 @@ POLL void sort(const Persistent &p, word pairs)
         p.order[at] = pair;
         p.order_ids[at] = id;
     }
-}
-
-/* Rows of one matrix times ROWS rows of inputs. */
-struct Product {
-    float sums[ROWS];
-};
-
-/* Add a warp's products of a matrix row with input rows; the rows behind the last one repeat it. */
-POLL Product multiply(const word *weights, const word *const *inputs, word count)
-{
-    Product product = {};
-    for (word at = LANE % WARP * VECTOR; at < count; at += WARP * VECTOR) {
-        word eight[VECTOR / 2];
-        memcpy(eight, __builtin_assume_aligned(weights + at / 2, 16), sizeof eight);
-        UNROLL
-        for (int row = 0; row < ROWS; row++) {
-            word x[VECTOR / 2];
-            memcpy(x, __builtin_assume_aligned(inputs[row] + at / 2, 16), sizeof x);
-            UNROLL
-            for (int i = 0; i < VECTOR / 2; i++) {
-                product.sums[row] += low_half(eight[i]) * low_half(x[i]);
-                product.sums[row] += high_half(eight[i]) * high_half(x[i]);
-            }
-        }
-    }
-    UNROLL
-    for (int row = 0; row < ROWS; row++) {
-        product.sums[row] = warp_sum(product.sums[row]);
-    }
-    return product;
 }
 
 POLL float bias_of(const uint8_t *block, uint64_t at, word channel)
