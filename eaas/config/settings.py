@@ -170,7 +170,7 @@ class BalancerConfig(_Section):
     )
     spare_slots: bool = Field(
         False,
-        description="One more slot on each server and layer; its replica follows the load of the last steps.",
+        description="One spare slot per layer on each server; its replica follows the last steps' load.",
     )
     link_bytes_per_s: int = Field(
         1_000_000_000,
