@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` tests a change.
-.PHONY: setup setup-vllm up test test-nightly nightly-tests test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
+.PHONY: setup setup-vllm up test test-nightly nightly-tests test-gpu test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
 # Keep compiled modules: without them, each command compiles all of ours.
@@ -80,6 +80,11 @@ test: setup
 	$(BIN)/python -m pytest -m 'not (alone or compose or nightly)' $(PARALLEL) || status=1; \
 	$(BIN)/python -m pytest -m 'alone and not nightly' $(ALONE) || status=1; \
 	exit $$status
+
+# What needs a GPU, with a build of torch for CUDA in .venv; the tests skip without one. Never run on one. It ends
+# within eight minutes in any case.
+test-gpu: setup
+	$(BIN)/python -m pytest --session-timeout 450 tests/gpu
 
 # Clusters on Ray over hosts that are namespaces, whose processes and hosts are killed; needs root.
 test-nodes: setup

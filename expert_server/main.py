@@ -168,7 +168,7 @@ class ExpertServer:
                 traces=BatchTraces(tracing, self._arena, server_id) if tracing else None,
             )
             self._store = ExpertStore(
-                reader, self._kernel, config.load_bytes_per_s, self._loop, config.memory_bytes
+                reader, self._kernel, config.load_bytes_per_s, self._loop, memory_bytes
             )
             hotness = HotnessHandler(self.shape, self._loop, self._store)
             self._kernel.count_into(hotness.counts_LX)

@@ -27,7 +27,8 @@ from expert_server.kernels.gpu.grouping import group_rows
 from expert_server.kernels.gpu.memory import batch_bytes, memory_limit
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
 from expert_server.kernels.gpu.products import combine, down_product, up_product
-from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES
+from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS
+from expert_server.kernels.gpu.tuned import tiles_of
 from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.kernel import KernelSpec, Sized, UnsupportedError
 from expert_server.kernels.slot_kernel import Rows, SlotKernel
@@ -43,6 +44,9 @@ class TritonKernel(SlotKernel):
     A token's result does not depend on the other tokens of its batch, unless a GPU's tensor cores add up
     small and large tiles in different orders.
 
+    Attributes:
+        tiles: Sizes of the tiles of all batches from now on.
+
     Raises:
         UnsupportedError: The model's activation is unknown, or the weights have a format that this kernel
             lacks.
@@ -56,10 +60,11 @@ class TritonKernel(SlotKernel):
         self, forms: Sequence[ExpertForm], spec: KernelSpec, device: Device | None = None
     ) -> None:
         super().__init__(forms, spec)
-        check_spec(spec)
+        coding = check_spec(spec)
         self._activations = {form: _known(form) for form in forms}
         self._device = device or find_device("cuda")
         self.isa = self._device.name
+        self.tiles = tiles_of(self._device.name, coding)
         self._uploads = Uploads(self._device)
         self._batches = Batches(self._device)
         self._graphs = Graphs(self._device)
@@ -136,6 +141,29 @@ class TritonKernel(SlotKernel):
         for result_TH in results:
             result_TH.zero_()
 
+    @torch.inference_mode()
+    def issue(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        """Issue a batch that is on the device, in the current stream and without a graph; for benchmarks.
+
+        Nothing is checked, counted or waited for: all experts must be held until the batch has ended.
+
+        Returns:
+            (T, H) float32 on the device, which need not be there yet.
+        """
+        table = self._tables[layer]
+        assert table.layout is not None
+        assert table.addresses is not None
+        (tokens, top_k), hidden = ids_TK.shape, x_TH.shape[1]
+        memory = BatchMemory.allocate(self._device, tokens, top_k, hidden, x_TH.dtype)
+        memory.x_TH.copy_(x_TH)
+        memory.ids_TK.copy_(ids_TK)
+        memory.scores_TK.copy_(scores_TK)
+        activation = self._activations[self.forms[layer]]
+        self._launch(table.layout, activation, memory, table.addresses)
+        return memory.out_TH
+
     def _join(self, requests: Sequence[Rows], layer: int) -> Prepare | None:
         """Join and check the ids of a batch; return what prepares it, or None if it has no expert.
 
@@ -189,7 +217,7 @@ class TritonKernel(SlotKernel):
             x = functional.pad(x, (0, padded(hidden) - hidden))
         rows = ids.numel()
         experts = len(addresses)
-        tiles = TILES[layout.coding]
+        tiles = self.tiles
         tile = tiles.choose(rows, experts)
         groups = group_rows(ids, experts, tile.rows)
         tiled = groups.expert_M, groups.start_M, groups.end_M, groups.order
