@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
+from eaas.counted import counted
 from eaas.errors import ConfigError
 
 __all__ = ["CPU", "check_gpu", "is_interpreted", "kernel_on"]
@@ -78,5 +79,5 @@ def check_gpu(device: str) -> None:
     if number and int(number) >= count:
         names = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise ConfigError(
-            f"{what}: torch sees {count} GPU{'s' * (count > 1)}: give {names}, or check CUDA_VISIBLE_DEVICES"
+            f"{what}: torch sees {counted(count, 'GPU')}: give {names}, or check CUDA_VISIBLE_DEVICES"
         )

@@ -196,7 +196,8 @@ class TritonKernel(SlotKernel):
         assert table.addresses is not None
         issue = partial(self._launch, layout, activation)
         places = self._graphs.places(len(table.addresses))
-        graph = self._graphs.get(GraphKey(*shape, dtype, places, (layout, activation)), issue)
+        key = GraphKey(*shape, dtype, places, (layout, activation, self.tiles))
+        graph = self._graphs.get(key, issue)
         if graph is not None:
             return graph.memory, partial(graph.issue, table.addresses)
         memory = BatchMemory.allocate(self._device, *shape, dtype)

@@ -24,7 +24,8 @@ def batch_bytes(tokens: int, top_k: int, hidden: int, intermediate: int, element
         element: Bytes of a number that the products read.
     """
     rows = tokens * top_k
-    for_tokens = padded(hidden) * (2 * _FLOAT32 + element)
+    # As they came and results; in the products' dtype and padded.
+    for_tokens = padded(hidden) * 2 * (_FLOAT32 + element)
     for_rows = padded(intermediate) * element + hidden * _FLOAT32 + _SORTING
     return tokens * for_tokens + rows * for_rows
 

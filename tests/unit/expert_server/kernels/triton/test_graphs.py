@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,17 @@ def test_loads_and_unloads_need_no_new_capture_and_layers_share_one() -> None:
     both.load(0, 64)
     both.check([[64, 1]] * 4)
     assert both.counted() == (1, 1)
+    both.close()
+
+
+def test_other_tiles_are_another_graph() -> None:
+    both = Both()
+    both.load(0, 0)
+    both.check([[0]])
+    tiles = both.graphs.tiles
+    both.graphs.tiles = replace(tiles, few=tiles.many)
+    both.check([[0]])
+    assert both.counted() == (2, 2)
     both.close()
 
 
