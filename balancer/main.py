@@ -73,7 +73,7 @@ class Balancer:
     Raises:
         PortInUseError: The port is taken.
         ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
-            policy does not support a node budget.
+            policy or spare slots cannot keep to a node budget.
         ClusterError: The monitor cannot be reached.
     """
 
@@ -86,7 +86,7 @@ class Balancer:
         latency_target_ms: float = 0.0,
     ) -> None:
         if config.node_budget >= 0:
-            _check_nodes(config.policy)
+            _check_nodes(config)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
@@ -312,10 +312,14 @@ class Balancer:
         self._server.stop(_GRACE_S)
 
 
-def _check_nodes(policy: str) -> None:
-    """At start: raise ConfigError for a policy that does not support `balancer.node_budget`."""
+def _check_nodes(config: BalancerConfig) -> None:
+    """At start: raise ConfigError for settings that cannot keep to `balancer.node_budget`."""
+    if config.spare_slots:
+        raise ConfigError(
+            "balancer.spare_slots ignores nodes: set it to false, or balancer.node_budget to -1"
+        )
     try:
-        check_node_budget(policy)
+        check_node_budget(config.policy)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

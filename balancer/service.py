@@ -119,7 +119,7 @@ class BalancerService(PlanCalls):
         if not context.add_callback(self._wake):
             return
         known = request.known_epoch, 0
-        while self._wait(context, self._is_news, known):
+        while self._wait(context, self._has_news, known):
             epoch, sent = known
             with self._changed:
                 placement, spares = self._placement, self._spares
@@ -130,7 +130,7 @@ class BalancerService(PlanCalls):
                 spares=spares if sent != known[1] else None,
             )
 
-    def _is_news(self, known: tuple[int, int]) -> bool:
+    def _has_news(self, known: tuple[int, int]) -> bool:
         return self._placement.epoch > known[0] or self._spares_sent != known[1]
 
     # -- servers join and leave -----------------------------------------------------------------

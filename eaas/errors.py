@@ -15,6 +15,7 @@ __all__ = [
     "ConnectionLostError",
     "CorruptShardError",
     "DenseModelError",
+    "DeviceLostError",
     "EaasError",
     "ExpertMismatchError",
     "ExpertsUnavailableError",
@@ -88,6 +89,10 @@ class PortInUseError(EaasError):
 
 class SharedMemoryError(EaasError):
     """/dev/shm has too little space, or an arena cannot be attached."""
+
+
+class DeviceLostError(EaasError):
+    """An expert server's GPU failed. The server ends, and replicas answer; start it again."""
 
 
 class ClusterError(EaasError):

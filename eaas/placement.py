@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import Self
 
@@ -15,6 +16,8 @@ __all__ = ["Placement"]
 
 # Limit: ten thousand servers with a model of 61 layers of 256 experts.
 _MOST_CELLS = 1 << 28
+# Limit of a model's experts, all layers together: 8 bytes each, even without a server.
+_MOST_EXPERTS = 1 << 22
 # Tolerance for rounding, because float32 shares sum to 1 only approximately.
 _MOST_SHARE = 1.001
 
@@ -22,7 +25,7 @@ _MOST_SHARE = 1.001
 class Placement:
     """Placement of experts: which server holds which replicas, and each replica's share of the tokens.
 
-    Immutable. It has the replicas in two forms, and makes the one that it was not given when it is asked for.
+    Do not change its arrays. It makes the other form of its replicas, dense or sparse, when asked for.
 
     Attributes:
         epoch: Version; 0 means no placement yet.
@@ -113,12 +116,22 @@ class Placement:
     def from_proto(cls, message: pb.Placement) -> Self:
         """Convert a received message to a placement. Raises ValueError if it is inconsistent."""
         # Checked first, because a small message could ask for all memory.
+        model = message.num_layers * (message.num_experts + 1)
+        if model > _MOST_EXPERTS:
+            raise ValueError(
+                f"a model of {message.num_layers} layers and {message.num_experts} experts: "
+                f"{_MOST_EXPERTS} experts at most"
+            )
         cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
         if cells > _MOST_CELLS:
             raise ValueError(
                 f"a placement of {message.num_layers} layers, {len(message.servers)} servers and "
                 f"{message.num_experts} experts: {_MOST_CELLS} of them at most"
             )
+        names = tuple(server.server_id for server in message.servers)
+        for name, times in Counter(names).items():
+            if times > 1:
+                raise ValueError(f"{name} is {times} times in the placement")
         experts: list[int] = []
         shares: list[float] = []
         counts: list[int] = []
@@ -149,7 +162,7 @@ class Placement:
             expert_N,
             share_N,
         )
-        return cls.of_replicas(message.epoch, tuple(s.server_id for s in message.servers), replicas)
+        return cls.of_replicas(message.epoch, names, replicas)
 
 
 def _wrong_experts(server: pb.ServerPlacement, layer: int) -> ValueError:

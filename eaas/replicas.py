@@ -42,7 +42,7 @@ class Replicas:
 
     @classmethod
     def of(cls, holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating]) -> Self:
-        """Make them of dense arrays."""
+        """Make replicas from dense arrays."""
         layer_N, expert_N, server_N = np.nonzero(holds_LSE.transpose(0, 2, 1))
         share_N = shares_LSE[layer_N, server_N, expert_N]
         return cls._of_sorted(holds_LSE.shape, layer_N, expert_N, server_N, share_N)
@@ -56,20 +56,22 @@ class Replicas:
         expert_N: Int,
         share_N: npt.NDArray[np.floating],
     ) -> Self:
-        """Make them of a list in any order.
+        """Make replicas from a list in any order.
 
         Args:
             shape: (L, S, E).
             layer_N, server_N, expert_N, share_N: The replicas.
 
         Raises:
-            ValueError: A server has an expert twice.
+            ValueError: A server has an expert twice; names their numbers.
         """
         _, servers, experts = shape
         key_N = (layer_N * experts + expert_N) * servers + server_N
         order_N = np.argsort(key_N)
-        if (np.diff(key_N[order_N]) == 0).any():
-            raise ValueError("a server has an expert twice in a layer")
+        for n in order_N[:-1][np.diff(key_N[order_N]) == 0][:1]:
+            raise ValueError(
+                f"server {server_N[n]} has expert {expert_N[n]} of layer {layer_N[n]} twice"
+            )
         return cls._of_sorted(
             shape, layer_N[order_N], expert_N[order_N], server_N[order_N], share_N[order_N]
         )
@@ -140,23 +142,24 @@ class Replicas:
         )
 
     def plus(self, layer_M: Int, server_M: Int, expert_M: Int) -> Self:
-        """Return these and more replicas; those that are here already are left out.
+        """Return these and more replicas; those that exist already are left out.
 
-        A new one gets the share of an even division, 1 / (number of its expert's replicas here), which at
-        most halves the others'.
+        A new one gets the share of an even division, 1 / (number of its expert's replicas here).
         """
         servers, experts = self.servers, self.experts
+        key_N = self.row_N * servers + self.server_N
         key_M = (layer_M * experts + expert_M) * servers + server_M
-        key_M = np.setdiff1d(key_M, self.row_N * servers + self.server_N)
+        key_M = np.setdiff1d(key_M, key_N)
         row_M = key_M // servers
         count_M = np.maximum(np.bincount(self.row_N, minlength=self.layers * experts)[row_M], 1)
-        row_N = np.concatenate([self.row_N, row_M])
-        return self.of_list(
-            (self.layers, servers, experts),
-            row_N // experts,
-            np.concatenate([self.server_N, key_M % servers]),
-            row_N % experts,
-            np.concatenate([self.share_N, (1 / count_M).astype(np.float32)]),
+        place_M = np.searchsorted(key_N, key_M)
+        begin_LX = np.arange(self.layers)[:, None] * experts + np.arange(experts + 1)
+        more_LX = np.searchsorted(key_M, begin_LX * servers)
+        return type(self)(
+            servers,
+            (self.first_LX + more_LX).astype(np.int32),
+            np.insert(self.server_N, place_M, (key_M % servers).astype(np.int32)),
+            np.insert(self.share_N, place_M, (1 / count_M).astype(np.float32)),
         )
 
     # -- counts -------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ class SpareReplicas:
         """Return the replicas of all other servers."""
         return SpareReplicas(self.epoch, {s: p for s, p in self.held.items() if s != server_id})
 
-    def both(self, other: SpareReplicas) -> SpareReplicas:
-        """Return the replicas that are in both; the epochs must be equal."""
+    def intersection(self, other: SpareReplicas) -> SpareReplicas:
+        """Return the replicas that `other` has, too; the epochs must be equal."""
         return SpareReplicas(self.epoch, {s: p & other.of(s) for s, p in self.held.items()})
 
     def to_proto(self, num_layers: int) -> pb.SpareReplicas:
@@ -58,8 +58,11 @@ class SpareReplicas:
 
     @classmethod
     def from_proto(cls, message: pb.SpareReplicas) -> SpareReplicas:
-        """Convert a received message."""
-        return cls(message.epoch, {s.server_id: places(s.layers) for s in message.servers})
+        """Convert a received message. Raises ValueError if it has a server twice."""
+        held = {server.server_id: places(server.layers) for server in message.servers}
+        if len(held) != len(message.servers):
+            raise ValueError("a server is twice in the spare replicas")
+        return cls(message.epoch, held)
 
 
 def holdings(held: Collection[tuple[int, int]], num_layers: int) -> list[pb.Holding]:

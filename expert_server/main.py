@@ -37,6 +37,7 @@ from expert_server.experts.store import ExpertStore, naming_expert
 from expert_server.kernels import ExpertKernel, Quantization
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.quantize import quantization_error
+from expert_server.kernels.slot_kernel import SlotKernel
 from expert_server.kernels.spec import spec_of
 from expert_server.kernels.trial import replica_bytes
 from expert_server.leaving import Leaving
@@ -75,7 +76,7 @@ class ExpertServer:
         model: Directory or URL of the checkpoint; None: read the weights from the cluster's other servers.
         server_id: Unique in the cluster, kept over restarts.
         monitor_address: host:port.
-        config: Threads, kernel, slots.
+        config: Threads, device, kernel, slots.
         on_serving: Called once the first placement is loaded, with the gRPC address and a line about the
             kernel.
         tls: This process's certificate; None: plain text.
@@ -83,7 +84,8 @@ class ExpertServer:
 
     Raises:
         CheckpointError: The checkpoint cannot be served (see its subclasses).
-        ConfigError: The configured kernel cannot serve this model on this CPU.
+        ConfigError: The configured kernel cannot serve this model on this CPU or GPU, or there is no such
+            GPU.
         SharedMemoryError: There is no memory for the arena.
         PortInUseError: The gRPC port is taken.
         ClusterError: The monitor cannot be reached.
@@ -128,10 +130,15 @@ class ExpertServer:
             sizes = ExpertSizes.of(
                 checkpoint.expert_modules()[self.shape.layer_names[0]], self.shape.top_k
             )
-            self._kernel = choose_kernel(reader.forms, spec, sizes, config.kernel).kernel
+            self._kernel = choose_kernel(
+                reader.forms, spec, sizes, config.kernel, config.device
+            ).kernel
             undo.callback(self._kernel.close)
-            size = 0
-            if config.memory_bytes:
+            memory_bytes, size = config.memory_bytes, 0
+            if isinstance(self._kernel, SlotKernel):
+                most = config.slots * config.slot_tokens
+                memory_bytes = self._kernel.memory_limit(memory_bytes, most, sizes)
+            if memory_bytes:
                 # Reported before the first placement, so that the balancer places no more than fits.
                 size = replica_bytes(self._kernel, reader.forms[0], spec, sizes)
             self._about_kernel = _describe(self._kernel, reader)
@@ -146,6 +153,8 @@ class ExpertServer:
                 secrets.randbits(63),
             )
             undo.callback(self._arena.close)
+            if isinstance(self._kernel, SlotKernel):
+                self._kernel.pin_slots(self._arena.buffer)
             self._table = SlotTable(self._arena)
             self._loop = ServeLoop(
                 self._arena,
@@ -159,7 +168,7 @@ class ExpertServer:
                 traces=BatchTraces(tracing, self._arena, server_id) if tracing else None,
             )
             self._store = ExpertStore(
-                reader, self._kernel, config.load_bytes_per_s, self._loop, config.memory_bytes
+                reader, self._kernel, config.load_bytes_per_s, self._loop, memory_bytes
             )
             hotness = HotnessHandler(self.shape, self._loop, self._store)
             self._kernel.count_into(hotness.counts_LX)
@@ -168,7 +177,7 @@ class ExpertServer:
                 self.shape,
                 self._on_prepared,
                 self._on_retired,
-                bool(config.memory_bytes),
+                bool(memory_bytes),
                 self._on_unloadable,
             )
             self._watchdog = Watchdog(self._loop.liveness, self._on_liveness)
@@ -216,7 +225,7 @@ class ExpertServer:
                 model=self.shape,
                 transports=transports(),
                 speed=config.speed,
-                memory_bytes=config.memory_bytes,
+                memory_bytes=memory_bytes,
                 expert_bytes=size,
                 node=config.node or socket.gethostname(),
             )
@@ -248,6 +257,7 @@ class ExpertServer:
         Raises:
             CheckpointError: An expert cannot be loaded, or differs from those of the cluster's other servers,
                 and this server never served.
+            DeviceLostError: Its GPU has failed.
         """
         self._watchdog.start()
         try:
@@ -266,8 +276,9 @@ class ExpertServer:
             self._service.close()
             self._server.stop(_GRACE_S)
             self._source.close()
-            self._arena.close()
+            # Before the memory that it may have page-locked.
             self._kernel.close()
+            self._arena.close()
         if self._unloadable is not None:
             raise self._unloadable
 

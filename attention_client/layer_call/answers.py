@@ -78,10 +78,14 @@ def poll(
     if status is Status.INVALID_ARGUMENT:
         shared.metrics.outcomes.count(connection, Outcome.REFUSED)
         raise WrongRequestError(f"{name} refused a request of layer {layer}")
-    if status is Status.STALE_PLACEMENT:
-        shared.on_stale(name)
     reason = f"{name}: answered {status.name}"
-    server_health.give_up(connection, reason, "refused", blame=status not in _BLAMELESS)
+    has_gone = status is Status.STALE_PLACEMENT and bool(attempt.spares.of(name))
+    if has_gone:
+        shared.on_stale(name, attempt.spares)
+    # A server that has lost a spare replica may be the only one with other experts of the part.
+    server_health.give_up(
+        connection, reason, "refused", blame=status not in _BLAMELESS, avoid=not has_gone
+    )
     return _FAILED
 
 

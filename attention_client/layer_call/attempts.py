@@ -16,6 +16,7 @@ import numpy.typing as npt
 from attention_client.connections.connection import Connection
 from attention_client.connections.messages import Ticket
 from attention_client.dispatch.parts import Part
+from eaas.spares import SpareReplicas
 
 if TYPE_CHECKING:
     from eaas.telemetry.spans import ChildSpan
@@ -38,6 +39,7 @@ class Attempt:
         expires_at: When to give this request up and send the part to another replica.
         hedge: The hedge that it is part of, if any.
         trace: Its span, if it is traced.
+        spares: The spare replicas among which it was chosen.
     """
 
     part: Part
@@ -48,6 +50,7 @@ class Attempt:
     expires_at: float
     hedge: Hedge | None = None
     trace: ChildSpan | None = None
+    spares: SpareReplicas = field(default_factory=SpareReplicas)
 
     def end_trace(self, outcome: str) -> None:
         """End the request's trace span with this outcome, if it is traced."""

@@ -183,15 +183,17 @@ def abandon(exchange: Exchange) -> None:
 def attempts_of(exchange: Exchange) -> list[Attempt]:
     """Take over the requests of a call from compiled code, as attempts of a `LayerCall`."""
     attempts = []
-    connections = cast(ClusterView, exchange.view).connections
+    view = cast(ClusterView, exchange.view)
     for server, slot, request_id, rows, ids, work, *times in exchange.requests():
         rows_R = np.frombuffer(rows, np.int64)
         ids_RK = np.frombuffer(ids, np.int32).reshape(-1, exchange.top_k)
-        connection: Connection | None = connections[server]
+        connection: Connection | None = view.connections[server]
         assert connection is not None
         ticket = connection.adopt(slot, request_id, rows_R.size, work)
         sent_at, hedge_at, expires_at = times
         hedge_at = hedge_at if hedge_at < expires_at else math.inf
         part = Part(server, rows_R, ids_RK, work)
-        attempts.append(Attempt(part, connection, ticket, sent_at, hedge_at, expires_at))
+        attempts.append(
+            Attempt(part, connection, ticket, sent_at, hedge_at, expires_at, spares=view.spares)
+        )
     return attempts

@@ -107,4 +107,13 @@ class Sender:
             return None
         tail_s = service.tail_s(rows)
         hedge_at = math.inf if tail_s is None else now + max(tail_s, _LEAST_HEDGE_S)
-        return Attempt(part, connection, ticket, now, hedge_at, now + budget_s, trace=trace)
+        return Attempt(
+            part,
+            connection,
+            ticket,
+            now,
+            hedge_at,
+            now + budget_s,
+            trace=trace,
+            spares=view.spares,
+        )

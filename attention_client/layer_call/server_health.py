@@ -39,14 +39,17 @@ class ServerHealth:
         out = self._shared.ejections.out
         return [not out(server, now) for server in view.placement.servers]
 
-    def give_up(self, connection: Connection, reason: str, kind: str, *, blame: bool) -> None:
-        """Count a failed request and avoid its server for the rest of the call.
+    def give_up(
+        self, connection: Connection, reason: str, kind: str, *, blame: bool, avoid: bool = True
+    ) -> None:
+        """Count a failed request. With `avoid`, avoid its server for the rest of the call.
 
         With `blame`, also count it towards ejection.
         """
         if blame:
             self.blame(connection)
-        self.avoided[connection] = reason
+        if avoid:
+            self.avoided[connection] = reason
         self._shared.metrics.outcomes.count(connection, failure(kind, blame=blame))
         self._shared.metrics.failovers.labels(kind).inc()
 

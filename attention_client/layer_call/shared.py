@@ -47,6 +47,18 @@ class ClusterView:
     _replicas: dict[bytes, Replicas] = field(default_factory=dict, repr=False)
     _all_replicas: list[Replicas] = field(default_factory=list, repr=False)
 
+    def prepare(self, former: ClusterView | None) -> ClusterView:
+        """Make the list of all replicas before the first call needs it, or take a former view's."""
+        is_same = former is not None and (former.placement, former.spares) == (
+            self.placement,
+            self.spares,
+        )
+        if is_same and former is not None and former._all_replicas:
+            self._all_replicas.extend(former._all_replicas)
+        else:
+            self._all_replicas.append(self._with_spares())
+        return self
+
     def usable_S(self) -> npt.NDArray[np.bool_]:
         """Return whether each server of the placement has a live connection, even if ejected or avoided."""
         usable = [c is not None and c.lost_reason is None for c in self.connections]
@@ -112,7 +124,7 @@ class Dispatcher:
         attribution: Records which server computed what.
         clock: Monotonic seconds.
         traces: Traces of requests; None: no tracing.
-        on_stale: Called with a server's id after it answered STALE_PLACEMENT.
+        on_stale: Called with a server's id and the spare replicas of the request, if it has one no more.
     """
 
     replicas: ViewSource
@@ -126,7 +138,7 @@ class Dispatcher:
     attribution: ExpertAttribution = field(default_factory=ExpertAttribution)
     clock: Callable[[], float] = time.monotonic
     traces: RequestTraces | None = None
-    on_stale: Callable[[str], None] = lambda _server_id: None
+    on_stale: Callable[[str, SpareReplicas], None] = lambda _server_id, _spares: None
 
     def eject_if_slow(self, server: str, now: float) -> None:
         """Eject a server for a while if its measured times are far above those of the others."""

@@ -149,9 +149,9 @@ class Window:
         """Drop all but the last steps: after drift, older ones would mislead the plan."""
         self._steps = deque(tuple(self._steps)[-steps:], maxlen=self._steps.maxlen)
 
-    def tokens_WLE(self) -> Counts:
-        """int64 (W, L, E): tokens by step, layer and expert. The window must not be empty."""
-        return np.stack([step.tokens_LE for step in self._steps])
+    def tokens_WLE(self, last: int | None = None) -> Counts:
+        """int64 (W, L, E): tokens by step, of the last steps or of all. The window must not be empty."""
+        return np.stack([step.tokens_LE for step in self._last(last)])
 
     def tokens_LE(self, last: int | None = None) -> Counts:
         """int64 (L, E): tokens summed over the last steps, or over all. The window must not be empty."""

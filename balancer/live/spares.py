@@ -1,7 +1,7 @@
 """Choose the spare replicas of a live cluster: one a server and layer, by the last steps' loads. No I/O.
 
 The algorithm is `balancer.policies.spares`. A step of few tokens says little about the experts: steps are
-joined until a server has as many tokens that their noise is below what a loaded replica must gain.
+joined until there are so many tokens per server that their noise is no more than a loaded replica must gain.
 
 Shape suffixes: W steps, B scenarios, L layers, S servers, E logical experts.
 """
@@ -23,7 +23,7 @@ __all__ = ["STEPS", "choose", "scenarios"]
 STEPS = 8 * SCENARIOS
 """Number of last steps to look at, so that 8 may be joined for a scenario."""
 
-# The noise of so many tokens of a server, 1 / sqrt(tokens), is LEAST.
+# With this many tokens per server the noise, 1 / sqrt(tokens), is LEAST.
 _LEAST_TOKENS = 1 / LEAST**2
 _NONE = -1
 

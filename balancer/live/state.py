@@ -138,7 +138,7 @@ class LoadState:
     def last_WLE(self, steps: int) -> npt.NDArray[np.int64] | None:
         """Return the tokens of the last steps, for spare replicas; None: there were none yet."""
         with self._lock:
-            return self._window.tokens_WLE()[-steps:] if len(self._window) else None
+            return self._window.tokens_WLE(steps) if len(self._window) else None
 
     def forget_the_past(self) -> None:
         """After drift: drop all but the last steps, so that the plan is for the changed load."""

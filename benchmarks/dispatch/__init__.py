@@ -5,6 +5,7 @@ Measurements and modules:
     floor           the bytes of an exchange between two pinned, spinning processes, in C    _floor.c, floor
     exchange        write, poll, a kernel that computes nothing, reply, read                 caller, server
     layer call      an exchange with dispatch and combine (`LayerCall`, one server)          caller, cell
+    device          a layer call for tensors on a GPU, with --device cuda                    on_device
     client          dispatch and combine alone                                               caller, cell
     server          processor time while idle and while busy                                 upkeep
     layer           a real layer through a server, against the kernel call in that server    layer
@@ -23,12 +24,12 @@ Calls follow one another at once, so a spinning server is awake for the next one
 
 The document of `python -m benchmarks.dispatch --json` (us: microseconds):
 
-    machine       processor, cores, python, torch, busy_cores_elsewhere
+    machine       processor, cores, python, torch, busy_cores_elsewhere, device if there is one
     settings      dtype, top_k, experts, slot_tokens, server_spin_us, client_spin_us, client_slots, rounds,
                   turn_s
     rows          [transport, hidden, tokens, exchange_us {p50, p99}, floor_us {p50, p99}, over_floor_us,
-                  times_floor, layer_call_us {p50, p99}, client_us, request_bytes, result_bytes,
-                  rounds, calls]
+                  times_floor, layer_call_us {p50, p99}, device_call_us {p50, p99} (with a device),
+                  client_us, request_bytes, result_bytes, rounds, calls]
     server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core),
                   exchanges_per_s, paused_exchange_us {p50, p99}
     layer         shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,

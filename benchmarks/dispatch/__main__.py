@@ -34,6 +34,10 @@ def main(
             help="Also measure a server's processor time and a real layer.",
         ),
     ] = True,
+    device: Annotated[
+        str,
+        typer.Option(help="cuda: also make layer calls for tensors on a GPU (never run on one)."),
+    ] = "cpu",
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="Draw the rows.", show_default=False),
@@ -57,6 +61,7 @@ def main(
         tokens=tokens,
         rounds=rounds,
         with_server=server,
+        device=device,
     )
     if plot is not None:
         check_plot(plot)

@@ -208,6 +208,15 @@ class Caller:
         """Run a whole layer call: dispatch, exchange, combine. Returns float32 (T, H)."""
         return _call(self._plain, request)
 
+    def layer_call_of(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a layer call for tensors in host memory, as an engine does. Returns (T, H), dtype as x_TH."""
+        scores = scores_TK.numpy()
+        inputs = LayerInput.of(0, x_TH, scores)
+        wanted_TK = np.ones(scores.shape, dtype=np.bool_)
+        return LayerCall(self._plain, inputs, ids_TK.numpy(), wanted_TK).run().to(x_TH.dtype)
+
     def outside_ns(self, request: Request) -> int:
         """Run a layer call; return its nanoseconds outside the connection (dispatch and combine)."""
         self._stopwatch.inside_ns = 0

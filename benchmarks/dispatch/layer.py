@@ -15,7 +15,7 @@ import torch
 from benchmarks.dispatch.caller import Caller, Request
 from benchmarks.dispatch.plan import Plan
 from benchmarks.dispatch.server import kernel_server
-from eaas_cli.bench.experts.limits import settle
+from eaas_cli.bench.experts.cpu import settle
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches
 from eaas_cli.bench.figures import figure

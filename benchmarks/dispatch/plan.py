@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eaas_cli.bench.device import DEVICES
 from eaas_cli.bench.experts.plan import BUILT_IN, Shape
 from eaas_cli.option_values import known, numbers, once
 
@@ -19,6 +20,7 @@ class Plan:
         transports: In the order of measurement; the parts after the rows use the first.
         tokens: T of the exchanges; all of them fit a slot.
         with_server: Also measure a server and a real layer.
+        device: One of DEVICES; with "cuda" there are also layer calls for tensors on the GPU.
         top_k: K.
         num_experts: E.
         watch_s: Seconds for which a server's processor time is measured.
@@ -31,6 +33,7 @@ class Plan:
     tokens: tuple[int, ...]
     rounds: int
     with_server: bool
+    device: str = "cpu"
     top_k: int = 8
     num_experts: int = 128
     turn_s: float = 0.2
@@ -48,6 +51,7 @@ def make_plan(
     tokens: str,
     rounds: int,
     with_server: bool,
+    device: str = "cpu",
 ) -> Plan:
     """Check the options of `python -m benchmarks.dispatch` and make a plan. Raises ConfigError."""
     return Plan(
@@ -56,4 +60,5 @@ def make_plan(
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
         rounds=rounds,
         with_server=with_server,
+        device=known("--device", [device], DEVICES)[0],
     )

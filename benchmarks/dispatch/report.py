@@ -9,13 +9,15 @@ from eaas_cli.console import print_table
 __all__ = ["print_report"]
 
 _COLUMNS = ("T", "floor", "p99", "exchange", "p99", "over", "times", "layer", "p99", "client")
+_DEVICE = ("device", "p99")
 _BUSY_CORES = 0.1
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print the rows, the cost of a server, and the skipped cells."""
     machine = document["machine"]
-    print(f"{machine['processor']}, {machine['cores']} cores; microseconds, p50 and p99")
+    device = f", {machine['device']}" if "device" in machine else ""
+    print(f"{machine['processor']}, {machine['cores']} cores{device}; microseconds, p50 and p99")
     if machine["busy_cores_elsewhere"] > _BUSY_CORES:
         print(
             f"Other processes kept {machine['busy_cores_elsewhere']} cores busy: "
@@ -24,11 +26,14 @@ def print_report(document: dict[str, Any]) -> None:
     rows = document["rows"]
     for transport, hidden in dict.fromkeys((row["transport"], row["hidden"]) for row in rows):
         here = [row for row in rows if (row["transport"], row["hidden"]) == (transport, hidden)]
-        print_table(_COLUMNS, list(map(_cells, here)), title=f"{transport}, hidden {hidden}")
+        columns = (*_COLUMNS, *(_DEVICE if "device_call_us" in here[0] else ()))
+        print_table(columns, list(map(_cells, here)), title=f"{transport}, hidden {hidden}")
     print(
         "over, times: exchange to floor; layer: with dispatch and combine; "
         "client: dispatch and combine alone"
     )
+    if device:
+        print("device: a layer call for tensors on the GPU, until the result is there")
     if "server" in document:
         _print_server(document)
     if "layer" in document:
@@ -65,5 +70,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         *(row["over_floor_us"], row["times_floor"]),
         *row["layer_call_us"].values(),
         row["client_us"],
+        *row.get("device_call_us", {}).values(),
     )
     return [str(row["tokens"]), *map(_short, figures)]

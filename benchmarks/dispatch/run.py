@@ -19,6 +19,7 @@ from benchmarks.dispatch.upkeep import bench_upkeep
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas.wire.arena import SPIN_US
+from eaas_cli.bench.device import find_gpu
 from eaas_cli.bench.machine import BusyElsewhere, describe_machine
 from eaas_cli.bench.worker import with_fork_server, working
 from eaas_cli.local.fork_server import ForkServer
@@ -43,13 +44,14 @@ def bench_dispatch(
         The document of `python -m benchmarks.dispatch --json` (see the package docstring).
 
     Raises:
-        ConfigError: The machine has a single core.
+        ConfigError: The machine has a single core, or no such device.
         EaasError: A process did not start or did not answer; there is not enough memory for the slots.
     """
     if usable_cores() < 2:
         raise ConfigError(
             "bench dispatch: the floor needs two cores, one for each side, and this process may use one"
         )
+    device = find_gpu() if plan.device == "cuda" else None
     torch.set_num_threads(1)
     elsewhere = BusyElsewhere()
     skipped: list[dict[str, str]] = []
@@ -57,13 +59,14 @@ def bench_dispatch(
     with with_fork_server(_MODULES, fork_server) as forks:
         document: dict[str, Any] = {
             "settings": _settings(plan),
-            "rows": _rows(plan, say, skipped, forks),
+            "rows": _rows(plan, say, skipped, forks, device),
         }
         if plan.with_server:
             document |= _server(plan, say, skipped, forks)
     machine = describe_machine() | {
         "torch": torch.__version__,
         "busy_cores_elsewhere": elsewhere.cores(),
+        **({} if device is None else {"device": torch.cuda.get_device_name(device)}),
     }
     return {"machine": machine} | document | {"skipped": skipped}
 
@@ -84,7 +87,11 @@ def _server(
 
 
 def _rows(
-    plan: Plan, say: Callable[[str], None], skipped: list[dict[str, str]], fork_server: ForkServer
+    plan: Plan,
+    say: Callable[[str], None],
+    skipped: list[dict[str, str]],
+    fork_server: ForkServer,
+    device: torch.device | None = None,
 ) -> list[dict[str, Any]]:
     most = max(plan.hidden), max(plan.tokens)
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -113,7 +120,9 @@ def _rows(
                                 skipped.append({"what": what, "reason": reason})
                                 continue
                             say(f"{what}: {plan.rounds} rounds")
-                            rows.append(bench_cell(plan, transport, hidden, tokens, caller, floor))
+                            rows.append(
+                                bench_cell(plan, transport, hidden, tokens, caller, floor, device)
+                            )
     return rows
 
 

@@ -23,7 +23,8 @@ from eaas.net.grpc_server import Service, serve
 from eaas.wire import Arena
 from eaas.wire.arena import SPIN_US
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from eaas_cli.bench.experts.limits import ReadLimit, settle
+from eaas_cli.bench.experts.cpu import Cpu, settle
+from eaas_cli.bench.experts.limits import ReadLimit
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches, Source
 from eaas_cli.bench.worker import commands_from
@@ -139,7 +140,7 @@ def _run_commands(
     with torch.inference_mode():
         for command, reply in commands:
             if command == "read":
-                limit = limit or ReadLimit(threads)
+                limit = limit or ReadLimit(Cpu(threads))
                 reply(limit.measure())
                 continue
             took = []

@@ -170,7 +170,7 @@ class BalancerConfig(_Section):
     )
     spare_slots: bool = Field(
         False,
-        description="One more slot on each server and layer; its replica follows the load of the last steps.",
+        description="One spare slot per layer on each server; its replica follows the last steps' load.",
     )
     link_bytes_per_s: int = Field(
         1_000_000_000,
@@ -221,10 +221,16 @@ class ExpertServerConfig(_Section):
         0, ge=0, description="Torch threads; 0 divides the cores among the servers."
     )
     core: int = Field(-1, ge=-1, description="Core that the serving loop is bound to; -1: any.")
+    device: str = Field(
+        "cpu",
+        pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$",
+        description="Device that holds the experts and computes: cpu, cuda (torch's current GPU) or cuda:N. "
+        "Never run on a GPU.",
+    )
     kernel: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
-        description="Compute kernel; auto takes reference only if native cannot serve the model, and triton "
-        "(a GPU, never run on one) never.",
+        description="Compute kernel; auto: triton on a GPU, else native, or reference if native cannot serve "
+        "the model.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weight-only quantisation; activations keep at least 15 bits."
@@ -245,7 +251,8 @@ class ExpertServerConfig(_Section):
     memory_bytes: int = Field(
         0,
         ge=0,
-        description="Memory for expert weights; the balancer respects it. 0 means no limit.",
+        description="Memory for expert weights; the balancer respects it. 0 means no limit, on a GPU what is "
+        "free there.",
     )
     node: str = Field(
         "",

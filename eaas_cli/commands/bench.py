@@ -79,25 +79,41 @@ def experts(
             "--builtin/--no-builtin", help="Measure the shapes 2048,768,128,8 and 7168,2048,16,8."
         ),
     ] = True,
-    tokens: Annotated[str, typer.Option(metavar="T,...", help="Batch sizes.")] = "1,8,64,512,2048",
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="T,...", help="Batch sizes.", show_default="1,8,64,512,2048; of a GPU 4096 last"
+        ),
+    ] = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(
             help="Stored weights: bfloat16, float32, int8, int4, fp8, mxfp4 or int4-g32. Repeatable.",
-            show_default="all",
+            show_default="all; of a GPU bfloat16, fp8 and mxfp4",
         ),
     ] = None,
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="native, reference or auto. Repeatable.",
+            help="native, reference or auto; of a GPU triton. Repeatable.",
             show_default="all that work here; reference only if auto picks it",
         ),
     ] = None,
     rounds: Annotated[
-        int,
-        typer.Option(min=1, help="Calls of each implementation; slow ones get at least 3."),
-    ] = 5,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Calls of each implementation; slow ones get at least 3.",
+            show_default="5; of a GPU 20",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU (never run on one).")] = "cpu",
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="First measure a GPU's tiles; its servers then use the fastest."
+        ),
+    ] = False,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="Threads of each implementation.", show_default="one per core"),
@@ -111,22 +127,28 @@ def experts(
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
     with collector_off():
         from eaas.cores import usable_cores
+        from eaas_cli.bench.device import DEVICES
         from eaas_cli.bench.experts import bench_experts, make_plan
         from eaas_cli.bench.experts.plan import DTYPES
         from eaas_cli.bench.experts.plot import check_plot, draw_plot
         from eaas_cli.bench.experts.report import print_report
-        from expert_server.kernels.choose import KERNELS
+        from eaas_cli.option_values import known
+        from expert_server.kernels.choose import KERNELS, ON_REQUEST
 
     end_on_sigterm()
+    (checked,) = known("--device", [device], DEVICES)
+    is_gpu = checked == "cuda"
     plan = make_plan(
         shapes=shape or (),
         built_in=built_in,
-        tokens=tokens,
-        dtypes=dtype or DTYPES,
+        tokens=tokens or ("1,8,64,512,4096" if is_gpu else "1,8,64,512,2048"),
+        dtypes=dtype or (("bfloat16", "fp8", "mxfp4") if is_gpu else DTYPES),
         kernels=kernel or (),
-        known_kernels=tuple(KERNELS),
-        rounds=rounds,
+        known_kernels=tuple(ON_REQUEST if is_gpu else KERNELS),
+        rounds=rounds or (20 if is_gpu else 5),
         threads=threads or usable_cores(),
+        device=checked,
+        tune=tune,
     )
     if plot is not None:
         check_plot(plot)

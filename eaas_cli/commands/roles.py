@@ -143,6 +143,13 @@ def expert_server(
         int | None,
         typer.Option(help="Core that the serving loop is bound to.", show_default="any"),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device that holds the experts and computes: cpu, cuda or cuda:N.",
+            show_default="cpu",
+        ),
+    ] = None,
     kernel: Annotated[
         str | None, typer.Option(help="Expert kernel: auto, native, reference or triton.")
     ] = None,
@@ -168,6 +175,7 @@ def expert_server(
         "port": port,
         "threads": threads,
         "core": core,
+        "device": device,
         "kernel": kernel,
         "quantization": quantization,
         "slots": slots,

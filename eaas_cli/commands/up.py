@@ -58,7 +58,17 @@ def up(
             help="This machine, or the nodes of a Ray cluster (RAY_ADDRESS, or this machine's).",
         ),
     ] = "local",
-    servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 3,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Expert servers.", show_default="3")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cuda:0,cuda:1,...|all",
+            help="GPUs that compute the experts, one server on each. Never run on a GPU.",
+            show_default="the CPU",
+        ),
+    ] = None,
     redundancy: Annotated[int, typer.Option(min=1, help="Servers that hold each expert.")] = 2,
     engine: Annotated[
         Literal["transformers", "vllm"], typer.Option(help="Engine that runs attention.")
@@ -103,8 +113,11 @@ def up(
     """
     from eaas.config import load_config
     from eaas_cli.local import LocalCluster
+    from eaas_cli.local.devices import parse_devices, server_count
     from eaas_cli.local.interrupt import Interrupt, Interrupted
 
+    gpus = parse_devices(devices) if devices is not None else ()
+    servers = server_count(servers, gpus)
     prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
     with Interrupt() as interrupt:
         settings = load_config(
@@ -124,6 +137,10 @@ def up(
                 raise ConfigError(
                     "--log-dir: on Ray the logs are in Ray's log directory of each node"
                 )
+            if gpus:
+                raise ConfigError(
+                    "--devices: on Ray set expert_server.device: cuda, and Ray gives each server a GPU"
+                )
             up_on_ray(model, servers, redundancy, engine, settings, config, interrupt)
             return
         cluster = LocalCluster(
@@ -135,6 +152,7 @@ def up(
             log_dir=log_dir,
             engine=engine,
             operator_page=True,
+            devices=gpus,
         )
         started, tls_dir = time.monotonic(), settings.security.tls_dir
         try:

@@ -166,8 +166,12 @@ def _resources(
     """Choose what each kind of actor reserves: memory for its weights, and what the settings name."""
     share = need.experts * need.replicas / servers
     wanted = settings.ray
+    server = {"memory": share * _HEADROOM + _PROCESS_BYTES}
+    if settings.expert_server.device != "cpu":
+        # Ray makes this GPU the only one that the process sees.
+        server = {"memory": float(_PROCESS_BYTES), "GPU": 1.0}
     return {
-        "expert_server": {"memory": share * _HEADROOM + _PROCESS_BYTES} | wanted.expert_server,
+        "expert_server": server | wanted.expert_server,
         "attention_client": {"memory": need.others * _HEADROOM + _PROCESS_BYTES}
         | wanted.attention_client,
         "control": {} | wanted.control,

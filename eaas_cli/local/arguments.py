@@ -36,6 +36,7 @@ def server_words(
     model: Path | None,
     threads: int,
     core: int | None,
+    device: str | None = None,
 ) -> tuple[str, ...]:
     """Arguments of an `eaas expert-server` process. Without a model, other servers send it the weights."""
     server = config.expert_server
@@ -44,6 +45,7 @@ def server_words(
         *(("--model", str(model)) if model else ()),
         *("--join", monitor, "--threads", str(threads)),
         *(() if core is None else ("--core", str(core))),
+        *(() if device is None else ("--device", device)),
         *("--kernel", server.kernel, "--quantization", server.quantization),
     )
 
@@ -87,8 +89,8 @@ def refuse_few_servers(servers: int, redundancy: int) -> None:
     """Raise ConfigError if there are fewer servers than replicas of each expert."""
     if redundancy > servers:
         raise ConfigError(
-            f"--redundancy {redundancy} needs as many servers, --servers is {servers}: "
-            f"give --servers {redundancy} or a lower --redundancy"
+            f"--redundancy {redundancy} needs as many servers, and there are {servers}: "
+            f"give --servers {redundancy}, as many --devices, or a lower --redundancy"
         )
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -27,6 +28,7 @@ from eaas_cli.local.arguments import (
     vllm_words,
 )
 from eaas_cli.local.by_hand import find_started_by_hand
+from eaas_cli.local.devices import refuse_shared_device
 from eaas_cli.local.fork_server import (
     CLIENT_MODULES,
     CONTROL_MODULES,
@@ -68,11 +70,12 @@ class LocalCluster:
         engine: Engine of the attention client.
         operator_page: Show buttons that kill and start servers, if only this machine can connect.
         fork_server: Forks the processes, and keeps running afterwards. None: the cluster starts its own.
+        devices: GPU of each server ("cuda:0"), instead of `servers`; empty: the servers compute on the CPU.
 
     Raises:
         ConfigError: Fewer servers than the redundancy; an unusable log_dir or host; a listen address that
             needs TLS or keys; unreadable certificates or keys; the engine is not installed; the model's
-            weights take more memory than is free.
+            weights take more memory than is free; the settings name a GPU, and `devices` is empty.
         CheckpointError: The files of the model cannot be served.
         PortInUseError: The endpoint's port is taken.
     """
@@ -90,9 +93,13 @@ class LocalCluster:
         engine: Literal["transformers", "vllm"] = "transformers",
         operator_page: bool = False,
         fork_server: ForkServer | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self.config = config or ClusterConfig()
+        servers = len(devices) or servers
         refuse_few_servers(servers, redundancy)
+        refuse_shared_device(self.config, devices)
+        self._devices = tuple(devices)
         security, client = self.config.security, self.config.attention_client
         # The launcher drains servers, which needs the role of an operator.
         self.tls = identity(security, _OPERATOR)
@@ -104,7 +111,9 @@ class LocalCluster:
         self.memory = memory_need(
             precheck(model), redundancy, self.config.expert_server.quantization
         )
-        self.memory.refuse_more_than(free_bytes())
+        # The experts of GPUs take none of this machine's memory.
+        here = replace(self.memory, experts=0) if devices else self.memory
+        here.refuse_more_than(free_bytes())
         if attention_client:
             if engine == "vllm":
                 refuse_missing_vllm()
@@ -282,7 +291,7 @@ class LocalCluster:
 
         `eaas up` does not wait: it steps its own `Scaler`.
 
-        Raises EaasError: a server cannot start or leave, or not in time.
+        Raises EaasError: a server cannot start or leave, or not in time, or there is no GPU for it.
         """
         # Imported here: `eaas --help` needs no gRPC.
         from eaas_cli.local.scaling import Scaler
@@ -311,9 +320,15 @@ class LocalCluster:
         Args:
             model: Give it the checkpoint. False: other servers send the weights.
             others: Names of live servers that this cluster did not start.
+
+        Raises ClusterError: each GPU has a server.
         """
         taken = {child.name for child in self.running_servers()} | set(others)
         index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
+        if self._devices and index >= len(self._devices):
+            raise ClusterError(
+                f"{_SERVER}{index} has no GPU: start again with more --devices than {','.join(self._devices)}"
+            )
         self.forget(f"{_SERVER}{index}")
         return self._spawn_server(index, model=model)
 
@@ -361,5 +376,8 @@ class LocalCluster:
         threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
         checkpoint = self.model if model else None
         core = server_core(self._engine, sorted(os.sched_getaffinity(0)), index)
-        words = server_words(self.config, name, self.monitor_address, checkpoint, threads, core)
+        device = self._devices[index] if self._devices else None
+        words = server_words(
+            self.config, name, self.monitor_address, checkpoint, threads, core, device
+        )
         return self._spawn(name, *words)

@@ -129,8 +129,10 @@ class PlacementHandler:
     ) -> pb.RetirePlacementResponse:
         """Unload all experts outside this server's share. Called once no client uses an older placement."""
         kept = self._experts(request.layers, context)
+        # Before the lock, because this ends a load of spare replicas.
+        self._accept_epoch(request.epoch, context)
         with self._changing:
-            self._accept_epoch(request.epoch, context)
+            self._refuse_older(request.epoch, context)
             self._epoch = request.epoch
             self._keep(kept)
         _log.info("epoch %d: %d experts are kept", request.epoch, self._store.count)
@@ -146,8 +148,11 @@ class PlacementHandler:
         """
         until = time.monotonic() + request.load_s
         self._experts(request.layers, context)
-        digests, _ = self._digests(request.layers, context)
+        digests, all_known = self._digests(request.layers, context)
         wanted, epoch = places(request.layers), request.epoch
+        if not all_known:
+            # The bytes of the others could not be compared.
+            wanted = wanted.intersection(digests)
         with self._changing:
             if not (epoch and self._newest_epoch == self._epoch == epoch):
                 context.abort(
@@ -167,7 +172,7 @@ class PlacementHandler:
                     digests,
                 )
             except CheckpointError as error:
-                _log.error("spare replicas: %s", error)
+                _log.error("a spare replica cannot be loaded: %s", error)
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             held = self._store.spares
         return pb.HoldSparesResponse(

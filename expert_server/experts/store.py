@@ -52,8 +52,9 @@ class ExpertStore:
         self._bytes_per_s = bytes_per_s
         self._loop = loop
         self._memory_bytes = memory_bytes
-        # Replaced, never changed, because any thread may read it. Some may not be loaded yet.
+        # Replaced, never changed, because any thread may read it. Includes replicas that are about to load.
         self._spares: frozenset[tuple[int, int]] = frozenset()
+        self._count = 0
         self._digests: dict[tuple[int, int], int] = {}
         self._changing = threading.Lock()
         self._loading = (0, 0)
@@ -61,7 +62,7 @@ class ExpertStore:
     @property
     def count(self) -> int:
         """Number of expert replicas held, without spares, for heartbeats; a leaving server waits for 0."""
-        return self._kernel.count - len(self.spares)
+        return self._count
 
     @property
     def bytes(self) -> int:
@@ -131,6 +132,7 @@ class ExpertStore:
         """
         with self._changing:
             self._spares -= {(layer, expert) for layer in wanted for expert in wanted[layer]}
+            self._recount()
             return self._load_in_background(wanted, is_given_up, digests)
 
     def load_spares(
@@ -139,7 +141,7 @@ class ExpertStore:
         is_given_up: Callable[[], bool],
         digests: Digests,
     ) -> None:
-        """Load replicas into spare slots: those that are missing, as far as the memory reaches.
+        """Load replicas into spare slots: those that are missing, as many as fit into the memory.
 
         Args:
             wanted: (MoE layer, logical expert) pairs.
@@ -241,6 +243,7 @@ class ExpertStore:
         with naming_expert(layer, expert):
             self._kernel.load(layer, expert, weights, pause)
         self._digests[layer, expert] = weights.digest
+        self._recount()
 
     def _load_from_others(self, layer: int, expert: int, pause: Pause, digest: int) -> None:
         """Read an expert with a wrong digest again, from one server after another, until it matches."""
@@ -285,6 +288,11 @@ class ExpertStore:
         self._kernel.unload(layer, expert)
         self._digests.pop((layer, expert), None)
         self._spares -= {(layer, expert)}
+        self._recount()
+
+    def _recount(self) -> None:
+        # One number for all readers: two that change apart could give a difference that never was.
+        self._count = self._kernel.count - len(self.spares)
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """Chooses an expert server's kernel at start: the compiled one, if it computes this model on this CPU.
 
-Kernel `triton` is chosen by name only, and only then imported.
+Kernel `triton`, for a GPU, is imported only if it is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 
@@ -15,6 +14,7 @@ from eaas.errors import ConfigError
 from eaas.log import get_logger
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.native import NativeKernel
+from expert_server.kernels.on_device import CPU, kernel_on
 from expert_server.kernels.reference import ReferenceKernel
 from expert_server.kernels.trial import ExpertSizes, trial_error
 from expert_server.weights.weights import ExpertForm
@@ -24,19 +24,17 @@ __all__ = ["KERNELS", "ON_REQUEST", "Choice", "ExpertSizes", "choose_kernel"]
 _log = get_logger(__name__)
 
 
-def _triton(forms: Sequence[ExpertForm], spec: KernelSpec) -> ExpertKernel:
-    if find_spec("triton") is None:
-        raise UnsupportedError("pip install 'expert-as-a-service[triton]'")
+def _triton(forms: Sequence[ExpertForm], spec: KernelSpec, device: str = "cuda") -> ExpertKernel:
+    from expert_server.kernels.gpu.cuda import find_device
     from expert_server.kernels.gpu.kernel import TritonKernel
 
-    return TritonKernel(forms, spec)
+    return TritonKernel(forms, spec, find_device(device))
 
 
 # Those that `auto` tries, in order of preference.
 KERNELS: dict[str, type[ExpertKernel]] = {"native": NativeKernel, "reference": ReferenceKernel}
-ON_REQUEST: dict[str, Callable[[Sequence[ExpertForm], KernelSpec], ExpertKernel]] = {
-    "triton": _triton
-}
+# Those of a GPU: (forms, spec, device).
+ON_REQUEST: dict[str, Callable[..., ExpertKernel]] = {"triton": _triton}
 # Relative error. Both sides use the same (quantised) weights, so only rounding differs.
 _BOUND, _BFLOAT16_BOUND = 1e-5, 1e-2
 
@@ -55,7 +53,11 @@ class Choice:
 
 
 def choose_kernel(
-    forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes, wanted: str = "auto"
+    forms: Sequence[ExpertForm],
+    spec: KernelSpec,
+    sizes: ExpertSizes,
+    wanted: str = "auto",
+    device: str = CPU,
 ) -> Choice:
     """Return the first of KERNELS that computes this model correctly here, or the wanted kernel; log why.
 
@@ -66,22 +68,25 @@ def choose_kernel(
         forms: How the experts of each MoE layer compute; the first layer's are tried.
         spec: What to compute with.
         sizes: Sizes of the experts.
-        wanted: One of KERNELS or ON_REQUEST, or "auto": any of KERNELS.
+        wanted: One of KERNELS or ON_REQUEST, or "auto": any of KERNELS, on a GPU `triton`.
+        device: `expert_server.device`.
 
     Raises:
-        ConfigError: The wanted kernel cannot serve, or no kernel supports this quantisation.
+        ConfigError: The wanted kernel cannot serve, no kernel supports this quantisation, or the device is
+            not there.
     """
+    wanted = kernel_on(device, wanted)
     passed_over: dict[str, str] = {}
     for name in _candidates(wanted, spec):
         try:
-            kernel = _try_out(name, forms, spec, sizes)
+            kernel = _try_out(name, forms, spec, sizes, device)
         except UnsupportedError as error:
             passed_over[name] = str(error)
             continue
         reasons = [f"not {other}: {why}" for other, why in passed_over.items()]
         _log.info("%s", "; ".join([f"kernel {name}", *reasons]))
         return Choice(kernel, passed_over)
-    raise ConfigError(_explain(wanted, spec, passed_over))
+    raise ConfigError(_explain(wanted, spec, passed_over, device))
 
 
 def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
@@ -93,12 +98,14 @@ def _candidates(wanted: str, spec: KernelSpec) -> Sequence[str]:
 
 
 def _try_out(
-    name: str, forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes
+    name: str, forms: Sequence[ExpertForm], spec: KernelSpec, sizes: ExpertSizes, device: str
 ) -> ExpertKernel:
     """Create a kernel and check its results on trial experts; UnsupportedError: another may serve."""
     kernel = None
     try:
-        kernel = (KERNELS.get(name) or ON_REQUEST[name])(forms, spec)
+        kernel = (
+            KERNELS[name](forms, spec) if name in KERNELS else ON_REQUEST[name](forms, spec, device)
+        )
         if name == "reference":
             return kernel
         found = trial_error(kernel, forms[0], spec, sizes)
@@ -119,9 +126,9 @@ def _try_out(
     raise UnsupportedError(what)
 
 
-def _explain(wanted: str, spec: KernelSpec, passed_over: Mapping[str, str]) -> str:
+def _explain(wanted: str, spec: KernelSpec, passed_over: Mapping[str, str], device: str) -> str:
     if wanted in ON_REQUEST:
-        remedies = ["--kernel auto"]
+        remedies = ["--kernel auto" if device == CPU else "--device cpu"]
     elif spec.stored is not None:
         remedies = ["--kernel reference (which dequantises the weights)"]
     else:

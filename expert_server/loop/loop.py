@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from eaas.errors import SlotCorruptError, WrongRequestError
@@ -30,6 +32,7 @@ from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, SlotState
 from eaas.wire.slot import DAMAGED, DOORBELL, SlotLimits, Status, validate_request
 from expert_server.kernels import ExpertKernel
+from expert_server.kernels.slot_kernel import SlotKernel
 from expert_server.loop._direct import Direct
 from expert_server.loop.batching import Batcher, Compute, Wait, create_batcher
 from expert_server.loop.direct import create_direct
@@ -94,6 +97,7 @@ class ServeLoop:
         self._buffer = arena.buffer
         self._table = table
         self._kernel = kernel
+        self._slot_kernel = kernel if isinstance(kernel, SlotKernel) else None
         self._spin_us = spin_us
         self._clock = clock
         self._traces = traces
@@ -178,7 +182,10 @@ class ServeLoop:
             self._arena.flags.interrupt(DOORBELL)
 
     def run(self) -> None:
-        """Answer requests until `stop`, in the server's main thread."""
+        """Answer requests until `stop`, in the server's main thread.
+
+        Raises DeviceLostError: the kernel's device has failed; the server ends, so that others answer.
+        """
         flags = self._arena.flags
         with torch.inference_mode():
             while not self._stopped:
@@ -392,15 +399,11 @@ class ServeLoop:
             self._batcher.answered(request.grant, ended)
 
     def _compute(self, group: list[Request]) -> None:
-        first = group[0]
-        layer = first.header.layer
+        layer = group[0].header.layer
         tokens = sum(request.header.batch_size for request in group)
         self.liveness.begins(tokens, self._clock())
-        views = first.views
         try:
-            if len(group) > 1:
-                views = self._scratch.gather([request.views for request in group], first.header)
-            out_TH = self._kernel(*views.tensors, layer)
+            rows_TH = self._run(group, layer)
         except LookupError as error:
             self._refuse_misplaced(group, error)
             return
@@ -411,7 +414,6 @@ class ServeLoop:
                 self._refuse(request.slot, request.grant, request.header, Status.INTERNAL)
             return
         self._batches += 1
-        rows_TH = out_TH.numpy()
         now = self._clock()
         start = 0
         for request in group:
@@ -420,9 +422,23 @@ class ServeLoop:
             # The batches before this one were for other requests, and so is the rest of this one.
             from_s = max(request.admitted_at, self._batch_ended_at)
             own_s = (now - from_s) * request.header.batch_size / tokens
-            self._replies.result(request, rows_TH[start:end], now, own_s)
+            if rows_TH is not None:
+                self._replies.rows(request, rows_TH[start:end])
+            self._replies.result(request, now, own_s)
             start = end
         self._batch_ended_at = now
+
+    def _run(self, group: list[Request], layer: int) -> npt.NDArray[np.float32] | None:
+        """Compute a batch; return its result, or None if the kernel has written it into the slots."""
+        payloads = [request.views for request in group]
+        if self._slot_kernel is not None:
+            results = [self._views.result_tensor(r.slot, r.header.batch_size) for r in group]
+            self._slot_kernel.compute_slots([views.tensors for views in payloads], results, layer)
+            return None
+        views = payloads[0]
+        if len(group) > 1:
+            views = self._scratch.gather(payloads, group[0].header)
+        return self._kernel(*views.tensors, layer).numpy()
 
     def _refuse_misplaced(self, group: list[Request], error: LookupError) -> None:
         """Handle a batch with an expert that is not held: refuse the request for it, answer the others.

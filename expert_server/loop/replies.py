@@ -49,27 +49,26 @@ class Replies:
         self._buffer = arena.buffer
         self._views = views
 
-    def result(
-        self, request: Request, rows_TH: npt.NDArray[np.float32], now: float, own_s: float
-    ) -> None:
-        """Write a request's result into its slot, and hand the slot to the client (DONE, doorbell).
+    def rows(self, request: Request, rows_TH: npt.NDArray[np.float32]) -> None:
+        """Copy a request's result into its slot, for `result`."""
+        np.copyto(self._views.result(request.slot, len(rows_TH)), rows_TH)
+
+    def result(self, request: Request, now: float, own_s: float) -> None:
+        """Hand a slot with a result to its client (header, DONE, doorbell).
 
         Args:
             request: The request.
-            rows_TH: Its result.
             now: Monotonic seconds.
             own_s: Seconds that the server spent on this request: its part of the batch.
         """
-        tokens, hidden = rows_TH.shape
         # 0 means unknown.
         service_us = max(1, int((now - request.admitted_at) * 1e6))
-        np.copyto(self._views.result(request.slot, tokens), rows_TH)
         answer = ResultHeader.of(
             Status.OK,
             generation=request.grant.generation,
             request_id=request.header.request_id,
-            rows=tokens,
-            hidden_size=hidden,
+            rows=request.header.batch_size,
+            hidden_size=request.header.hidden_size,
             service_us=service_us,
             queue_us=max(0, int((now - request.admitted_at - own_s) * 1e6)),
         )

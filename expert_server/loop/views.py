@@ -51,6 +51,7 @@ class TensorViews(SlotViews):
     def __init__(self, arena: Arena, hidden_size: int) -> None:
         super().__init__(arena, hidden_size)
         self._with_tensors: dict[tuple[int, int, int, int], PayloadViews] = {}
+        self._result_tensors: dict[tuple[int, int], torch.Tensor] = {}
 
     def tensors(self, slot: int, header: RequestHeader) -> PayloadViews:
         """Return the views of a request in a slot that passed `validate_request`; they are kept for reuse."""
@@ -61,10 +62,20 @@ class TensorViews(SlotViews):
             self._keep(self._with_tensors, key, views)
         return views
 
+    def result_tensor(self, slot: int, rows: int) -> torch.Tensor:
+        """Return the view of `result` as a tensor (T, H), for a kernel that fills it; kept for reuse."""
+        key = (slot, rows)
+        tensor = self._result_tensors.get(key)
+        if tensor is None:
+            tensor = torch.from_numpy(self.result(slot, rows))
+            self._keep(self._result_tensors, key, tensor)
+        return tensor
+
     def clear(self) -> None:
         """Drop all views when the loop ends, so that the arena's memory can be freed."""
         super().clear()
         self._with_tensors.clear()
+        self._result_tensors.clear()
 
 
 class Scratch:

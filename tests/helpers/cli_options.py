@@ -9,8 +9,8 @@ __all__ = ["OPTIONS"]
 
 # COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
 _TEXT = """\
-up: --model --on=local --servers=3 --redundancy=2 --engine=transformers --transport --host --port --kernel
-    --quantization --served-model-name --api-key-file --tls --insecure=false --config --log-dir
+up: --model --on=local --servers --devices --redundancy=2 --engine=transformers --transport --host --port
+    --kernel --quantization --served-model-name --api-key-file --tls --insecure=false --config --log-dir
 down: --on
 status: --endpoint=URL --api-key-file --json=false
 top: --endpoint=URL --once=false --api-key-file --tls --json=false
@@ -31,8 +31,8 @@ demo-model: directory --like --arch=qwen3_moe --layers=4 --hidden=128 --experts=
     --dtype=float32
 bench serve: --model --servers=3 --redundancy=2 --transport=shm --requests=16 --concurrency=4
     --prompt-tokens=32 --max-tokens=64 --rounds=3 --baseline=transformers --json=false
-bench experts: --shape --builtin=true --tokens=1,8,64,512,2048 --dtype --kernel --rounds=5 --threads
-    --plot --json=false
+bench experts: --shape --builtin=true --tokens --dtype --kernel --rounds --device=cpu --tune=false
+    --threads --plot --json=false
 simulate caps: --requests=3000 --seeds=42,123,456,789 --rates=150,200,250,300 --pattern=both
     --strategies --routing --out --json=false
 chaos run: --seed=1 --minutes=1.0 --faults= --model --servers=4 --redundancy=2 --transport=shm
@@ -47,8 +47,8 @@ trace convert: source target --kind --experts --tokens --array
 trace compare: source --policy --servers="64" --interval=256,1024 --slots --planning="0.4" --nodes
     --racks=1 --plot
     --json=false
-expert-server: --model --join --id --host --port --threads --core --kernel --quantization --slots
-    --slot-tokens --tls --insecure=false --config
+expert-server: --model --join --id --host --port --threads --core --device --kernel --quantization
+    --slots --slot-tokens --tls --insecure=false --config
 attention-client: --model --join --id --host --port --transport --threads --api-key-file
     --operator-page --served-model-name --tls --insecure=false --config
 vllm: model options --join --id --host --port --transport --api-key-file --operator-page

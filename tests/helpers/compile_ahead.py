@@ -1,7 +1,8 @@
 """Compiles kernel `triton` for GPUs that are not here and prints what each program needs, a JSON line each.
 
-    python tests/helpers/compile_ahead.py sm_90
+    python tests/helpers/compile_ahead.py sm_90 [candidates]
 
+With `candidates`, those of all tiles that `eaas bench experts --tune` may choose.
 For sm_80 the last line is that of a program that spills, so that the reader sees that spills are noticed.
 Runs in a process of its own, because Triton decides at its import whether to compile or to interpret.
 """
@@ -22,7 +23,7 @@ from triton.compiler import ASTSource
 
 from expert_server.kernels.activation import Activation, ActivationKind
 from expert_server.kernels.gpu import products
-from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES, Coding
+from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES, Coding, candidates
 
 # The assembler then prints what a program needs.
 triton.knobs.nvidia.dump_ptxas_log = True
@@ -36,11 +37,14 @@ _OPTIONS = {"enable_fp_fusion": True}
 _NOT_MULTIPLES = ("tokens", "top_k")
 
 
-def programs() -> Iterator[tuple[Any, str, dict[str, Any], dict[str, int]]]:
+def programs(
+    with_candidates: bool = False,
+) -> Iterator[tuple[Any, str, dict[str, Any], dict[str, int]]]:
     """Yield device functions: function, dtype of hidden states, constants, options."""
     for coding, tiles in TILES.items():
         dtype = "fp32" if coding is Coding.FLOAT32 else "bf16"
-        for tile in (tiles.few, tiles.many):
+        all_tiles = [tile for bucket in candidates(coding).values() for tile in bucket]
+        for tile in all_tiles if with_candidates else (tiles.few, tiles.many):
             options = {"num_warps": tile.warps, "num_stages": tile.stages}
             shape = {
                 "CODING": int(coding),
@@ -125,5 +129,7 @@ def spilling() -> tuple[Any, str, dict[str, Any], dict[str, int]]:
 
 if __name__ == "__main__":
     architecture = int(sys.argv[1].removeprefix("sm_"))
-    for program in [*programs(), *([spilling()] if architecture == 80 else [])]:
+    with_candidates = "candidates" in sys.argv
+    last = [spilling()] if architecture == 80 and not with_candidates else []
+    for program in [*programs(with_candidates), *last]:
         print(json.dumps(compile_for(architecture, *program)), flush=True)

@@ -111,7 +111,7 @@ class BalancerProcess(Process):
             {server: frozenset(dice.sample(places, 2)) for server in placement.servers},
         )
         kept = self.spares if self.spares.epoch == wanted.epoch else SpareReplicas(wanted.epoch)
-        self.spares = kept.both(wanted)
+        self.spares = kept.intersection(wanted)
         self.push_spares()
 
         def done(server: str, held: frozenset[tuple[int, int]]) -> None:

@@ -188,9 +188,9 @@ class ClientProcess(Process):
         self.spares = spares
         self.refresh()
 
-    def drop_spares(self, server: str) -> None:
-        if self.spares.of(server):
-            self.spares = self.spares.without(server)
+    def drop_spares(self, server: str, spares: SpareReplicas) -> None:
+        if self.spares is spares:
+            self.spares = spares.without(server)
             self.refresh()
 
     def refresh(self) -> None:

@@ -69,6 +69,16 @@ def start(
     )
 
 
+def test_a_kernel_that_contradicts_the_device_is_refused(
+    checkpoint: Callable[..., Path], monitor_address: str
+) -> None:
+    gpu = ("--device", "cuda:0", "--kernel", "native")
+    done = start("expert-server", monitor_address, checkpoint(), *gpu)
+    assert done.returncode == 2, done.stderr
+    (line,) = (each for each in done.stderr.splitlines() if "error" in each)
+    assert "expert_server.device is cuda:0: give --kernel auto or --device cpu" in line
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_row_36_a_port_that_is_bound_is_named(
     role: str, checkpoint: Callable[..., Path], monitor_address: str, taken: int

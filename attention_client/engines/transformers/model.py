@@ -19,6 +19,7 @@ from transformers.integrations.moe import ExpertsInterface
 from transformers.monkey_patching import register_patch_mapping, unregister_patch_mapping
 
 from attention_client.cluster import Cluster
+from attention_client.engines.staging import Staging
 from attention_client.engines.transformers.live_rows import LiveRows
 from attention_client.engines.transformers.paged.model import RoutedExperts
 from attention_client.engines.transformers.routes import RouteTap
@@ -55,22 +56,38 @@ def _remote_forward(
             hidden_states, top_k_index, scores, self._eaas_layer
         )
         return out
+    inputs = hidden_states.detach(), top_k_index, top_k_weights.detach()
+    if hidden_states.is_cpu:
+        return _call_experts(self, *inputs)
+    staging: Staging = self._eaas_staging
+    staged = staging.to_host(*inputs)
+    try:
+        return staged.to_device(_call_experts(self, *staged.tensors))
+    finally:
+        # A failed call and a dry run end here, too.
+        staged.drop()
+
+
+def _call_experts(
+    self: Any, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor
+) -> torch.Tensor:
+    """Compute the routed experts of tokens in host memory; returns (T, H) there, in their dtype."""
     cluster: Cluster = self._eaas_cluster
     part = micro_batch_tokens()
-    self._eaas_tap.see(self._eaas_layer, top_k_index, part)
+    self._eaas_tap.see(self._eaas_layer, ids_TK, part)
     arguments = (
         self._eaas_layer,
-        hidden_states.detach().cpu(),
-        top_k_index.cpu(),
+        x_TH,
+        ids_TK,
         # Compiled layer calls take float32 alone.
-        top_k_weights.detach().cpu().float(),
-        self._eaas_rows.wanted(hidden_states.shape[0], part),
+        scores_TK.float(),
+        self._eaas_rows.wanted(x_TH.shape[0], part),
     )
     if part is None:
-        return cluster.layer_call(*arguments).to(hidden_states)
+        return cluster.layer_call(*arguments).to(x_TH.dtype)
     with cluster.start_layer_call(*arguments) as call:
         pause()
-        return call.finish().to(hidden_states)
+        return call.finish().to(x_TH.dtype)
 
 
 ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)
@@ -149,6 +166,7 @@ def load_model(
     rows = LiveRows()
     rows.attach(model)
     tap = RouteTap(checkpoint.shape)
+    staging = Staging()
     layers = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
     found = 0
     for name, module in model.named_modules():
@@ -157,6 +175,7 @@ def load_model(
             module._eaas_cluster = cluster
             module._eaas_rows = rows
             module._eaas_tap = tap
+            module._eaas_staging = staging
             found += 1
     if found != len(layers):
         raise UnsupportedModelError(

@@ -18,7 +18,7 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from attention_client.cluster import Cluster
-from attention_client.engines.vllm.staging import Staged, Staging
+from attention_client.engines.staging import Staged, Staging
 from attention_client.layer_call.calls import RemoteCall
 from eaas.errors import ClusterError, ExpertsUnavailableError
 from eaas.log import get_logger

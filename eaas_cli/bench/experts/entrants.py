@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from eaas.errors import ConfigError
+from eaas_cli.bench.experts.place import Place
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
 from eaas_cli.bench.experts.rows import Findings
 from eaas_cli.bench.experts.stored import STORED
-from expert_server.kernels.choose import KERNELS, ExpertSizes, choose_kernel
+from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.weights.weights import ExpertForm
 
-__all__ = ["Entrants", "find_entrants"]
+__all__ = ["Entrants", "find_entrants", "spec_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,29 +34,34 @@ class Entrants:
 
 
 def find_entrants(
-    plan: Plan, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
+    plan: Plan, place: Place, shape: Shape, dtype: str, form: ExpertForm, findings: Findings
 ) -> Entrants:
-    """Create those kernels of a plan that work on this machine; record the others as skipped.
+    """Create those kernels of a plan that work in this place; record the others as skipped.
 
     Without named kernels, the reference takes part only if `auto` picks it: it is as fast as
     transformers' `eager`.
     """
-    quantization = Quantization(dtype) if dtype in ("int8", "int4") else Quantization.NONE
-    compute = getattr(torch, compute_dtype(dtype))
-    spec = KernelSpec(compute, quantization, plan.threads, STORED.get(dtype))
-    shown = {name for name in plan.kernels if name != AUTO} or KERNELS.keys() - {"reference"}
+    spec = spec_of(dtype, plan.threads)
+    shown = {name for name in plan.kernels if name != AUTO} or place.kernels.keys() - {"reference"}
     picked = None
-    if AUTO in plan.kernels or not plan.kernels:
+    if place.has_auto and (AUTO in plan.kernels or not plan.kernels):
         findings.say(f"{shape} {dtype}: auto tries the kernels")
         picked = _pick(shape, dtype, form, spec, findings)
     kernels = {}
-    for name in KERNELS:
+    for name, make in place.kernels.items():
         if name in shown or name == picked:
             try:
-                kernels[name] = KERNELS[name]([form], spec)
+                kernels[name] = make([form], spec)
             except UnsupportedError as error:
                 findings.skip(shape, dtype, name, str(error))
     return Entrants(kernels, frozenset(shown), picked)
+
+
+def spec_of(dtype: str, threads: int) -> KernelSpec:
+    """Return what a kernel of a dtype of the stored weights computes with."""
+    quantization = Quantization(dtype) if dtype in ("int8", "int4") else Quantization.NONE
+    compute = getattr(torch, compute_dtype(dtype))
+    return KernelSpec(compute, quantization, threads, STORED.get(dtype))
 
 
 def _pick(

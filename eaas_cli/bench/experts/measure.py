@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-import torch
-
-from eaas_cli.bench.experts.limits import Limits, settle
+from eaas_cli.bench.experts.limits import Limits
+from eaas_cli.bench.experts.place import Compute, Place
 from eaas_cli.bench.experts.roofline import Speed
 from eaas_cli.bench.experts.source import Batch
 
-__all__ = ["Compute", "Sample", "affordable_rounds", "in_turn", "timed"]
+__all__ = ["Sample", "affordable_rounds", "in_turn"]
 
 _Name = TypeVar("_Name")
-Compute = Callable[[Batch], torch.Tensor]
 
 # Fewest rounds of a cell, because a median needs three samples.
 _LEAST_ROUNDS = 3
@@ -36,14 +34,8 @@ class Sample:
     active: int
 
 
-def timed(compute: Compute, batch: Batch) -> tuple[float, torch.Tensor]:
-    """Run an implementation on a batch once; return the seconds and the answer."""
-    started = time.perf_counter()
-    answer_TH = compute(batch)
-    return time.perf_counter() - started, answer_TH
-
-
 def in_turn(
+    place: Place,
     computes: Mapping[_Name, Compute],
     batches: Iterable[Batch],
     limits: Limits,
@@ -53,6 +45,7 @@ def in_turn(
     """Run one round per batch: every implementation once, in rotating order.
 
     Args:
+        place: Times the calls.
         computes: Name -> implementation.
         batches: One per round, the same for all implementations.
         limits: Measured before and after each call.
@@ -67,8 +60,8 @@ def in_turn(
     for number, batch in enumerate(batches):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            settle()
-            seconds, _ = timed(computes[name], batch)
+            place.settle()
+            seconds, _ = place.timed(partial(computes[name], batch))
             after = limits.measure(multiply_s)
             # Use the mean. When the speed varies, even the reader itself stays below the maximum.
             speed = Speed((before.read + after.read) / 2, (before.multiply + after.multiply) / 2)

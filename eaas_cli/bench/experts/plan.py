@@ -63,6 +63,8 @@ class Plan:
         kernels: Names of the registry and `auto`; empty: all that work here.
         rounds: Calls of each implementation in each cell.
         threads: Intra-op threads of every implementation.
+        device: One of DEVICES.
+        tune: Whether to measure and keep the device's tiles first.
     """
 
     shapes: tuple[Shape, ...]
@@ -71,6 +73,8 @@ class Plan:
     kernels: tuple[str, ...]
     rounds: int
     threads: int
+    device: str = "cpu"
+    tune: bool = False
 
 
 def compute_dtype(dtype: str) -> str:
@@ -88,6 +92,8 @@ def make_plan(
     known_kernels: Sequence[str],
     rounds: int,
     threads: int,
+    device: str = "cpu",
+    tune: bool = False,
 ) -> Plan:
     """Check the options of `eaas bench experts` and make a plan.
 
@@ -96,10 +102,12 @@ def make_plan(
         built_in: Also measure the shapes A and B.
         tokens: Batch sizes, separated by commas.
         dtypes: Some of DTYPES.
-        kernels: Some of `known_kernels` and `auto`; empty: all.
-        known_kernels: The registry's names.
+        kernels: Some of `known_kernels` and, on a CPU, `auto`; empty: all.
+        known_kernels: Names of the device's kernels.
         rounds: At least 1.
         threads: At least 1.
+        device: One of DEVICES.
+        tune: As in `Plan`.
 
     Raises:
         ConfigError: An option is wrong.
@@ -107,13 +115,19 @@ def make_plan(
     wanted = [*(BUILT_IN if built_in else ()), *(parse_shape(text) for text in shapes)]
     if not wanted:
         raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
+    if tune and device == "cpu":
+        raise ConfigError("--tune measures a GPU's tiles: add --device cuda")
     return Plan(
         shapes=once(wanted),
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
         dtypes=known("--dtype", dtypes, DTYPES),
-        kernels=known("--kernel", kernels, (*known_kernels, AUTO)),
+        kernels=known(
+            "--kernel", kernels, (*known_kernels, AUTO) if device == "cpu" else known_kernels
+        ),
         rounds=rounds,
         threads=threads,
+        device=device,
+        tune=tune,
     )
 
 

@@ -53,8 +53,9 @@ def draw_plot(document: dict[str, Any], path: Path) -> None:
     }
     figure.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
     machine = document["machine"]
+    where = machine.get("device") or f"{machine['processor']}, {machine['threads']} threads"
     figure.suptitle(
-        f"{machine['processor']}, {machine['threads']} threads: reads "
+        f"{where}: reads "
         f"{machine['read_gb_per_s']['median']:.3g} GB/s, multiplies "
         + ", ".join(
             f"{gemm['median']:.3g} TFLOP/s ({dtype})"

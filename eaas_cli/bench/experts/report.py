@@ -8,7 +8,7 @@ from eaas_cli.console import print_table
 
 __all__ = ["print_report"]
 
-_COLUMNS = ("dtype", "T", "kernel", "ms", "limit", "bound", "eager", "grouped", "batched", "error")
+_COLUMNS = ("dtype", "T", "kernel", "ms", "limit", "bound")
 _BUSY_CORES = 0.1
 
 
@@ -16,9 +16,11 @@ def print_report(document: dict[str, Any]) -> None:
     """Print the machine's limits, the rows, and the skipped combinations."""
     machine = document["machine"]
     read = machine["read_gb_per_s"]
+    where = machine.get("device") or (
+        f"{machine['processor']}, {machine['threads']} threads of {machine['cores']} cores"
+    )
     print(
-        f"{machine['processor']}, {machine['threads']} threads of {machine['cores']} cores: reads "
-        f"{read['median']:.3g} GB/s ({read['least']:.3g} to {read['most']:.3g}; {read['way']})"
+        f"{where}: reads {read['median']:.3g} GB/s ({read['least']:.3g} to {read['most']:.3g}; {read['way']})"
     )
     for dtype, gemm in machine["gemm_tflops"].items():
         print(
@@ -34,8 +36,14 @@ def print_report(document: dict[str, Any]) -> None:
         _print_layer([row for row in document["rows"] if row["shape"] == shape])
     print(
         "limit: fraction of the machine's limit at that moment; * picked by auto; "
-        "eager, grouped, batched: speed-up over transformers'"
+        "eager, grouped_mm, batched_mm: speed-up over transformers'"
     )
+    for entry in document.get("tuned", ()):
+        tile = ", ".join(f"{name} {size}" for name, size in entry["tile"].items())
+        print(
+            f"{entry['dtype']}, {entry['bucket']} rows per expert: {tile}; {entry['share']:.3g} of the "
+            "time of the tile in the code"
+        )
     for entry in document["skipped"]:
         tokens = f" T={entry['tokens']}" if "tokens" in entry else ""
         print(
@@ -55,7 +63,8 @@ def _print_layer(rows: list[dict[str, Any]]) -> None:
         place = (row["dtype"], row["tokens"], kernel)
         if "picked" not in row or place not in named:
             lines.append(_words(row, f"{kernel} *" if place in picks else kernel))
-    print_table(_COLUMNS, lines, left=("kernel", "bound"), title=title)
+    columns = (*_COLUMNS, *rows[0]["speedup"], "error")
+    print_table(columns, lines, left=("kernel", "bound"), title=title)
 
 
 def _words(row: dict[str, Any], kernel: str) -> list[str]:

@@ -11,8 +11,10 @@ import torch
 
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
+from eaas_cli.bench.experts.cpu import Cpu
 from eaas_cli.bench.experts.layer import bench_layer
 from eaas_cli.bench.experts.limits import Limits, MultiplyLimit, ReadLimit
+from eaas_cli.bench.experts.place import Place
 from eaas_cli.bench.experts.plan import Plan, compute_dtype
 from eaas_cli.bench.experts.rows import Findings
 from eaas_cli.bench.figures import figure
@@ -27,7 +29,7 @@ __all__ = ["bench_experts"]
 
 
 def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure kernels, the machine's limits and transformers' implementations in turn, in this process.
+    """Measure kernels, the machine's limits and baselines in turn, in this process.
 
     Sets torch's number of threads.
 
@@ -35,30 +37,51 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         The document of `eaas bench experts --json`; figures are medians over the rounds.
 
     Raises:
-        ConfigError: Nothing could be measured.
+        ConfigError: There is no such device, or nothing could be measured.
     """
+    place = _place(plan)
     torch.set_num_threads(plan.threads)
     elsewhere = BusyElsewhere()
     findings = Findings(say)
+    tuned = _tune(plan, place, say)
     say("the machine's limits")
-    read = ReadLimit(plan.threads)
+    read = ReadLimit(place)
     computes: dict[str, list[str]] = {}
     for dtype in plan.dtypes:
         computes.setdefault(compute_dtype(dtype), []).append(dtype)
-    multiply = {compute: MultiplyLimit(getattr(torch, compute)) for compute in computes}
+    multiply = {compute: MultiplyLimit(place, getattr(torch, compute)) for compute in computes}
     for shape in plan.shapes:
         for compute, dtypes in computes.items():
-            bench_layer(shape, dtypes, plan, Limits(read, multiply[compute]), findings)
+            bench_layer(shape, dtypes, plan, place, Limits(read, multiply[compute]), findings)
     if not findings.rows:
         reasons = (f"{entry['what']}: {entry['reason']}" for entry in findings.skipped)
         raise ConfigError(f"nothing could be measured: {'; '.join(dict.fromkeys(reasons))}")
     return {
-        "machine": _machine(plan, read, multiply) | {"busy_cores_elsewhere": elsewhere.cores()},
+        "machine": _machine(plan, read, multiply)
+        | place.describe()
+        | {"busy_cores_elsewhere": elsewhere.cores()},
         "rounds": plan.rounds,
         "rows": findings.rows,
         "auto": findings.auto,
+        **tuned,
         "skipped": findings.skipped,
     }
+
+
+def _place(plan: Plan) -> Place:
+    if plan.device == "cpu":
+        return Cpu(plan.threads)
+    from eaas_cli.bench.experts.cuda import Cuda
+
+    return Cuda()
+
+
+def _tune(plan: Plan, place: Place, say: Callable[[str], None]) -> dict[str, Any]:
+    if not plan.tune:
+        return {}
+    from eaas_cli.bench.experts.tune import tune
+
+    return {"tuned": tune(plan, place, say)}
 
 
 def _machine(plan: Plan, read: ReadLimit, multiply: dict[str, MultiplyLimit]) -> dict[str, Any]:

@@ -17,9 +17,7 @@ from expert_server.kernels.kernel import KernelSpec
 from expert_server.kernels.reference import ReferenceKernel
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
-__all__ = ["BASELINES", "Batch", "Batches", "Source", "source_form"]
-
-BASELINES = ("eager", "grouped_mm", "batched_mm")
+__all__ = ["Batch", "Batches", "Source", "source_form"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +38,10 @@ class Batch:
     def active(self) -> int:
         """Number of experts with at least one token, whose weights a call must read."""
         return len(torch.unique(self.ids_TK))
+
+    def to(self, at: torch.device) -> Batch:
+        """Return the batch in the memory of a device."""
+        return Batch(self.x_TH.to(at), self.ids_TK.to(at), self.scores_TK.to(at))
 
 
 class Batches:
@@ -83,9 +85,25 @@ class Source:
             weights_ENK.normal_(0, 1 / math.sqrt(parameter.shape[2]), generator=rng)
             setattr(self._module, name, torch.nn.Parameter(weights_ENK, requires_grad=False))
 
+    @property
+    def up_ENH(self) -> torch.Tensor:
+        """All experts' gate and up, N = 2I."""
+        up: torch.Tensor = self._module.gate_up_proj
+        return up
+
+    @property
+    def down_EHI(self) -> torch.Tensor:
+        """All experts' down."""
+        down: torch.Tensor = self._module.down_proj
+        return down
+
+    def move(self, at: torch.device) -> None:
+        """Move the weights to the memory of a device."""
+        self._module.to(at)
+
     def experts(self) -> Iterator[ExpertWeights]:
         """Yield a view of each expert's weights, for the kernels to load."""
-        for up, down in zip(self._module.gate_up_proj, self._module.down_proj, strict=True):
+        for up, down in zip(self.up_ENH, self.down_EHI, strict=True):
             yield ExpertWeights(up, down)
 
     def exact(self, batch: Batch) -> torch.Tensor:
@@ -109,7 +127,7 @@ class Source:
         """Compute a batch with one of transformers' implementations; return (T, H) in the weights' dtype.
 
         Args:
-            implementation: One of BASELINES.
+            implementation: eager, grouped_mm or batched_mm.
             batch: The batch; scores are rounded to the weights' dtype, as transformers' routers do.
         """
         self._module.config._experts_implementation = implementation

@@ -12,9 +12,11 @@ from torch.nn import functional
 
 from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas_cli.bench.experts.source import Source
+from expert_server.kernels.kernel import ExpertKernel
 from expert_server.weights.weights import ExpertWeights
 
-__all__ = ["STORED", "store"]
+__all__ = ["STORED", "load_experts", "store"]
 
 STORED = {
     "fp8": StoredFormat(WeightFormat.FP8, 128),
@@ -35,6 +37,12 @@ def store(weights: ExpertWeights, stored: StoredFormat) -> ExpertWeights:
     assert isinstance(weights.up, torch.Tensor)
     assert isinstance(weights.down, torch.Tensor)
     return ExpertWeights(_matrix(weights.up, stored), _matrix(weights.down, stored))
+
+
+def load_experts(kernel: ExpertKernel, source: Source, dtype: str) -> None:
+    """Load a source's experts into layer 0 of a kernel, in a format of STORED if `dtype` is one."""
+    for expert, weights in enumerate(source.experts()):
+        kernel.load(0, expert, store(weights, STORED[dtype]) if dtype in STORED else weights)
 
 
 def _matrix(matrix_NK: torch.Tensor, stored: StoredFormat) -> QuantizedMatrix:

@@ -1,46 +1,71 @@
-"""The device that kernel `triton` computes on: a GPU, or the CPU with Triton's interpreter.
+"""The device that kernel `triton` computes on: a GPU (`cuda.py`), or the CPU with Triton's interpreter.
 
-All copies to and from a device and all waits for it are here.
+All copies to and from a device and all waits for it go through this interface, so that a test can count them.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from expert_server.kernels.kernel import UnsupportedError
+__all__ = ["Device", "Event", "Interpreter"]
 
-__all__ = ["Device", "Gpu", "Interpreter", "find_device"]
+
+class Event(abc.ABC):
+    """A mark in a stream, for the host to wait for; it may be used again after that."""
+
+    @abc.abstractmethod
+    def record(self) -> None:
+        """Put the mark behind what was issued so far in the current stream."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Block until the device has passed the mark; returns at once if there is none yet."""
 
 
 class Device(abc.ABC):
-    """Copies between the host and a device.
+    """Memory and streams of a device. Copies are issued in the current stream, and do not wait.
 
     Attributes:
         name: What the server's start message shows.
         at: Where the device's tensors lie.
+        can_capture: Whether `capture` saves time.
     """
 
     name: str
-    at: ClassVar[torch.device]
+    at: torch.device
+    can_capture: ClassVar[bool] = False
 
     @abc.abstractmethod
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Order what the block issues in the stream of batches; for the thread that computes."""
+        """Order what the block issues in the stream of batches; for the thread that computes.
+
+        What the block issued has ended, too, once the block fails.
+
+        Raises:
+            DeviceLostError: The device has failed, and computes no other batch either.
+        """
 
     @abc.abstractmethod
-    def send(self, host: torch.Tensor) -> torch.Tensor:
-        """Copy a batch's input to the device, in the order of its stream; does not wait."""
+    def finish(self) -> None:
+        """Wait for the stream of batches: a batch's only wait."""
 
     @abc.abstractmethod
-    def receive(self, result: torch.Tensor) -> torch.Tensor:
-        """Copy a batch's result to the host and wait for it: a batch's only wait."""
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """Record what a function issues within `batch`; return what issues the same again, at once.
+
+        The same: operators on the same memory, in which only the contents may differ. The function issues
+        no copy from or to the host, and does not wait. It is called twice, and `capture` itself waits.
+
+        Raises:
+            RuntimeError: It cannot be recorded. Batches go on as before.
+        """
 
     @abc.abstractmethod
     @contextmanager
@@ -48,8 +73,53 @@ class Device(abc.ABC):
         """Order what the block issues in the stream of loads; when it ends, the device has it all."""
 
     @abc.abstractmethod
-    def write(self, to: torch.Tensor, host: torch.Tensor) -> None:
-        """Copy a piece of weights to the device, while loading; `host` may be reused at once."""
+    def event(self) -> Event:
+        """Make an event for the stream of loads."""
+
+    @abc.abstractmethod
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Allocate memory of the device, for the current stream.
+
+        Raises:
+            torch.OutOfMemoryError: There is none.
+        """
+
+    @abc.abstractmethod
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Allocate page-locked memory of the host, uint8 (nbytes,), which the device reads and writes."""
+
+    @abc.abstractmethod
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Issue a copy between the device and pinned memory: contiguous tensors of one dtype.
+
+        The host must leave both alone until it has waited.
+        """
+
+    @abc.abstractmethod
+    def pin(self, memory: torch.Tensor) -> None:
+        """Page-lock memory of this process for `copy`.
+
+        Raises:
+            OSError: The driver refuses.
+        """
+
+    @abc.abstractmethod
+    def unpin(self, memory: torch.Tensor) -> None:
+        """End `pin`. The device must not use the memory any more."""
+
+    @abc.abstractmethod
+    def free_bytes(self) -> int | None:
+        """Return the bytes of the device's memory that are free; None: it has no memory of its own."""
+
+
+class _Passed(Event):
+    """An event where copies are complete when they return."""
+
+    def record(self) -> None:
+        """Do nothing."""
+
+    def wait(self) -> None:
+        """Do nothing."""
 
 
 class Interpreter(Device):
@@ -64,84 +134,40 @@ class Interpreter(Device):
         with np.errstate(all="ignore"):
             yield
 
-    def send(self, host: torch.Tensor) -> torch.Tensor:
-        """Share the memory."""
-        return host
+    def finish(self) -> None:
+        """Do nothing: all is complete when it returns."""
 
-    def receive(self, result: torch.Tensor) -> torch.Tensor:
-        """Share the memory."""
-        return result
+    def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """Return the function itself."""
+        return issue
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Do nothing: copies are complete when they return."""
+        """Do nothing."""
         yield
 
-    def write(self, to: torch.Tensor, host: torch.Tensor) -> None:
-        """Copy."""
-        to.copy_(host)
+    def event(self) -> Event:
+        """Return an event that has passed."""
+        return _Passed()
 
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Allocate the host's memory."""
+        return torch.empty(shape, dtype=dtype)
 
-class Gpu(Device):
-    """The process's current GPU. Never run: no machine that tests this project has one.
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Allocate memory; there is no device to lock it for."""
+        return torch.empty(nbytes, dtype=torch.uint8)
 
-    Batches have a stream of high priority, loads one of low priority. Host memory is pinned by torch's
-    allocator, which reuses a piece once the copy from it has ended. Batches use memory of a load only after
-    `loading` has waited, and the kernel keeps what a batch reads until `receive` has waited: the allocator
-    need not know that both streams use it.
-    """
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy at once."""
+        to.copy_(source)
 
-    at = torch.device("cuda")
+    def pin(self, memory: torch.Tensor) -> None:
+        """Do nothing."""
 
-    def __init__(self) -> None:
-        self.name = torch.cuda.get_device_name()
-        # The lower number comes first.
-        self._batches = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
-        self._loads = torch.cuda.Stream(priority=0)  # type: ignore[no-untyped-call]
+    def unpin(self, memory: torch.Tensor) -> None:
+        """Do nothing."""
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """Issue in the stream of batches. A batch that fails midway has ended, too, once this returns."""
-        with torch.cuda.stream(self._batches):
-            try:
-                yield
-            except BaseException:
-                self._batches.synchronize()
-                raise
-
-    def send(self, host: torch.Tensor) -> torch.Tensor:
-        """Copy through pinned memory."""
-        return host.pin_memory().to(self.at, non_blocking=True)
-
-    def receive(self, result: torch.Tensor) -> torch.Tensor:
-        """Copy to pinned memory, and wait for the stream of batches."""
-        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-        host.copy_(result, non_blocking=True)
-        self._batches.synchronize()
-        return host
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Issue in the stream of loads, and wait for it."""
-        with torch.cuda.stream(self._loads):
-            yield
-            self._loads.synchronize()
-
-    def write(self, to: torch.Tensor, host: torch.Tensor) -> None:
-        """Copy through pinned memory."""
-        to.copy_(host.pin_memory(), non_blocking=True)
-
-
-def find_device(is_interpreted: bool) -> Device:
-    """Return the device that Triton runs on in this process.
-
-    Raises:
-        UnsupportedError: There is none.
-    """
-    if is_interpreted:
-        return Interpreter()
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            "there is no GPU that torch can use (TRITON_INTERPRET=1 tries this kernel without one, slowly)"
-        )
-    return Gpu()
+    def free_bytes(self) -> int | None:
+        """Return None: experts take the host's memory."""
+        return None

@@ -1,13 +1,15 @@
 """Kernel `triton`: a batch through a layer in three launches, on experts in a GPU's memory.
 
-The loop's tensors are on the host. Their ids are checked and counted there. From then on nothing waits for
-the device until the result is copied back. Sizes of grids depend on shapes alone.
+Requests and results are on the host. Ids are checked and counted there. From then on nothing waits for the
+device until the results are there. Sizes of grids depend on shapes alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +17,40 @@ import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import Pause
+from eaas.errors import CheckpointError
 from expert_server.kernels.activation import Activation, recognise
-from expert_server.kernels.gpu.device import Device, find_device
+from expert_server.kernels.gpu.batches import Batches, BatchMemory, Prepare
+from expert_server.kernels.gpu.cuda import find_device
+from expert_server.kernels.gpu.device import Device
+from expert_server.kernels.gpu.graphs import GraphKey, Graphs
 from expert_server.kernels.gpu.grouping import group_rows
+from expert_server.kernels.gpu.memory import batch_bytes, memory_limit
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
-from expert_server.kernels.gpu.products import INTERPRETED, combine, down_product, up_product
-from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, TILES
-from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Sized, UnsupportedError
+from expert_server.kernels.gpu.products import combine, down_product, up_product
+from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS
+from expert_server.kernels.gpu.tuned import tiles_of
+from expert_server.kernels.gpu.uploads import Uploads
+from expert_server.kernels.kernel import KernelSpec, Sized, UnsupportedError
+from expert_server.kernels.slot_kernel import Rows, SlotKernel
+from expert_server.kernels.trial import ExpertSizes
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
 __all__ = ["TritonKernel"]
 
 
-class TritonKernel(ExpertKernel):
+class TritonKernel(SlotKernel):
     """Computes a batch through a layer on a device (see the module).
 
     A token's result does not depend on the other tokens of its batch, unless a GPU's tensor cores add up
     small and large tiles in different orders.
 
+    Attributes:
+        tiles: Sizes of the tiles of all batches from now on.
+
     Raises:
-        UnsupportedError: There is no device, the model's activation is unknown, or the weights have a format
-            that this kernel lacks.
+        UnsupportedError: The model's activation is unknown, or the weights have a format that this kernel
+            lacks.
+        ConfigError: There is no GPU.
     """
 
     name = "triton"
@@ -45,10 +60,14 @@ class TritonKernel(ExpertKernel):
         self, forms: Sequence[ExpertForm], spec: KernelSpec, device: Device | None = None
     ) -> None:
         super().__init__(forms, spec)
-        check_spec(spec)
+        coding = check_spec(spec)
         self._activations = {form: _known(form) for form in forms}
-        self._device = device or find_device(INTERPRETED)
+        self._device = device or find_device("cuda")
         self.isa = self._device.name
+        self.tiles = tiles_of(self._device.name, coding)
+        self._uploads = Uploads(self._device)
+        self._batches = Batches(self._device)
+        self._graphs = Graphs(self._device)
         self._layers: dict[int, dict[int, DeviceExpert]] = {}
         self._tables: dict[int, _Table] = {}
 
@@ -60,13 +79,38 @@ class TritonKernel(ExpertKernel):
             self._publish(layer)
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> DeviceExpert:
-        """Copy an expert to the device (`ExpertKernel.pack`)."""
+        """Copy an expert to the device (`ExpertKernel.pack`).
+
+        Raises:
+            CheckpointError: As `ExpertKernel.pack`, or the device has no memory left for it.
+        """
         activation = self._activations[form]
-        return pack_expert(weights.plain(form), activation, self.spec, self._device, pause)
+        try:
+            return pack_expert(weights.plain(form), activation, self.spec, self._uploads, pause)
+        except torch.OutOfMemoryError as error:
+            raise CheckpointError(
+                f"{self._device.name} has no memory left for it: set expert_server.memory_bytes below what "
+                "is free, or add servers"
+            ) from error
+
+    def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes) -> int:
+        """Return the bytes that experts may take (`SlotKernel.memory_limit`)."""
+        free = self._device.free_bytes()
+        if free is None:
+            return wanted
+        element = self.spec.dtype.itemsize
+        batch = batch_bytes(tokens, sizes.top_k, sizes.hidden, sizes.intermediate, element)
+        return memory_limit(self._device.name, wanted, free + self.bytes, batch)
+
+    def pin_slots(self, memory: mmap.mmap) -> None:
+        """Page-lock the slots (`SlotKernel.pin_slots`)."""
+        self._batches.pin(memory)
 
     def close(self) -> None:
-        """Free the experts (`ExpertKernel.close`)."""
+        """Free the experts, and end the slots' page lock (`ExpertKernel.close`)."""
         super().close()
+        self._batches.close()
+        self._graphs.close()
         self._layers, self._tables = {}, {}
 
     @torch.inference_mode()
@@ -74,48 +118,112 @@ class TritonKernel(ExpertKernel):
         self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
     ) -> torch.Tensor:
         """Compute a batch on the device, and wait for it once (`ExpertKernel.compute`)."""
-        # The call holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
+        # On the wire ids have 32 bits. Others must not wrap round to another expert's.
+        ids = ids_TK.numpy()
+        is_wide = ids != ids.astype(np.int32)
+        if is_wide.any():
+            raise self._not_held(layer, int(ids[is_wide][0]))
+        requests = [(x_TH, ids_TK, scores_TK)]
+        prepare = self._join(requests, layer)
+        # A copy: the result is in memory of the next batch.
+        out_TH = None if prepare is None else self._batches.run(requests, prepare)
+        return torch.zeros(x_TH.shape) if out_TH is None else out_TH.clone()
+
+    @torch.inference_mode()
+    def compute_slots(
+        self, requests: Sequence[Rows], results: Sequence[torch.Tensor], layer: int
+    ) -> None:
+        """Compute a batch from slot to slot, and wait for it once (`SlotKernel.compute_slots`)."""
+        prepare = self._join(requests, layer)
+        if prepare is not None:
+            self._batches.run(requests, prepare, results)
+            return
+        for result_TH in results:
+            result_TH.zero_()
+
+    @torch.inference_mode()
+    def issue(
+        self, x_TH: torch.Tensor, ids_TK: torch.Tensor, scores_TK: torch.Tensor, layer: int
+    ) -> torch.Tensor:
+        """Issue a batch that is on the device, in the current stream and without a graph; for benchmarks.
+
+        Nothing is checked, counted or waited for: all experts must be held until the batch has ended.
+
+        Returns:
+            (T, H) float32 on the device, which need not be there yet.
+        """
+        table = self._tables[layer]
+        assert table.layout is not None
+        assert table.addresses is not None
+        (tokens, top_k), hidden = ids_TK.shape, x_TH.shape[1]
+        memory = BatchMemory.allocate(self._device, tokens, top_k, hidden, x_TH.dtype)
+        memory.x_TH.copy_(x_TH)
+        memory.ids_TK.copy_(ids_TK)
+        memory.scores_TK.copy_(scores_TK)
+        activation = self._activations[self.forms[layer]]
+        self._launch(table.layout, activation, memory, table.addresses)
+        return memory.out_TH
+
+    def _join(self, requests: Sequence[Rows], layer: int) -> Prepare | None:
+        """Join and check the ids of a batch; return what prepares it, or None if it has no expert.
+
+        Raises:
+            LookupError: An expert is not held.
+            ValueError: The hidden size is another one.
+        """
+        # `prepare` holds this table, so an expert that is unloaded meanwhile keeps its memory until the end.
         table = self._tables.get(layer, _NO_EXPERTS)
-        ids = self._check(ids_TK.numpy().reshape(-1), table, layer)
-        layout = table.layout
+        tokens = self._graphs.tokens(sum(len(ids) for _, ids, _ in requests))
+        ids = self._check(self._batches.join_routes(requests, tokens), table, layer)
+        layout, x_TH = table.layout, requests[0][0]
         if layout is not None and x_TH.shape[1] != layout.hidden:
             raise ValueError(f"x {tuple(x_TH.shape)}: the experts' hidden size is {layout.hidden}")
         if layout is None or not (ids >= 0).any():
-            return torch.zeros(x_TH.shape)
-        with self._device.batch():
-            return self._device.receive(
-                self._launch(x_TH, ids_TK, scores_TK, table, layout, self.forms[layer])
-            )
+            return None
+        activation = self._activations[self.forms[layer]]
+        shape = tokens, requests[0][1].shape[1], layout.hidden
+        return partial(self._prepare, table, layout, activation, shape, x_TH.dtype)
 
-    def _launch(
+    def _prepare(
         self,
-        x_TH: torch.Tensor,
-        ids_TK: torch.Tensor,
-        scores_TK: torch.Tensor,
         table: _Table,
         layout: Layout,
-        form: ExpertForm,
-    ) -> torch.Tensor:
-        """Issue a batch; returns (T, H) float32 on the device, which need not be there yet."""
-        (tokens, hidden), top_k = x_TH.shape, ids_TK.shape[1]
-        intermediate, device = layout.intermediate, self._device.at
+        activation: Activation,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+    ) -> tuple[BatchMemory, Callable[[], None]]:
+        """Return memory for a batch of (T, K, H), and what issues it: a graph's if it has one."""
+        assert table.addresses is not None
+        issue = partial(self._launch, layout, activation)
+        places = self._graphs.places(len(table.addresses))
+        key = GraphKey(*shape, dtype, places, (layout, activation, self.tiles))
+        graph = self._graphs.get(key, issue)
+        if graph is not None:
+            return graph.memory, partial(graph.issue, table.addresses)
+        memory = BatchMemory.allocate(self._device, *shape, dtype)
+        return memory, partial(issue, memory, table.addresses)
+
+    def _launch(
+        self, layout: Layout, activation: Activation, memory: BatchMemory, addresses: torch.Tensor
+    ) -> None:
+        """Issue a batch that is on the device, on the experts at these addresses; writes `memory.out_TH`."""
+        x_TH, out_TH = memory.x_TH, memory.out_TH
+        ids, scores = memory.ids_TK, memory.scores_TK
+        (tokens, hidden), top_k = x_TH.shape, ids.shape[1]
+        intermediate, empty = layout.intermediate, self._device.empty
         # So that the sum is exact: see `eaas.wire.slot`.
         y_dtype = torch.bfloat16 if x_TH.dtype is torch.bfloat16 else torch.float32
-        wide_TH = functional.pad(x_TH.to(self.spec.dtype), (0, padded(hidden) - hidden))
-        x, ids, scores = map(
-            self._device.send,
-            (wide_TH.contiguous(), ids_TK.int().contiguous(), scores_TK.float().contiguous()),
-        )
+        x = x_TH.to(self.spec.dtype)
+        if hidden != padded(hidden):
+            x = functional.pad(x, (0, padded(hidden) - hidden))
         rows = ids.numel()
-        experts = len(table.held) - 1
-        tiles = TILES[layout.coding]
+        experts = len(addresses)
+        tiles = self.tiles
         tile = tiles.choose(rows, experts)
         groups = group_rows(ids, experts, tile.rows)
         tiled = groups.expert_M, groups.start_M, groups.end_M, groups.order
-        h = torch.empty(rows, padded(intermediate), dtype=self.spec.dtype, device=device)
-        y = torch.empty(rows, hidden, dtype=y_dtype, device=device)
-        out_TH = torch.empty(tokens, hidden, device=device)
-        activation = self._activations[form]
+        h = empty(rows, padded(intermediate), dtype=self.spec.dtype)
+        y = empty(rows, hidden, dtype=y_dtype)
         up, down, up_scales, down_scales, up_bias, down_bias = layout.offsets
         shape = {
             "CODING": int(layout.coding),
@@ -127,14 +235,14 @@ class TritonKernel(ExpertKernel):
             "enable_fp_fusion": True,
         }
         up_product[len(groups.expert_M), -(-h.shape[1] // tile.columns)](
-            x, h, table.addresses, *tiled,
+            x, h, addresses, *tiled,
             intermediate, x.shape[1], h.shape[1], top_k,
             up, up_scales, up_bias, layout.group or x.shape[1],
             HAS_BIAS=layout.has_bias[0], KIND=int(activation.kind), HAS_GATE=activation.has_gate,
             ALPHA=activation.alpha, LIMIT=activation.limit, **shape,
         )  # fmt: skip
         down_product[len(groups.expert_M), -(-hidden // tile.columns)](
-            h, y, table.addresses, *tiled, scores,
+            h, y, addresses, *tiled, scores,
             hidden, h.shape[1],
             down, down_scales, down_bias, layout.group or h.shape[1],
             HAS_BIAS=layout.has_bias[1], **shape,
@@ -150,7 +258,6 @@ class TritonKernel(ExpertKernel):
             COLUMNS=SUM_COLUMNS,
             enable_fp_fusion=True,
         )
-        return out_TH
 
     def _check(
         self, ids: npt.NDArray[np.integer], table: _Table, layer: int
@@ -182,8 +289,8 @@ class TritonKernel(ExpertKernel):
         for expert, packed in held.items():
             is_held[expert], addresses[expert] = True, packed.memory.data_ptr()
         with self._device.loading():
-            on_device = torch.empty_like(addresses, device=self._device.at)
-            self._device.write(on_device, addresses)
+            on_device = self._device.empty(len(addresses), dtype=torch.int64)
+            self._uploads.write(on_device.view(torch.uint8), addresses.view(torch.uint8))
         layouts = {packed.layout for packed in held.values()}  # one at most
         memory = tuple(packed.memory for packed in held.values())
         self._tables[layer] = _Table(is_held, on_device, memory, *layouts)

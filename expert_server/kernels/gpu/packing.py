@@ -21,8 +21,8 @@ from eaas.checkpoint.pieces import PIECE_BYTES, Pause, pieces
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import CorruptShardError
 from expert_server.kernels.activation import Activation
-from expert_server.kernels.gpu.device import Device
 from expert_server.kernels.gpu.tiles import INNER, Coding
+from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.kernel import KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.matrices import Matrix, check_format, split_gate
 from expert_server.weights.weights import ExpertWeights
@@ -105,7 +105,7 @@ def check_spec(spec: KernelSpec) -> Coding:
 
 
 def pack_expert(
-    weights: ExpertWeights, activation: Activation, spec: KernelSpec, device: Device, pause: Pause
+    weights: ExpertWeights, activation: Activation, spec: KernelSpec, uploads: Uploads, pause: Pause
 ) -> DeviceExpert:
     """Pack an expert of the plain (out, in) layout; it is on the device once this returns.
 
@@ -113,17 +113,18 @@ def pack_expert(
         weights: up (2I, H) or (I, H), down (H, I).
         activation: Defines how gate and up lie in `up`.
         spec: Number formats; `check_spec` accepts it.
-        device: Holds the block.
+        uploads: To the device that holds the block.
         pause: Called before each piece.
 
     Raises:
         CheckpointError: A scale is NaN or infinite, or a matrix has another format than `spec.stored`.
+        torch.OutOfMemoryError: The device has no memory for the block.
     """
     for matrix in (weights.up, weights.down):
         check_format(matrix, spec.stored)
     ups, biases = split_gate(weights.up, activation), split_gate(weights.up_bias, activation)
     downs, down_biases = [weights.down], _some(weights.down_bias)
-    packing = _Packing(spec, device, pause)
+    packing = _Packing(spec, uploads, pause)
     sizes = [
         packing.matrix_bytes(ups),
         packing.matrix_bytes(downs),
@@ -138,8 +139,8 @@ def pack_expert(
     group = spec.stored.group if spec.stored is not None else 0
     has_bias = bool(biases), bool(down_biases)
     layout = Layout(hidden, intermediate, packing.coding, group, has_bias, offsets, ends[-1])
-    with device.loading():
-        memory = torch.empty(layout.nbytes, dtype=torch.uint8, device=device.at)
+    with uploads.device.loading():
+        memory = uploads.device.empty(layout.nbytes, dtype=torch.uint8)
         up, down, up_scales, down_scales, up_bias, down_bias = (
             memory[at : at + size] for at, size in zip(offsets, sizes, strict=True)
         )
@@ -149,16 +150,16 @@ def pack_expert(
         packing.write_scales(downs, down_scales)
         for parts, to in ((biases, up_bias), (down_biases, down_bias)):
             if parts:
-                device.write(to, torch.cat(parts).float().view(torch.uint8))
+                uploads.write(to, torch.cat(parts).float().view(torch.uint8))
     return DeviceExpert(memory, layout)
 
 
 class _Packing:
     """Writes matrices and their scales into sections of a block."""
 
-    def __init__(self, spec: KernelSpec, device: Device, pause: Pause) -> None:
+    def __init__(self, spec: KernelSpec, uploads: Uploads, pause: Pause) -> None:
         self.coding = check_spec(spec)
-        self._spec, self._device, self._pause = spec, device, pause
+        self._spec, self._uploads, self._pause = spec, uploads, pause
 
     def matrix_bytes(self, parts: Sequence[Matrix]) -> int:
         """Memory of matrices, one below the other."""
@@ -178,7 +179,7 @@ class _Packing:
             for begin, end in pieces(len(rows), max(1, PIECE_BYTES // row_bytes)):
                 self._pause()
                 piece = self._coded(rows[begin:end], part.shape[1]).view(torch.uint8).flatten()
-                self._device.write(to[at : at + len(piece)], piece)
+                self._uploads.write(to[at : at + len(piece)], piece)
                 at += len(piece)
 
     def write_scales(self, parts: Sequence[Matrix], to: torch.Tensor) -> None:
@@ -201,7 +202,7 @@ class _Packing:
         is_number = scales_GN != _E8M0_NAN if self.coding is Coding.MXFP4 else scales_GN.isfinite()
         if not bool(is_number.all()):
             raise CorruptShardError("a scale is NaN or infinite: download the shard again")
-        self._device.write(to, scales_GN.view(torch.uint8).flatten())
+        self._uploads.write(to, scales_GN.view(torch.uint8).flatten())
 
     def _row_bytes(self, inputs: int) -> int:
         return int(padded(inputs) * _CODE_BYTES[self.coding])

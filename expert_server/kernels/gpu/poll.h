@@ -1,4 +1,4 @@
-/* How a persistent device kernel polls slots in host memory. No kernel uses it yet: only the protocol is checked.
+/* How a persistent device kernel (persistent.cu) polls slots in host memory.
  *
  * It is the protocol of compiled code on the CPU (expert_server/transports/slot_ownership.py). A slot has three
  * words on lines of their own: its flag (eaas/wire/slot.py), whether the device is busy with it, and its owner's

@@ -27,6 +27,7 @@ from eaas.wire.arena import SPIN_US
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.worker import working
 from eaas_cli.local.fork_server import ForkServer
+from fake_cuda import FakeCuda
 
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="the floor has a core for each side")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), two_cores]
@@ -155,6 +156,29 @@ def test_a_batch_larger_than_a_slot_is_skipped(
     assert [row["tokens"] for row in rows] == [1]
     reason = "a slot takes 4 tokens over this transport"
     assert skipped == [{"what": "shm hidden 32 T=8", "reason": reason}]
+
+
+def test_layer_calls_for_tensors_on_a_device(
+    monkeypatch: pytest.MonkeyPatch, fork_server: ForkServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a fake one: it counts that the host never waits for all of the device."""
+    monkeypatch.setattr(run, "find_gpu", lambda: torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Fake")
+    plan = Plan(("shm",), (64,), (1, 600), 1, False, "cuda", top_k=2, num_experts=4, turn_s=0.001)
+    threads = torch.get_num_threads()
+    with FakeCuda() as cuda:
+        document = run.bench_dispatch(plan, lambda _line: None, fork_server)
+    torch.set_num_threads(threads)
+    assert document["machine"]["device"] == "Fake"
+    for row in document["rows"]:
+        assert 0 < row["device_call_us"]["p50"] <= row["device_call_us"]["p99"]
+    assert cuda.copies > 0
+    assert cuda.waits["event"] > 0
+    assert not cuda.waits["device"]
+    print_report(document)
+    printed = capsys.readouterr().out
+    assert "device: a layer call for tensors on the GPU" in printed
+    assert "…" not in printed
 
 
 def test_the_command_prints_one_document(tmp_path: Path) -> None:

@@ -300,10 +300,27 @@ def test_a_stale_answer_ends_the_use_of_a_servers_spare_replicas(cluster: Cluste
     spares = SpareReplicas(1, {"s2": frozenset({(0, 3)}), "s3": frozenset({(0, 1)})})
     cluster._on_spares(spares)
     before = cluster.view()
-    cluster._on_stale("s1")
+    # What is said twice makes no new view.
+    cluster._on_spares(SpareReplicas(1, dict(spares.held)))
     assert cluster.view() is before
-    cluster._on_stale("s2")
+    cluster._on_stale("s2", cluster.view().spares)
     assert replicas(cluster) == [1] * 8
-    # The balancer's next word counts.
-    cluster._on_spares(spares)
+    assert set(cluster.view().spares.held) == {"s3"}
+    # The balancer's next word counts, also against an answer to a request from before.
+    cluster._on_spares(SpareReplicas(1, dict(spares.held)))
+    cluster._on_stale("s2", before.spares)
     assert replicas(cluster) == [1, 1, 1, 2, 1, 1, 1, 1]
+
+
+def test_fixed_shares_have_no_spare_replicas(cluster: Cluster) -> None:
+    cluster._levels = False
+    cluster._on_placement(placed(1))
+    cluster._on_spares(SpareReplicas(1, {"s2": frozenset({(0, 3)})}))
+    assert replicas(cluster) == [1] * 8
+
+
+def test_other_connections_keep_the_list_of_replicas(cluster: Cluster) -> None:
+    cluster._on_placement(placed(1))
+    first = cluster.view().replicas(np.ones(2, bool))
+    cluster._refresh()
+    assert cluster.view().replicas(np.ones(2, bool)) is first

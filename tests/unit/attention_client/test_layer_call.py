@@ -161,13 +161,36 @@ def test_a_spare_replica_that_is_gone_costs_one_answer() -> None:
     plain = view_of([base, spare], np.array([[1, 1, 1, 1], [0, 0, 0, 0]]))
     held = {"s1": frozenset({(0, 0)}), "left": frozenset({(0, 1)})}
     view = replace(plain, spares=SpareReplicas(1, held), _all_replicas=[])
-    stale: list[str] = []
-    call = call_of(world, FakeReplicas(world, [view]), np.zeros((64, 1), np.int64))
-    call.shared = replace(call.shared, on_stale=stale.append)
+    stale: list[tuple[str, SpareReplicas]] = []
+    source = FakeReplicas(world, [view])
+
+    def drop(server: str, spares: SpareReplicas) -> None:
+        stale.append((server, spares))
+        source.views[:] = [plain]
+
+    call = call_of(world, source, np.zeros((64, 1), np.int64))
+    call.shared = replace(call.shared, on_stale=drop)
     assert torch.equal(call.run(), expected_of(call))
-    assert "s1" in world.asked
-    assert stale == ["s1"]
+    assert stale == [("s1", view.spares)]
     assert world.asked.count("s1") == 1
+
+
+def test_a_server_without_a_spare_replica_is_asked_for_its_other_experts_at_once() -> None:
+    """s1 is the only one with expert 1, and has lost expert 0 from its spare slot."""
+    world = World()
+    base, spare = FakeConnection(world, "s0"), FakeConnection(world, "s1", ("stale",))
+    plain = view_of([base, spare], np.array([[1, 0, 1, 1], [0, 1, 0, 0]]))
+    spares = SpareReplicas(1, {"s1": frozenset({(0, 0)})})
+    source = FakeReplicas(world, [replace(plain, spares=spares, _all_replicas=[])])
+    call = call_of(world, source, np.array([[0, 1]] * 64))
+    call.shared = replace(
+        call.shared, on_stale=lambda _server, _spares: source.views.__setitem__(0, plain)
+    )
+    began = world.now
+    assert torch.equal(call.run(), expected_of(call))
+    assert world.asked.count("s1") == 2
+    # Two answers of 10 ms, and no pause.
+    assert world.now - began == pytest.approx(0.02, abs=0.001)
 
 
 def test_an_answer_next_to_a_failure_teaches_no_wrong_time() -> None:

@@ -67,12 +67,14 @@ class World:
         self.load = LoadState(BalancerConfig(), LAYERS, EXPERTS)
         self.snapshot = self.at(1)
         self.published: list[tuple[SpareReplicas, int]] = []
+        self.now = 0.0
         self.rounds = threading.Semaphore(0)
         self.slots = SpareSlots(
             SimpleNamespace(load=self.load, snapshot=self.take),  # type: ignore[arg-type]
             1.0,
             lambda spares, loaded: self.published.append((spares, loaded)),
             lambda error: self.published.append((error, -1)),  # type: ignore[arg-type]
+            clock=lambda: self.now,
         )
 
     def at(self, epoch: int, *, at_rest: bool = True, **fields: Any) -> PlannerSnapshot:
@@ -118,8 +120,10 @@ def last(world: World) -> SpareReplicas:
 
 def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None:
     world.read(HOT_LE)
-    eventually(lambda: len(world.published) == 1, 5)
-    spares, loaded = world.published[0]
+    eventually(lambda: len(world.published) == 2, 5)
+    # Those of an earlier placement are void.
+    assert world.published[0] == (SpareReplicas(1), 0)
+    spares, loaded = world.published[1]
     assert spares == SpareReplicas(1, {"s1": frozenset({(0, 0), (1, 1)})})
     assert loaded == 2
     request = world.servers["s1"].requests[0]
@@ -128,12 +132,17 @@ def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None
     asked = len(world.servers["s1"].requests)
     world.read(HOT_LE)
     eventually(lambda: len(world.servers["s1"].requests) > asked, 5)
-    assert len(world.published) == 1
+    assert len(world.published) == 2
+    # But every 10 seconds, for clients that have dropped some.
+    world.now = 10.0
+    world.read(HOT_LE)
+    eventually(lambda: len(world.published) == 3, 5)
+    assert world.published[2] == (spares, 0)
 
 
 def test_clients_hear_of_an_end_before_the_server(world: World) -> None:
     world.read(HOT_LE)
-    eventually(lambda: len(world.published) == 1, 5)
+    eventually(lambda: len(world.published) == 2, 5)
     seen: list[int] = []
 
     def spy(wanted: frozenset[tuple[int, int]]) -> None:
@@ -143,16 +152,16 @@ def test_clients_hear_of_an_end_before_the_server(world: World) -> None:
     world.servers["s1"].on_call = spy
     for _ in range(8):
         world.read(HOT_LE[::-1])
-    eventually(lambda: len(world.published) >= 3, 5)
-    assert world.published[1] == (SpareReplicas(1), 0)
+    eventually(lambda: len(world.published) >= 4, 5)
+    assert world.published[2] == (SpareReplicas(1), 0)
     assert last(world) == SpareReplicas(1, {"s1": frozenset({(0, 1), (1, 0)})})
-    assert seen[0] >= 2
+    assert seen[0] >= 3
 
 
 def test_only_what_a_server_holds_is_published(world: World) -> None:
     world.servers["s1"].lacks = {(1, 1)}
     world.read(HOT_LE)
-    eventually(lambda: len(world.published) == 1, 5)
+    eventually(lambda: len(world.published) == 2, 5)
     assert last(world) == SpareReplicas(1, {"s1": frozenset({(0, 0)})})
     world.servers["s1"].lacks = set()
     world.read(HOT_LE)
@@ -162,22 +171,47 @@ def test_only_what_a_server_holds_is_published(world: World) -> None:
 def test_a_server_that_cannot_answer_is_not_published(world: World) -> None:
     world.servers["s1"].refuses = {"not now": grpc.StatusCode.UNAVAILABLE}
     world.read(HOT_LE)
-    assert not world.published
+    assert last(world) == SpareReplicas(1)
     world.servers["s1"].refuses = {}
     world.read(HOT_LE)
     eventually(lambda: len(last(world)) == 2, 5)
 
 
-def test_a_damaged_server_gets_none_in_this_placement(world: World) -> None:
-    world.servers["s1"].refuses = {"differs": grpc.StatusCode.DATA_LOSS}
-    world.read(HOT_LE)
-    eventually(lambda: len(world.servers["s1"].requests) >= 2, 5)
+@pytest.mark.parametrize("code", [grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED])
+def test_a_server_that_cannot_gets_none_in_this_placement(
+    world: World, code: grpc.StatusCode
+) -> None:
+    """Its copy of the checkpoint is damaged, or its release is older."""
+    world.servers["s1"].refuses = {"no": code}
+    for _ in range(3):
+        world.read(HOT_LE)
+    assert len(world.servers["s1"].requests) == 1
+    assert len(world.servers["s0"].requests) >= 3
     world.servers["s1"].refuses = {}
-    assert not places(world.servers["s1"].requests[-1].layers)
     world.snapshot = world.at(2)
     world.read(HOT_LE)
     eventually(lambda: len(last(world)) == 2, 5)
     assert last(world).epoch == 2
+
+
+def test_closing_ends_a_call_that_hangs(world: World) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(_wanted: frozenset[tuple[int, int]]) -> None:
+        asked.set()
+        over.wait(10)
+
+    world.servers["s1"].on_call = hang
+    world.load._window._steps.append(
+        SimpleNamespace(tokens_LE=HOT_LE, load_L={}, work={})  # type: ignore[arg-type]
+    )
+    world.slots.has_read()
+    assert asked.wait(10)
+    published = len(world.published)
+    world.slots.close()
+    assert not world.slots._thread.is_alive()
+    assert len(world.published) == published
+    over.set()
 
 
 def test_roll_outs_and_lost_servers_are_left_alone(world: World) -> None:
@@ -187,7 +221,7 @@ def test_roll_outs_and_lost_servers_are_left_alone(world: World) -> None:
     now = world.at(1, able=frozenset({"s1"}))
     world.snapshot = replace(now, servers={"s1": now.servers["s1"]})
     world.read(HOT_LE)
-    assert not world.published
+    assert not any(len(spares) for spares, _ in world.published)
     assert not any(server.requests for server in world.servers.values())
 
 
@@ -195,6 +229,6 @@ def test_digests_go_with_the_replicas(world: World) -> None:
     digests_LE = np.arange(LAYERS * EXPERTS, dtype=np.uint64).reshape(LAYERS, EXPERTS) + 100
     world.snapshot = world.at(1, digests_LE=digests_LE)
     world.read(HOT_LE)
-    eventually(lambda: len(world.published) == 1, 5)
+    eventually(lambda: len(world.published) == 2, 5)
     layers = world.servers["s1"].requests[0].layers
     assert [list(layer.digests) for layer in layers] == [[100], [105]]

@@ -50,6 +50,7 @@ def test_a_plan() -> None:
         ({"hidden": "2048;7168"}, "--hidden 2048;7168: give whole numbers"),
         ({"hidden": "0"}, "--hidden 0: give whole numbers of at least 1"),
         ({"tokens": ""}, "--tokens : give whole numbers"),
+        ({"device": "gpu"}, "--device gpu: give one of cpu, cuda"),
     ],
 )
 def test_a_wrong_option_is_named(changes: dict[str, Any], message: str) -> None:
@@ -81,6 +82,13 @@ def test_the_command_prints_one_line_and_ends_with_2(words: list[str], message: 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"eaas: error: {message}")
     assert done.stderr.count("\n") == 1
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "usable_cores", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^--device cuda: torch finds no GPU here; install"):
+        run.bench_dispatch(plan_of(device="cuda"), lambda _line: None)
 
 
 def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:

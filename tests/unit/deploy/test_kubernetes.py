@@ -208,6 +208,17 @@ def test_one_node(tmp_path: Path) -> None:
         assert pod["containers"][0]["resources"]["requests"]["cpu"] == "100m"
 
 
+def test_a_gpu_for_each_expert_server(tmp_path: Path) -> None:
+    built = built_with("gpu", tmp_path)
+    for name in ("Deployment/expert-server", "Deployment/attention-client"):
+        (container,) = built[name]["spec"]["template"]["spec"]["containers"]
+        limits, environment = container["resources"]["limits"], container["env"]
+        has_gpu = name == "Deployment/expert-server"
+        assert (limits.get("nvidia.com/gpu") == "1") == has_gpu
+        device = {"name": "EAAS_EXPERT_SERVER__DEVICE", "value": "cuda"}
+        assert (device in environment) == has_gpu
+
+
 def test_a_checkpoint_of_your_own(tmp_path: Path) -> None:
     built = built_with("checkpoint", tmp_path)
     for name in ("Deployment/expert-server", "Deployment/attention-client"):

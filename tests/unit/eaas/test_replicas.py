@@ -69,7 +69,7 @@ def test_a_list_in_any_order(shape: tuple[int, int, int], seed: int) -> None:
 
 def test_a_server_has_an_expert_once() -> None:
     two = np.zeros(2, np.int64)
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="server 0 has expert 0 of layer 0 twice"):
         Replicas.of_list((1, 1, 1), two, two, two, two.astype(np.float32))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ def test_a_message_has_them_all(spares: SpareReplicas) -> None:
 
 @given(SPARES, SPARES)
 def test_they_are_sets_by_server(one: SpareReplicas, other: SpareReplicas) -> None:
-    both = one.both(other)
+    both = one.intersection(other)
     assert both.epoch == 7
     assert all(both.of(server) == one.of(server) & other.of(server) for server in "abc")
     assert len(one) == sum(len(one.of(server)) for server in "abc")
@@ -31,3 +32,10 @@ def test_they_are_sets_by_server(one: SpareReplicas, other: SpareReplicas) -> No
     without = one.without("a")
     assert not without.of("a")
     assert [without.of(server) for server in "bc"] == [one.of(server) for server in "bc"]
+
+
+def test_a_server_is_there_once() -> None:
+    message = SpareReplicas(7, {"a": frozenset({(0, 1)})}).to_proto(LAYERS)
+    message.servers.append(pb.ServerPlacement(server_id="a"))
+    with pytest.raises(ValueError, match="twice"):
+        SpareReplicas.from_proto(message)

@@ -136,6 +136,21 @@ def test_an_inconsistent_placement(message: pb.Placement) -> None:
         Placement.from_proto(message)
 
 
+def test_a_placement_of_nobody_may_not_take_all_memory() -> None:
+    with pytest.raises(ValueError, match="4096 layers and 8192 experts"):
+        Placement.from_proto(pb.Placement(num_layers=4096, num_experts=8192))
+
+
+def test_names_and_experts_are_there_once() -> None:
+    message = wire(experts=[0, 0], shares=[0.5, 0.5])
+    with pytest.raises(ValueError, match="server 0 has expert 0 of layer 0 twice"):
+        Placement.from_proto(message)
+    message = wire(experts=[0], shares=[1.0])
+    message.servers.append(message.servers[0])
+    with pytest.raises(ValueError, match="a is 2 times in the placement"):
+        Placement.from_proto(message)
+
+
 @pytest.mark.parametrize("servers", [(), ("a", "b")])
 def test_arrays_that_do_not_fit(servers: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="holds_LSE"):

@@ -19,13 +19,14 @@ from typer.testing import CliRunner
 from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import ConfigError
 from eaas_cli.bench import machine
-from eaas_cli.bench.experts import Plan, bench_experts, layer, limits, make_plan, plot
+from eaas_cli.bench.experts import Plan, bench_experts, cpu, layer, limits, make_plan, plot
+from eaas_cli.bench.experts.cpu import Cpu
 from eaas_cli.bench.experts.measure import Sample, affordable_rounds, in_turn
 from eaas_cli.bench.experts.plan import BUILT_IN, DTYPES, Shape
 from eaas_cli.bench.experts.report import print_report
 from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
 from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
-from eaas_cli.bench.experts.source import BASELINES, Batch, Batches, Source
+from eaas_cli.bench.experts.source import Batch, Batches, Source
 from eaas_cli.bench.experts.stored import STORED, store
 from eaas_cli.commands import app
 from expert_server.kernels.choose import KERNELS
@@ -48,9 +49,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def cheap_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cheap limits; the figures are meaningless."""
-    monkeypatch.setattr(limits, "_SETTLE_S", 0.0)
-    monkeypatch.setattr(limits, "READ_BYTES", 4 << 20)
-    monkeypatch.setattr(limits, "_PRODUCTS", ((64, 64, 64),))
+    monkeypatch.setattr(cpu, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(cpu, "READ_BYTES", 4 << 20)
+    monkeypatch.setattr(cpu, "_PRODUCTS", ((64, 64, 64),))
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -180,6 +181,7 @@ def test_each_call_is_between_two_measurements_and_the_order_rotates() -> None:
 
     batches = Batches(TINY, torch.float32, 3)
     samples = in_turn(
+        Cpu(1),
         {name: compute(name) for name in "abc"},
         (batches.get(3, seed) for seed in (1, 2)),
         Meter(order),  # type: ignore[arg-type]
@@ -213,7 +215,7 @@ def test_a_token_goes_to_distinct_experts(tokens: int, seed: int) -> None:
     assert torch.equal(batch.scores_TK, largest.scores_TK[:tokens])
 
 
-@pytest.mark.parametrize("implementation", BASELINES)
+@pytest.mark.parametrize("implementation", Cpu.baselines)
 def test_transformers_computes_the_same_on_the_same_weights(implementation: str) -> None:
     source = Source(TINY, torch.float32)
     batch = Batches(TINY, torch.float32, 5).get(5, 0)
@@ -309,7 +311,7 @@ def test_a_small_run() -> None:
     for measured in (machine["read_gb_per_s"], *machine["gemm_tflops"].values()):
         assert 0 < measured["least"] <= measured["median"] <= measured["most"]
     # A measurement before and after each of the calls, at each of two batch sizes, for two dtypes.
-    assert machine["read_gb_per_s"]["measurements"] >= 4 * 3 * (1 + len(BASELINES))
+    assert machine["read_gb_per_s"]["measurements"] >= 4 * 3 * (1 + len(Cpu.baselines))
 
 
 @pytest.mark.usefixtures("cheap_limits")
@@ -362,11 +364,12 @@ def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_layer_larger_than_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 1 << 30)
     findings = Findings(lambda _line: None)
     plan = plan_of(kernels=["reference"])
-    read, multiply = limits.ReadLimit(1), limits.MultiplyLimit(torch.bfloat16)
-    layer.bench_layer(A, ["bfloat16"], plan, limits.Limits(read, multiply), findings)
+    place = Cpu(1)
+    read, multiply = limits.ReadLimit(place), limits.MultiplyLimit(place, torch.bfloat16)
+    layer.bench_layer(A, ["bfloat16"], plan, place, limits.Limits(read, multiply), findings)
     assert findings.rows == []
     assert [entry["what"] for entry in findings.skipped] == ["reference"]
     assert "GB of memory, and 1.1 GB are free: name fewer" in findings.skipped[0]["reason"]

@@ -90,7 +90,7 @@ def test_a_server_restarted_by_hand_keeps_its_name() -> None:
 
     started: list[int] = []
     real = LocalCluster.__new__(LocalCluster)
-    real.children = {}
+    real.children, real._devices = {}, ()
     real._spawn_server = lambda index, model: started.append(index)  # type: ignore[method-assign, assignment, return-value]
     real.add_server(others={"expert-server-0", "by-hand"})
     assert started == [1]

@@ -61,7 +61,7 @@ def test_every_kernel_counts_its_experts_tokens(name: str) -> None:
 
 def test_unchanged_totals_are_not_sent_again() -> None:
     loop = SimpleNamespace(requests=0, busy_s=0.0, batches=0)
-    handler = HotnessHandler(SHAPE, loop, SimpleNamespace(count=4, bytes=4000))
+    handler = HotnessHandler(SHAPE, loop, SimpleNamespace(expert_bytes=1000))
 
     def read(boot_id: int = 0, sequence: int = 0) -> pb.ReadHotnessResponse:
         return handler.ReadHotness(pb.ReadHotnessRequest(boot_id=boot_id, sequence=sequence), None)
@@ -80,7 +80,7 @@ def test_unchanged_totals_are_not_sent_again() -> None:
     # Totals: an answer that was lost is in the next one, and one that came twice says the same.
     assert read(first.boot_id, first.sequence).layers == second.layers
     assert not read(second.boot_id, second.sequence).layers
-    other = HotnessHandler(SHAPE, loop, SimpleNamespace(count=0, bytes=0))
+    other = HotnessHandler(SHAPE, loop, SimpleNamespace(expert_bytes=0))
     answer = other.ReadHotness(pb.ReadHotnessRequest(boot_id=first.boot_id, sequence=1), None)
     assert answer.layers, "another process with the same sequence"
     assert answer.expert_bytes == 0

@@ -15,6 +15,7 @@ from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
 from expert_server.experts.placements import PlacementHandler
+from waiting import eventually
 
 SHAPE = ModelShape("tiny", 4, 64, 2, ("l0", "l1"), "float32", "digest")
 
@@ -387,3 +388,28 @@ def test_a_damaged_spare_replica_is_refused_by_name() -> None:
         server.handler.HoldSpares(request, Context())
     # The share is not at fault.
     assert ("unloadable", 0) not in server.told
+
+
+def test_spare_replicas_without_a_digest_are_left_out() -> None:
+    server = Server()
+    server.prepare(1, [0], [])
+    layers = [common_pb2.Holding(experts=[1, 2], digests=[right(0, 1), 0]), common_pb2.Holding()]
+    request = pb.HoldSparesRequest(epoch=1, layers=layers, load_s=60.0)
+    response = server.handler.HoldSpares(request, Context())
+    assert [list(layer.experts) for layer in response.layers] == [[1], []]
+
+
+def test_a_retirement_ends_the_load_of_spare_replicas() -> None:
+    server = Server()
+    server.prepare(1, [0], [0])
+    retired = threading.Thread(target=server.retire, args=(2, [0], [0]))
+
+    def retire() -> None:
+        retired.start()
+        eventually(lambda: server.handler._newest_epoch == 2, 10)
+
+    server.store.on_load = retire
+    held, loaded = server.spare(1, [1], [1, 2])
+    assert (held, loaded) == ([[1], []], 1)
+    retired.join(10)
+    assert server.store.experts == {0: {0}, 1: {0}}

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,27 @@ def test_no_program_spills_or_needs_more_than_there_is(
     if architecture == 80:
         assert programs.pop()["spills"] > 0, "the check sees what it looks for"
     assert len(programs) == PROGRAMS
+    check(programs, architecture)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("architecture", SHARED)
+def test_no_tile_that_may_be_chosen_spills(tmp_path: Path, architecture: int) -> None:
+    done = subprocess.run(
+        [sys.executable, HELPER, f"sm_{architecture}", "candidates"],
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    programs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(programs) > 2 * PROGRAMS
+    check(programs, architecture)
+
+
+def check(programs: Iterable[dict[str, Any]], architecture: int) -> None:
     for program in programs:
         assert program["spills"] == program["stack"] == 0, program
         assert program["registers"] <= THREAD_REGISTERS, program

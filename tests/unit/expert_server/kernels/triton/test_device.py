@@ -2,114 +2,125 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+import mmap
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from device_waits import Waits
+from eaas.checkpoint.pieces import PIECE_BYTES
+from eaas.errors import CheckpointError, ConfigError
 from expert_layers import FORMS, batch, expert
 from expert_server.kernels import KernelSpec
-from expert_server.kernels.gpu.device import Interpreter
+from expert_server.kernels.gpu.uploads import Uploads
+from expert_server.kernels.trial import ExpertSizes
+from fake_device import FakeDevice
 from interpreted_triton import interpreted_kernel, needs_triton
 
 pytestmark = needs_triton
 
-# Operators whose result's shape or value the host needs: with a GPU, they wait for it.
-WAITING = {
-    "aten::_local_scalar_dense",
-    "aten::bincount",
-    "aten::equal",
-    "aten::is_nonzero",
-    "aten::masked_select",
-    "aten::nonzero",
-    "aten::unique_dim",
-    "aten::_unique2",
-    "aten::repeat_interleave",
-}
+
+def kernel_on(device: FakeDevice, experts: int = 2, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """A kernel with experts of 64 to 32 in layer 0; nothing is counted yet."""
+    form = FORMS["swiglu"]
+    kernel = interpreted_kernel()([form], KernelSpec(dtype), device)
+    rng = torch.Generator().manual_seed(0)
+    for number in range(experts):
+        kernel.load(0, number, expert(form, 64, 32, dtype, rng))
+    device.calls.clear()
+    return kernel
 
 
-class Counting(Interpreter):
-    """Counts what would copy or wait, and refuses device work outside of a batch or a load."""
-
-    name = "fake"
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self._stream = ""
-
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        with self._within("batch"), super().batch():
-            yield
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        with self._within("loading"), super().loading():
-            yield
-        self.calls["wait of a load"] += 1
-
-    def send(self, host: torch.Tensor) -> torch.Tensor:
-        assert self._stream == "batch"
-        self.calls["copy to"] += 1
-        return super().send(host)
-
-    def receive(self, result: torch.Tensor) -> torch.Tensor:
-        assert self._stream == "batch"
-        self.calls["copy back and wait"] += 1
-        return super().receive(result)
-
-    def write(self, to: torch.Tensor, host: torch.Tensor) -> None:
-        assert self._stream == "loading"
-        self.calls["piece"] += 1
-        super().write(to, host)
-
-    @contextmanager
-    def _within(self, stream: str) -> Iterator[None]:
-        assert not self._stream
-        self._stream = stream
-        try:
-            yield
-        finally:
-            self._stream = ""
-
-
-class Waits(TorchDispatchMode):
-    """Lists the operators that would wait for a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.operators = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition(".")[0]
-        self.operators += 1
-        # A mask as an index is turned into numbers.
-        is_mask = name.startswith("aten::index") and any(
-            each is not None and each.dtype is torch.bool for each in args[1]
-        )
-        if name in WAITING or is_mask:
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
+def some_ids(tokens: int, seed: int = 0) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, 2, (tokens, 2), generator=rng, dtype=torch.int32)
+    ids[0] = torch.tensor([0, 1])
+    return ids
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 70])
 def test_a_batch_waits_once(tokens: int) -> None:
-    device = Counting()
-    form = FORMS["swiglu"]
-    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16), device)
-    rng = torch.Generator().manual_seed(0)
-    for number in range(2):
-        kernel.load(0, number, expert(form, 64, 32, torch.bfloat16, rng))
-    device.calls.clear()
-    ids = torch.randint(-1, 2, (tokens, 2), generator=rng)
-    ids[0] = torch.tensor([0, 1])
-    kernel(*batch(tokens, 64, ids.tolist(), 2, torch.bfloat16, 0), 0)
-    assert device.calls == {"copy to": 3, "copy back and wait": 1}
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    kernel(*batch(tokens, 64, some_ids(tokens).tolist(), 2, torch.bfloat16, 0), 0)
+    # Rows and routes there, the result back.
+    assert device.calls == {"copy to": 2, "copy back": 1, "wait": 1}
+    kernel.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("can_pin", [True, False])
+def test_from_slot_to_slot(can_pin: bool, dtype: torch.dtype, caplog: Any) -> None:
+    """Each request's rows are read where they are, and its result is where it belongs."""
+    device = FakeDevice(can_pin)
+    kernel = kernel_on(device, dtype=torch.float32)
+    memory = mmap.mmap(-1, 1 << 16)
+    kernel.pin_slots(memory)
+    assert device.pinned_bytes == (len(memory) if can_pin else 0)
+    assert (
+        "cannot be page-locked (cudaHostRegister: out of memory; ulimit" in caplog.text
+    ) != can_pin
+    slots = torch.frombuffer(memory, dtype=torch.uint8)
+    requests, results, at = [], [], 0
+    for seed, tokens in enumerate((3, 1, 9)):
+        one = batch(tokens, 64, some_ids(tokens, seed).tolist(), 2, dtype, seed)
+        there = []
+        for each in (*one, torch.full((tokens, 64), 7.0)):
+            each = each.int() if each.dtype is torch.int64 else each
+            there.append(slots[at : at + each.nbytes].view(each.dtype).view(each.shape))
+            there[-1].copy_(each)
+            at += -(-each.nbytes // 64) * 64
+        requests.append(tuple(there[:3]))
+        results.append(there[3])
+    kernel.compute_slots(requests, results, 0)
+    copies = 3 if can_pin else 1
+    assert device.calls == {"copy to": copies + 1, "copy back": copies, "wait": 1}
+    for request, result in zip(requests, results, strict=True):
+        assert torch.equal(kernel(*request, 0), result)
+    requests[1][1].fill_(5)
+    before = [result.clone() for result in results]
+    with pytest.raises(LookupError, match="layer 0: expert 5 is not held"):
+        kernel.compute_slots(requests, results, 0)
+    assert all(map(torch.equal, results, before))
+    for _, ids, _ in requests:
+        ids.fill_(-1)
+    kernel.compute_slots(requests, results, 0)
+    assert not any(result.any() for result in results)
+    kernel.close()
+    assert device.pinned_bytes == 0
+    kernel.close()
+
+
+def test_a_batch_that_fails_midway_has_ended() -> None:
+    """Nothing is written into slots after the error, and the next batch is right."""
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    right_TH = kernel(*one, 0).clone()
+
+    def fail(copies: int) -> None:
+        raise RuntimeError("the device is lost")
+
+    device.fails = fail
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        kernel(*one, 0)
+    assert not device._back
+    device.fails = lambda _copies: None
+    assert torch.equal(kernel(*one, 0), right_TH)
+    kernel.close()
+
+
+def test_ids_beyond_int32_are_no_other_experts() -> None:
+    kernel = kernel_on(FakeDevice())
+    for wrong in (2**32, 2**32 + 1, -(2**32), 2**40):
+        ids = torch.tensor([[wrong, 0]])
+        with pytest.raises(LookupError, match=f"expert {wrong} is not held"):
+            kernel(torch.ones(1, 64, dtype=torch.bfloat16), ids, torch.ones(1, 2), 0)
     kernel.close()
 
 
@@ -143,7 +154,7 @@ def test_what_waits_is_noticed(wait: Callable[[torch.Tensor], object]) -> None:
 
 
 def test_nothing_to_compute_is_not_sent() -> None:
-    device = Counting()
+    device = FakeDevice()
     form = FORMS["swiglu"]
     kernel = interpreted_kernel()([form], KernelSpec(torch.float32), device)
     none = torch.full((3, 2), -1, dtype=torch.int32)
@@ -159,31 +170,120 @@ def test_nothing_to_compute_is_not_sent() -> None:
 
 def test_an_expert_is_on_the_device_before_it_is_held() -> None:
     """One wait for its pieces, one for the layer's table, then the table is published."""
-    device = Counting()
+    device = FakeDevice()
     form = FORMS["clamped"]
     kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16), device)
     weights = expert(form, 64, 32, torch.bfloat16, torch.Generator().manual_seed(0))
     kernel.load(0, 0, weights)
-    # Gate, up, down, two biases and the table.
-    assert device.calls == {"piece": 6, "wait of a load": 2}
+    # Gate, up, down, two biases and the table. A buffer is filled again once its last copy has ended.
+    assert device.calls == {"piece": 6, "wait of a load": 2, "wait for a buffer": 3}
     kernel.unload(0, 0)
-    assert device.calls == {"piece": 7, "wait of a load": 3}
+    assert device.calls["wait of a load"] == 3
     kernel.close()
 
 
-def test_an_expert_that_fails_midway_is_not_held() -> None:
-    class Full(Counting):
-        def write(self, to: torch.Tensor, host: torch.Tensor) -> None:
-            super().write(to, host)
-            if self.calls["piece"] == 3:
-                raise MemoryError("the device is full")
+@pytest.mark.parametrize("nbytes", [1, PIECE_BYTES, 5 * PIECE_BYTES + 3])
+def test_the_host_fills_one_buffer_while_the_device_reads_the_other(nbytes: int) -> None:
+    """What arrives is what was written, although copies happen late and the host's memory changes at once."""
+    device = FakeDevice()
+    uploads = Uploads(device)
+    sent = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    source = sent.clone()
+    with device.loading():
+        to = device.empty(nbytes, dtype=torch.uint8)
+        uploads.write(to, source)
+        source.zero_()
+    assert torch.equal(to.as_subclass(torch.Tensor), sent)
+    copies = -(-nbytes // PIECE_BYTES)
+    assert device.calls["wait for a buffer"] == max(0, copies - 2)
 
+
+def test_an_expert_that_fails_midway_is_not_held() -> None:
+    def fail(copies: int) -> None:
+        if copies == 3:
+            raise torch.OutOfMemoryError("the device is full")
+
+    device = FakeDevice()
+    device.fails = fail
     form = FORMS["swiglu"]
-    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16), Full())
+    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16), device)
     weights = expert(form, 64, 32, torch.bfloat16, torch.Generator().manual_seed(0))
-    with pytest.raises(MemoryError, match="the device is full"):
+    with pytest.raises(CheckpointError, match=r"fake has no memory left for it: .*memory_bytes"):
         kernel.load(0, 0, weights)
     assert (kernel.count, kernel.bytes, kernel.holds(0, 0)) == (0, 0, False)
     kernel.load(0, 0, weights)
     assert kernel.holds(0, 0)
     kernel.close()
+
+
+def test_memory_is_freed_once_the_running_batch_is_done() -> None:
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    blocks = [weakref.ref(each.memory) for each in kernel._packed.values()]
+    held = []
+
+    def unload(copies: int) -> None:
+        device.fails = lambda _copies: None
+        thread = threading.Thread(target=kernel.unload, args=(0, 1))
+        thread.start()
+        thread.join()
+        gc.collect()
+        held.append([block() is not None for block in blocks])
+
+    device.fails = unload
+    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    kernel(*one, 0)
+    assert held == [[True, True]]
+    gc.collect()
+    assert [block() is not None for block in blocks] == [True, False]
+    with pytest.raises(LookupError):
+        kernel(*one, 0)
+    kernel.close()
+
+
+def test_experts_take_what_batches_leave() -> None:
+    sizes = ExpertSizes(hidden=64, intermediate=32, num_experts=4, top_k=2)
+    tokens = 1000
+
+    def limit(free: int | None, wanted: int = 0) -> int:
+        kernel = interpreted_kernel()(
+            [FORMS["swiglu"]], KernelSpec(torch.bfloat16), FakeDevice(free=free)
+        )
+        try:
+            return kernel.memory_limit(wanted, tokens, sizes)
+        finally:
+            kernel.close()
+
+    # Without memory of its own, the setting counts.
+    assert (limit(None), limit(None, 5)) == (0, 5)
+    free = 10**9
+    least = tokens * (64 * 10 + 2 * (2 * 64 + 4 * 64))
+    assert 0.9 * (free - 2 * least) < limit(free) < free - least
+    assert limit(free, 1000) == 1000
+    with pytest.raises(
+        ConfigError, match=r"memory_bytes 1000000000: fake has \d+ left for experts"
+    ):
+        limit(free, free)
+    with pytest.raises(ConfigError, match=r"fake has 0.0 GB free, .* fewer expert_server.slots"):
+        limit(1000)
+    with pytest.raises(ConfigError, match=r"fake has 0\.0 GB free"):
+        limit(0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda out: out.numpy(),
+        lambda out: out.cpu(),
+        lambda out: out.sum().item(),
+        lambda out: bool(out.any()),
+        lambda out: torch.zeros(4).copy_(out),
+        lambda out: out + torch.ones(4),
+    ],
+)
+def test_a_read_by_the_host_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
+    device = FakeDevice()
+    with device.batch():
+        out = device.empty(4, dtype=torch.float32) + 1
+    with pytest.raises(AssertionError, match="memory of the device"):
+        read(out)

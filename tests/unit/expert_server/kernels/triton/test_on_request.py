@@ -1,4 +1,4 @@
-"""Kernel `triton` is chosen by name only, and imported nowhere else."""
+"""Kernel `triton` is chosen by name or for a GPU only, and imported nowhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from eaas.checkpoint.quantized import WeightFormat
 from eaas.errors import ConfigError
 from expert_layers import FORMS
-from expert_server.kernels import KernelSpec, StoredFormat, choose
+from expert_server.kernels import KernelSpec, StoredFormat
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
 from interpreted_triton import interpreted_kernel, needs_triton
 
@@ -24,10 +24,11 @@ FORM = FORMS["swiglu"]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_is_tried_before_it_serves(dtype: torch.dtype) -> None:
     interpreted_kernel()
-    choice = choose_kernel([FORM], KernelSpec(dtype), SIZES, "triton")
-    assert (choice.kernel.name, choice.kernel.isa) == ("triton", "interpreted")
-    assert choice.kernel.count == 0
-    choice.kernel.close()
+    for device, wanted in (("cpu", "triton"), ("cuda:1", "auto"), ("cuda", "triton")):
+        choice = choose_kernel([FORM], KernelSpec(dtype), SIZES, wanted, device)
+        assert (choice.kernel.name, choice.kernel.isa) == ("triton", "interpreted")
+        assert choice.kernel.count == 0
+        choice.kernel.close()
 
 
 @needs_triton
@@ -36,21 +37,32 @@ def test_weights_that_it_lacks_are_refused_with_a_remedy() -> None:
     spec = KernelSpec(torch.bfloat16, stored=StoredFormat(WeightFormat.INT4, 128))
     with pytest.raises(ConfigError, match=r"triton: .*fp8 and mxfp4\); give --kernel auto$"):
         choose_kernel([FORM], spec, SIZES, "triton")
-
-
-def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "find_spec", lambda _name: None)
-    with pytest.raises(
-        ConfigError, match=r"kernel triton: .*pip install 'expert-as-a-service\[triton\]'"
-    ):
-        choose_kernel([FORM], KernelSpec(torch.float32), SIZES, "triton")
+    with pytest.raises(ConfigError, match=r"triton: .*fp8 and mxfp4\); give --device cpu$"):
+        choose_kernel([FORM], spec, SIZES, device="cuda")
 
 
 PROGRAM = """
+import importlib
 import sys
 import torch
 from torch.nn import functional
-import attention_client.cluster, expert_server.main
+from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES
+
+def refuse(*_):
+    raise AssertionError("a GPU is asked for")
+
+# What a driver has begun does not work in forked processes.
+for place, name in (
+    (torch.cuda, "_lazy_init"),
+    (torch.cuda, "is_available"),
+    (torch.cuda, "device_count"),
+    (torch._C, "_cuda_getDeviceCount"),
+    (torch._C, "_cuda_init"),
+):
+    if hasattr(place, name):
+        setattr(place, name, refuse)
+for module in CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES:
+    importlib.import_module(module)
 from eaas.errors import ConfigError
 from expert_server.kernels import KernelSpec
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
@@ -59,8 +71,7 @@ from expert_server.weights.weights import ExpertForm
 form = ExpertForm(False, False, functional.relu)
 sizes = ExpertSizes(32, 16, 4, 2)
 choose_kernel([form], KernelSpec(torch.float32), sizes).kernel.close()
-assert not {"triton", "expert_server.kernels.gpu"} & sys.modules.keys(), "not asked for"
-torch.cuda.is_available = lambda: False
+assert not any(name.startswith("expert_server.kernels.gpu") for name in sys.modules), "not asked for"
 try:
     choose_kernel([form], KernelSpec(torch.float32), sizes, "triton")
 except ConfigError as error:
@@ -68,8 +79,7 @@ except ConfigError as error:
 """
 
 
-@needs_triton
-def test_without_a_gpu_it_refuses_and_without_a_request_it_is_not_imported() -> None:
+def test_the_fork_server_asks_for_no_gpu_and_without_a_request_the_kernel_is_not_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
@@ -79,5 +89,5 @@ def test_without_a_gpu_it_refuses_and_without_a_request_it_is_not_imported() -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
-    for words in ("expert_server.kernel triton", "there is no GPU", "give --kernel auto"):
+    for words in ("expert_server.kernel triton", "expert_server.device is cpu", "--device cuda"):
         assert words in done.stdout

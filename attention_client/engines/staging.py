@@ -6,6 +6,7 @@ of the forward pass, and the host waits for one event. For a few tokens that tak
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,9 @@ class _Pinned:
 
     def __init__(self) -> None:
         self._memory: dict[object, torch.Tensor] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._arrived: torch.cuda.Event | None = None
+        # Of the last result. Two events, since the next call may be in another stream.
+        self._left: torch.cuda.Event | None = None
 
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Copy tensors of the current stream to the host, and wait until they are there."""
@@ -31,23 +34,18 @@ class _Pinned:
             self._place(place, tensor).copy_(tensor, non_blocking=True)
             for place, tensor in enumerate(tensors)
         )
-        self._record().synchronize()
+        self._arrived = _recorded(self._arrived)
+        self._arrived.synchronize()
         return copies
 
     def to_device(self, out_TH: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Copy a result to the device, in the current stream; the host does not wait."""
-        if self._copied is not None:
-            # Of the result before, which the device may not have read yet.
-            self._copied.synchronize()
+        if self._left is not None:
+            # The device has read the result before; in one stream it has by now.
+            self._left.synchronize()
         copy = self._place(_RESULT, out_TH).copy_(out_TH).to(device, non_blocking=True)
-        self._record()
+        self._left = _recorded(self._left)
         return copy
-
-    def _record(self) -> torch.cuda.Event:
-        if self._copied is None:
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
-        return self._copied
 
     def _place(self, name: object, like: torch.Tensor) -> torch.Tensor:
         key = (name, like.dtype)
@@ -55,6 +53,14 @@ class _Pinned:
         if flat is None or flat.numel() < like.numel():
             flat = self._memory[key] = torch.empty(like.numel(), dtype=like.dtype, pin_memory=True)
         return flat[: like.numel()].view(like.shape)
+
+
+def _recorded(event: torch.cuda.Event | None) -> torch.cuda.Event:
+    """Record an event in the current stream; make it first, if there is none."""
+    if event is None:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 class Staged:
@@ -97,8 +103,8 @@ class Staged:
             self._give_back(pinned)
 
 
-class Staging:
-    """Brings the tensors of layer calls to the host, each call in memory of its own. For one thread."""
+class Staging(threading.local):
+    """Brings the tensors of layer calls to the host, each call in memory of its own. State is per thread."""
 
     def __init__(self) -> None:
         self._free: list[_Pinned] = []

@@ -1,0 +1,121 @@
+"""Measures kernel `triton`'s tiles on a GPU, and keeps the fastest for its servers. Never run on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from eaas.errors import ConfigError
+from eaas_cli.bench.experts.entrants import spec_of
+from eaas_cli.bench.experts.place import Place
+from eaas_cli.bench.experts.plan import Plan, Shape
+from eaas_cli.bench.experts.source import Batch, Batches, Source
+from eaas_cli.bench.experts.stored import load_experts
+from eaas_cli.bench.figures import figure
+from expert_server.kernels.kernel import ExpertKernel, UnsupportedError
+
+if TYPE_CHECKING:
+    from expert_server.kernels.gpu.tiles import Tile
+
+__all__ = ["tune"]
+
+# Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights.
+_CALLS = 7
+
+
+def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Measure the tiles of the plan's dtypes; keep the fastest of each bucket in the user's cache.
+
+    The fastest has the least geometric mean of the times of all shapes and batch sizes of its bucket.
+
+    Args:
+        plan: Shapes, batch sizes and dtypes of the stored weights.
+        place: A GPU.
+        say: Takes lines of progress.
+
+    Returns:
+        The document's entries: dtype, bucket, tile, and its time as a share of that of the tile in the code.
+
+    Raises:
+        ConfigError: The kernel has no such weights.
+    """
+    from expert_server.kernels.gpu.packing import check_spec
+    from expert_server.kernels.gpu.tiles import TILES
+    from expert_server.kernels.gpu.tuned import keep_tiles
+
+    entries = []
+    for dtype in plan.dtypes:
+        try:
+            coding = check_spec(spec_of(dtype, plan.threads))
+        except UnsupportedError as error:
+            raise ConfigError(f"--tune --dtype {dtype}: {error}") from None
+        logs: dict[str, dict[Tile, list[float]]] = {"few": {}, "many": {}}
+        device = ""
+        for shape in plan.shapes:
+            device = _measure(shape, dtype, plan, place, logs, say)
+        best: dict[str, Tile] = {}
+        for bucket, of in logs.items():
+            if not of:
+                continue  # No batch size of the plan is for it.
+            tile = best[bucket] = min(of, key=lambda one, of=of: sum(of[one]))  # type: ignore[misc]
+            before = of[TILES[coding].buckets[bucket]]
+            share = math.exp((sum(of[tile]) - sum(before)) / len(before))
+            numbers = dataclasses.asdict(tile)
+            entries.append(
+                {"dtype": dtype, "bucket": bucket, "tile": numbers, "share": figure(share)}
+            )
+        say(f"{dtype}: tiles are kept in {keep_tiles(device, {coding: best})}")
+    return entries
+
+
+def _measure(
+    shape: Shape,
+    dtype: str,
+    plan: Plan,
+    place: Place,
+    logs: dict[str, dict[Tile, list[float]]],
+    say: Callable[[str], None],
+) -> str:
+    """Add the logarithms of the tiles' times in one layer; return the device's name."""
+    from expert_server.kernels.gpu.kernel import TritonKernel
+    from expert_server.kernels.gpu.packing import check_spec
+    from expert_server.kernels.gpu.tiles import candidates, is_many
+
+    spec = spec_of(dtype, plan.threads)
+    source = Source(shape, spec.dtype)
+    kernel = place.kernels["triton"]([source.form], spec)
+    assert isinstance(kernel, TritonKernel)
+    try:
+        say(f"{shape} {dtype}: loads the experts")
+        load_experts(kernel, source, dtype)
+        batches = Batches(shape, spec.dtype, max(plan.tokens))
+        before = kernel.tiles
+        for bucket, tiles in candidates(check_spec(spec)).items():
+            sizes = [
+                tokens
+                for tokens in plan.tokens
+                if is_many(tokens * shape.top_k, shape.num_experts) == (bucket == "many")
+            ]
+            say(f"{shape} {dtype}: {len(tiles)} tiles for {bucket} rows, T = {sizes}")
+            some = [
+                [batches.get(tokens, seed).to(place.at) for seed in range(_CALLS)]
+                for tokens in sizes
+            ]
+            for tile in tiles if some else ():
+                kernel.tiles = before.replaced({bucket: tile})
+                took = [_seconds(kernel, of_size, place) for of_size in some]
+                logs[bucket].setdefault(tile, []).extend(map(math.log, took))
+    finally:
+        kernel.close()
+    return kernel.isa
+
+
+def _seconds(kernel: ExpertKernel, batches: Sequence[Batch], place: Place) -> float:
+    """Median time of the batches."""
+    for batch in batches[: place.warm_ups]:
+        place.compute(kernel, batch)
+    return median(place.timed(partial(place.compute, kernel, batch))[0] for batch in batches)

@@ -1,0 +1,185 @@
+"""Brings the requests of a batch to a device, and the results back, with one wait.
+
+Hidden states go from the slots to the device, and results from the device into the slots, if the slots'
+memory is page-locked; else both pass through page-locked memory. Ids and scores always do: the host checks
+the ids, and the device must see what was checked, whatever a client writes meanwhile.
+
+T tokens of the batch, H hidden size, K experts per token.
+"""
+
+from __future__ import annotations
+
+import mmap
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eaas.log import get_logger
+from expert_server.kernels.gpu.device import Device
+from expert_server.kernels.slot_kernel import Rows
+
+__all__ = ["BatchMemory", "Batches", "Prepare"]
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMemory:
+    """Memory of the device for a batch of up to T tokens.
+
+    Attributes:
+        x_TH: Hidden states.
+        ids_TK: Experts, int32; -1: none.
+        scores_TK: Scores, float32.
+        out_TH: Results, float32.
+        routes: Ids and scores, which are one copy: int32, with room up to a multiple of 16 bytes after each.
+    """
+
+    x_TH: torch.Tensor
+    ids_TK: torch.Tensor
+    scores_TK: torch.Tensor
+    out_TH: torch.Tensor
+    routes: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls, device: Device, tokens: int, top_k: int, hidden: int, dtype: torch.dtype
+    ) -> BatchMemory:
+        """Allocate it, for the current stream."""
+        x_TH = device.empty(tokens, hidden, dtype=dtype)
+        routes = device.empty(_routes_length(tokens, top_k), dtype=torch.int32)
+        out_TH = device.empty(tokens, hidden, dtype=torch.float32)
+        return cls(x_TH, *_divide(routes, tokens, top_k), out_TH, routes)
+
+
+Prepare = Callable[[], tuple[BatchMemory, Callable[[], None]]]
+"""Returns memory for a batch, and what issues the batch in it; called within `Device.batch`."""
+
+
+class Batches:
+    """Copies of the thread that computes.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._slots: torch.Tensor | None = None
+        self._is_pinned = False
+        self._joined = torch.empty(0, dtype=torch.int32)
+        self._routes, self._hidden, self._results = (_Staging(device) for _ in range(3))
+
+    def pin(self, memory: mmap.mmap) -> None:
+        """Page-lock the slots' memory until `close`; on failure log a line, and copy rows once more."""
+        # The view keeps the memory mapped.
+        self._slots = torch.frombuffer(memory, dtype=torch.uint8)
+        try:
+            self._device.pin(self._slots)
+            self._is_pinned = True
+        except OSError as error:
+            limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            _log.warning(
+                "the slots' %d MB cannot be page-locked (%s; ulimit -l: %s): rows are copied once more",
+                len(memory) >> 20,
+                error,
+                "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} kB",
+            )
+
+    def close(self) -> None:
+        """End the page lock. Idempotent."""
+        if self._slots is not None and self._is_pinned:
+            self._device.unpin(self._slots)
+        self._slots, self._is_pinned = None, False
+
+    def join_routes(self, requests: Sequence[Rows], tokens: int) -> npt.NDArray[np.int32]:
+        """Copy the ids and scores of a batch for `run`; return the ids (tokens * K), to be checked.
+
+        All ids must fit int32. `tokens`: T or more; further tokens have no expert.
+        """
+        top_k = requests[0][1].shape[1]
+        self._joined = self._routes.take((_routes_length(tokens, top_k),), torch.int32)
+        ids_TK, scores_TK = _divide(self._joined, tokens, top_k)
+        start = 0
+        for _, some_ids_TK, some_scores_TK in requests:
+            end = start + len(some_ids_TK)
+            ids_TK[start:end] = some_ids_TK
+            scores_TK[start:end] = some_scores_TK
+            start = end
+        ids_TK[start:] = -1
+        return ids_TK.numpy().reshape(-1)
+
+    def run(
+        self, requests: Sequence[Rows], prepare: Prepare, results: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor | None:
+        """Compute the batch of the last `join_routes`, and wait once.
+
+        Args:
+            requests: The same requests.
+            prepare: Prepares it on the device.
+            results: In the slots: the result of each request.
+
+        Returns:
+            (T, H) float32 on the host, valid until the next call; None: only the slots have it.
+        """
+        device = self._device
+        in_place = bool(results) and self._is_pinned
+        sizes = [len(x) for x, _, _ in requests]
+        joined_TH = None
+        with device.batch():
+            memory, issue = prepare()
+            out_TH = memory.out_TH[: sum(sizes)]
+            self._send([x for x, _, _ in requests], memory.x_TH[: sum(sizes)], in_place)
+            device.copy(memory.routes, self._joined)
+            issue()
+            if in_place:
+                for to, part in zip(results, torch.split(out_TH, sizes), strict=True):
+                    device.copy(to, part)
+            else:
+                joined_TH = self._results.take(tuple(out_TH.shape), torch.float32)
+                device.copy(joined_TH, out_TH)
+            device.finish()
+        if results and joined_TH is not None:
+            for to, part in zip(results, torch.split(joined_TH, sizes), strict=True):
+                to.copy_(part)
+        return joined_TH
+
+    def _send(self, rows: Sequence[torch.Tensor], x_TH: torch.Tensor, in_place: bool) -> None:
+        """Issue the copy of hidden states to the device, as they are."""
+        if in_place:
+            for to, part in zip(torch.split(x_TH, [*map(len, rows)]), rows, strict=True):
+                self._device.copy(to, part)
+        else:
+            staged_TH = self._hidden.take(tuple(x_TH.shape), x_TH.dtype)
+            torch.cat(list(rows), out=staged_TH)
+            self._device.copy(x_TH, staged_TH)
+
+
+def _routes_length(tokens: int, top_k: int) -> int:
+    # Device code is compiled for addresses that are multiples of 16 bytes.
+    return 2 * (-(-(tokens * top_k) // 4) * 4)
+
+
+def _divide(routes: torch.Tensor, tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ids (T, K) and the scores (T, K) in joined routes."""
+    ids, scores = routes.view(2, -1)[:, : tokens * top_k].unbind()
+    return ids.view(tokens, top_k), scores.view(torch.float32).view(tokens, top_k)
+
+
+class _Staging:
+    """Page-locked memory that is reused for the next batch; grows to one and a half times the largest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory as a tensor, with anything in it, valid until the next call."""
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        if len(self._memory) < nbytes:
+            self._memory = self._device.pinned(nbytes + nbytes // 2)
+        return self._memory[:nbytes].view(dtype).view(shape)

@@ -1,0 +1,54 @@
+"""The benchmarks with --device cuda, on a GPU and with small sizes; skipped without one. Never run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eaas.cores import usable_cores
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.timeout(240),
+]
+ROOT = Path(__file__).parents[2]
+
+
+def document(*words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--device", "cuda", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=220,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_experts() -> None:
+    """All are right; a bfloat16 call is not faster than the device can read."""
+    shape = ["--no-builtin", "--shape", "2048,768,32,4", "--tokens", "1,64", "--rounds", "5"]
+    found = document("eaas_cli", "bench", "experts", *shape)
+    errors = {"bfloat16": 1e-2, "fp8": 0.1, "mxfp4": 0.5}
+    assert {row["dtype"] for row in found["rows"]} == errors.keys()
+    for row in found["rows"]:
+        assert row["rel_error"] < errors[row["dtype"]]
+        assert row["speedup"]["grouped_mm"] > 0
+        assert 0 < row["roofline_fraction"] < 1.5
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="the floor has a core for each side")
+def test_dispatch() -> None:
+    small = ["--no-server", "--transport", "shm", "--hidden", "2048", "--tokens", "1,64"]
+    found = document("benchmarks.dispatch", *small, "--rounds", "2")
+    for row in found["rows"]:
+        assert row["device_call_us"]["p50"] > row["exchange_us"]["p50"]

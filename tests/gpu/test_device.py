@@ -1,0 +1,82 @@
+"""Slots, loads and graphs of kernel `triton` on a GPU; skipped without one. Never run."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from expert_layers import FORMS, batch, expert
+from expert_server.kernels import KernelSpec
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+]
+
+HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 512, 256, 8, 4
+FORM = FORMS["swiglu"]
+SPEC = KernelSpec(torch.bfloat16)
+
+
+@pytest.fixture
+def kernel() -> Iterator[object]:
+    from expert_server.kernels.gpu.cuda import Gpu
+    from expert_server.kernels.gpu.kernel import TritonKernel
+
+    kernel = TritonKernel([FORM] * 2, SPEC, Gpu("cuda"))
+    rng = torch.Generator().manual_seed(0)
+    for layer in range(2):
+        for number in range(EXPERTS):
+            kernel.load(layer, number, expert(FORM, HIDDEN, INTERMEDIATE, SPEC.dtype, rng))
+    yield kernel
+    kernel.close()
+
+
+def request(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, EXPERTS, (tokens * TOP_K,), generator=rng).tolist()
+    x_TH, ids_TK, scores_TK = batch(tokens, HIDDEN, ids, TOP_K, torch.bfloat16, seed)
+    return x_TH, ids_TK.int(), scores_TK
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_from_slot_to_slot(kernel, is_pinned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    memory = mmap.mmap(-1, 1 << 24)
+    if is_pinned:
+        kernel.pin_slots(memory)
+        assert "cannot be page-locked" not in caplog.text
+    slots = torch.frombuffer(memory, dtype=torch.uint8)
+    assert slots.is_pinned() == is_pinned
+    requests, results, at = [], [], 0
+    for seed, tokens in enumerate((3, 1, 300)):
+        there = []
+        for each in (*request(tokens, seed), torch.zeros(tokens, HIDDEN)):
+            there.append(slots[at : at + each.nbytes].view(each.dtype).view(each.shape))
+            there[-1].copy_(each)
+            at += -(-each.nbytes // 64) * 64
+        requests.append(tuple(there[:3]))
+        results.append(there[3])
+    for _ in range(50):
+        kernel.compute_slots(requests, results, 0)
+        for one, result in zip(requests, results, strict=True):
+            torch.testing.assert_close(result, kernel(*one, 0), rtol=1e-2, atol=1e-2)
+            result.zero_()
+    kernel.close()
+    assert not slots.is_pinned()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 16, 100, 256])
+def test_graphs_compute_as_single_launches_do(kernel, tokens: int) -> None:
+    """In both layers, which share graphs."""
+    one = request(tokens, tokens)
+    kernel._graphs._is_on = False
+    expected = [kernel(*one, layer) for layer in range(2)]
+    kernel._graphs._is_on = True
+    for _ in range(3):
+        for layer in range(2):
+            torch.testing.assert_close(kernel(*one, layer), expected[layer], rtol=1e-2, atol=1e-2)
+    assert kernel._graphs._is_on, "no graph could be captured"

@@ -1,0 +1,228 @@
+"""Hidden states of an engine on a GPU, on a fake one that counts what the host waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_client.engines import staging
+from attention_client.engines.staging import Staged, Staging
+from attention_client.engines.transformers.model import _remote_forward
+from fake_cuda import DeviceTensor, FakeCuda
+
+HIDDEN, TOP_K = 512, 4
+# Tensors of so many tokens pass through pinned memory, and of so many do not.
+MANY, FEW = 128, 3
+
+
+def inputs(cuda: FakeCuda, tokens: int, seed: int) -> tuple[DeviceTensor, ...]:
+    rng = torch.Generator().manual_seed(seed)
+    x_TH = torch.randn(tokens, HIDDEN, generator=rng).bfloat16()
+    ids_TK = torch.randint(32, (tokens, TOP_K), generator=rng)
+    scores_TK = torch.rand(tokens, TOP_K, generator=rng)
+    return tuple(map(cuda.tensor, (x_TH, ids_TK, scores_TK)))
+
+
+def equal(hosts: tuple[torch.Tensor, ...], devices: tuple[DeviceTensor, ...]) -> bool:
+    return all(
+        host.is_cpu and torch.equal(host, device.memory)
+        for host, device in zip(hosts, devices, strict=True)
+    )
+
+
+def test_a_call_waits_for_one_event_before_it_sends() -> None:
+    made = Staging()
+    with FakeCuda() as cuda:
+        for seed in range(3):
+            tensors = inputs(cuda, MANY, seed)
+            staged = made.to_host(*tensors)
+            assert equal(staged.tensors, tensors)
+            assert cuda.waits == {"event": 1}
+            assert cuda.copies == 3
+            result_TH = staged.to_device(staged.tensors[0] * 2)
+            # The result is on its way. That of the call before has left its memory.
+            assert cuda.waits == {"event": 1 if seed == 0 else 2}
+            assert cuda.copies == 4
+            assert torch.equal(cuda.values(result_TH), tensors[0].memory * 2)
+            cuda.waits.clear()
+            cuda.copies = 0
+
+
+def test_few_tokens_are_copied_plainly() -> None:
+    """That took less time on a GPU. The host waits for its own stream, never for the device."""
+    with FakeCuda() as cuda:
+        tensors = inputs(cuda, FEW, 0)
+        staged = Staging().to_host(*tensors)
+        assert equal(staged.tensors, tensors)
+        result_TH = staged.to_device(staged.tensors[0] + 1)
+        assert torch.equal(cuda.values(result_TH), tensors[0].memory + 1)
+    assert cuda.waits == {"stream": 4}
+
+
+def test_a_result_has_left_before_a_call_in_another_stream_overwrites_it() -> None:
+    made = Staging()
+    with FakeCuda() as cuda:
+        first, second = inputs(cuda, MANY, 0), inputs(cuda, MANY, 1)
+        first_TH = made.to_host(*first).to_device(first[0].memory)
+        with cuda.other_stream():
+            second_TH = made.to_host(*second).to_device(second[0].memory)
+        for result_TH, wanted in ((first_TH, first), (second_TH, second)):
+            assert torch.equal(cuda.values(result_TH), wanted[0].memory)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_calls_that_overlap_keep_their_memory_apart(data: st.DataObject) -> None:
+    made = Staging()
+    flying: list[tuple[Staged, tuple[DeviceTensor, ...]]] = []
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with FakeCuda() as cuda:
+        for seed in range(data.draw(st.integers(1, 6))):
+            tensors = inputs(cuda, data.draw(st.sampled_from([FEW, MANY, 2 * MANY])), seed)
+            flying.append((made.to_host(*tensors), tensors))
+            while flying and data.draw(st.booleans()):
+                staged, own = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+                assert equal(staged.tensors, own)
+                if data.draw(st.booleans()):
+                    staged.drop()
+                    continue
+                out_TH = staged.tensors[0] * 2
+                results.append((staged.to_device(out_TH), out_TH.clone()))
+                # The caller may reuse its tensor at once.
+                out_TH.zero_()
+        for result_TH, wanted_TH in results:
+            assert torch.equal(cuda.values(result_TH), wanted_TH)
+    assert not cuda.waits["device"]
+
+
+# -- transformers --------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """Answers three times the hidden states, or fails."""
+
+    def __init__(self) -> None:
+        self.arguments: Any = None
+        self.fails = False
+
+    def layer_call(self, *arguments: Any) -> torch.Tensor:
+        assert all(each is None or isinstance(each, int) or each.is_cpu for each in arguments)
+        if self.fails:
+            raise RuntimeError("no server")
+        self.arguments = [each.clone() if hasattr(each, "clone") else each for each in arguments]
+        x_TH: torch.Tensor = arguments[1]
+        return 3 * x_TH
+
+
+def experts(cluster: Cluster) -> Any:
+    """A layer's module, as `load_model` makes it."""
+    return SimpleNamespace(
+        _eaas_cluster=cluster,
+        _eaas_layer=5,
+        _eaas_rows=SimpleNamespace(wanted=lambda _tokens, _part: None),
+        _eaas_tap=SimpleNamespace(see=lambda _layer, ids_TK, _part: ids_TK.numpy()),
+        _eaas_staging=Staging(),
+    )
+
+
+def test_a_layer_of_transformers_waits_for_one_event() -> None:
+    cluster = Cluster()
+    module = experts(cluster)
+    with FakeCuda() as cuda:
+        x_TH, ids_TK, scores_TK = inputs(cuda, MANY, 0)
+        out_TH = _remote_forward(module, x_TH, ids_TK, cuda.tensor(scores_TK.memory.bfloat16()))
+        assert cuda.waits == {"event": 1}
+        assert (out_TH.dtype, out_TH.device) == (x_TH.dtype, x_TH.device)
+        assert torch.equal(cuda.values(out_TH), 3 * x_TH.memory)
+    layer, sent_TH, sent_ids, sent_scores, wanted_T = cluster.arguments
+    assert (layer, wanted_T) == (5, None)
+    assert torch.equal(sent_TH, x_TH.memory)
+    assert torch.equal(sent_ids, ids_TK.memory)
+    assert torch.equal(sent_scores, scores_TK.memory.bfloat16().float())
+
+
+def test_a_failed_call_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    pinned = staging._Pinned
+
+    def make() -> Any:
+        made.append(None)
+        return pinned()
+
+    monkeypatch.setattr(staging, "_Pinned", make)
+    cluster = Cluster()
+    module = experts(cluster)
+    with FakeCuda() as cuda:
+        tensors = inputs(cuda, MANY, 0)
+        for cluster.fails in (True, False, True):
+            if cluster.fails:
+                with pytest.raises(RuntimeError, match="no server"):
+                    _remote_forward(module, *tensors)
+            else:
+                assert torch.equal(
+                    cuda.values(_remote_forward(module, *tensors)), 3 * tensors[0].memory
+                )
+    assert len(made) == 1
+
+
+def test_on_the_cpu_nothing_is_copied() -> None:
+    x_TH, ids_TK, scores_TK = (
+        torch.ones(2, 8),
+        torch.zeros(2, 1, dtype=torch.int64),
+        torch.ones(2, 1),
+    )
+    cluster = Cluster()
+    cluster.layer_call = lambda *arguments: arguments[1]  # type: ignore[method-assign,assignment]
+    assert _remote_forward(experts(cluster), x_TH, ids_TK, scores_TK).data_ptr() == x_TH.data_ptr()
+
+
+# -- the fake ------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_not_there_before_the_wait() -> None:
+    with FakeCuda() as cuda:
+        x = cuda.tensor(torch.ones(4))
+        host = torch.empty(4, pin_memory=True)
+        host.copy_(x, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        assert not torch.equal(host, torch.ones(4))
+        event.synchronize()
+        assert torch.equal(host, torch.ones(4))
+        # A result whose pinned memory is overwritten too early is wrong.
+        device = host.to(x.device, non_blocking=True)
+        host.zero_()
+        assert torch.equal(cuda.values(device), torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("wait", "what"),
+    [
+        (lambda x: x.cpu(), "stream"),
+        (lambda x: x.sum().item(), "stream"),
+        (lambda x: bool(x.any()), "stream"),
+        (lambda x: torch.empty(4).copy_(x, non_blocking=True), "stream"),
+        (lambda x: torch.ones(4).to(x.device, non_blocking=True), "stream"),
+        (lambda _x: torch.cuda.synchronize(), "device"),
+    ],
+)
+def test_what_waits_is_counted(wait: Callable[[torch.Tensor], object], what: str) -> None:
+    with FakeCuda() as cuda:
+        wait(cuda.tensor(torch.ones(4)))
+    assert cuda.waits == {what: 1}
+
+
+def test_host_and_device_do_not_mix() -> None:
+    with FakeCuda() as cuda:
+        x = cuda.tensor(torch.ones(4))
+        with pytest.raises(AssertionError, match="of host and device"):
+            x + torch.ones(4)
+        with pytest.raises(RuntimeError, match="numpy"):
+            x.numpy()
+        assert torch.equal(cuda.values(x * 2 + 1), torch.full((4,), 3.0))

@@ -1,0 +1,293 @@
+"""`eaas bench experts --device cuda` without a GPU: a fake of torch.cuda, and Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.nn import functional
+from typer.testing import CliRunner
+
+from eaas.errors import ConfigError
+from eaas_cli.bench.experts import cuda, make_plan, tune
+from eaas_cli.bench.experts.cuda import Cuda
+from eaas_cli.bench.experts.plan import Shape
+from eaas_cli.bench.experts.source import Batches, Source, source_form
+from eaas_cli.commands import app
+from expert_server.kernels import KernelSpec
+from expert_server.kernels.kernel import UnsupportedError
+from interpreted_triton import interpreted_kernel, needs_triton
+
+GIB = 1 << 30
+TINY = Shape(64, 32, 4, 2)
+
+
+class Event:
+    """An event of a device that computes at once."""
+
+    calls: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        assert enable_timing
+        self._at: float | None = None
+
+    def record(self) -> None:
+        self.calls["record"] += 1
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self._at is not None
+        self.calls["wait"] += 1
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self._at is not None
+        assert end._at is not None
+        return 1e3 * (end._at - self._at)
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """A GPU whose memory is the host's; returns the calls of events."""
+    fakes = {
+        "Event": Event,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda: (GIB, 80 * GIB),
+        "get_device_name": lambda: "Fake",
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(cuda, "find_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(Cuda, "warm_ups", 1)
+    monkeypatch.setattr(cuda, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(cuda, "_PRODUCTS", (64,))
+    # Triton reads it also in parts that it imports later.
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    Event.calls.clear()
+    return Event.calls
+
+
+def run(*words: str) -> Any:
+    tiny = ["--device", "cuda", "--no-builtin", "--shape", "64,32,4,2"]
+    return CliRunner().invoke(app, ["bench", "experts", *tiny, *words])
+
+
+@needs_triton
+def test_a_small_run(fake_cuda: Counter[str]) -> None:
+    interpreted_kernel()
+    result = run("--tokens", "8", "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    cells = [(row["dtype"], row["tokens"], row["kernel"]) for row in document["rows"]]
+    assert sorted(cells) == [(dtype, 8, "triton") for dtype in ("bfloat16", "fp8", "mxfp4")]
+    for row in document["rows"]:
+        assert row["ms"] > 0
+        assert row["roofline_fraction"] > 0
+        assert row["speedup"]["grouped_mm"] > 0
+        assert 0 < row["rel_error"] < {"bfloat16": 1e-2, "fp8": 0.1, "mxfp4": 0.5}[row["dtype"]]
+    machine = document["machine"]
+    assert machine["device"] == "Fake"
+    assert machine["read_gb_per_s"]["way"] in ("copy", "sum")
+    assert machine["gemm_tflops"]["bfloat16"]["way"] == "torch 64 x 64 x 64"
+    assert document["auto"] == []
+    # vLLM has an environment of its own.
+    assert [entry["what"] for entry in document["skipped"]] == ["vllm"]
+    assert fake_cuda["record"] == 2 * fake_cuda["wait"] > 0
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake_cuda")
+def test_the_report_names_the_device_and_its_baselines() -> None:
+    interpreted_kernel()
+    result = run("--tokens", "1", "--rounds", "1", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "Fake: reads",
+        "grouped_mm",
+        "vllm",
+        "skipped: 64,32,4,2 float32 vllm: vLLM is not",
+    ):
+        assert words in result.stdout
+    assert "batched_mm" not in result.stdout.partition("limit:")[0]
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake_cuda")
+def test_weights_that_the_kernel_lacks_are_skipped() -> None:
+    interpreted_kernel()
+    result = run("--tokens", "1", "--dtype", "int4")
+    assert result.exit_code != 0
+    assert "nothing could be measured: triton: this kernel does not quantise to int4" in str(
+        result.exception
+    )
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_layer_larger_than_the_device_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted_kernel()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 1000))
+    result = run("--tokens", "1", "--dtype", "bfloat16")
+    assert "GB of memory, and 0.0 GB are free" in str(result.exception)
+
+
+def test_the_device_times_a_call_with_one_wait(fake_cuda: Counter[str]) -> None:
+    seconds, answer = Cuda().timed(lambda: time.sleep(0.002) or 7)  # type: ignore[func-returns-value]
+    assert answer == 7
+    assert 0.002 <= seconds < 1
+    assert fake_cuda == {"record": 2, "wait": 1}
+
+
+def install_vllm(
+    monkeypatch: pytest.MonkeyPatch, fused_experts: Callable[..., torch.Tensor]
+) -> None:
+    """Make vLLM's fused MoE importable."""
+    monkeypatch.setattr(cuda, "find_spec", lambda _name: object())
+    name = "vllm.model_executor.layers.fused_moe.fused_moe"
+    while name:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        name = name.rpartition(".")[0]
+    module: Any = sys.modules["vllm.model_executor.layers.fused_moe.fused_moe"]
+    module.fused_experts = fused_experts
+
+
+def fused_experts(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+) -> torch.Tensor:
+    """What vLLM's function computes."""
+    assert topk_ids.dtype is torch.int32
+    gate, up = torch.einsum("th,tknh->tkn", hidden_states, w1[topk_ids]).chunk(2, -1)
+    terms = torch.einsum("tki,tkhi->tkh", functional.silu(gate) * up, w2[topk_ids])
+    return torch.einsum("tkh,tk->th", terms, topk_weights)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_vllm_computes_the_same_on_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_vllm(monkeypatch, fused_experts)
+    source, batch = Source(TINY, torch.float32), Batches(TINY, torch.float32, 5).get(5, 0)
+    out_TH = Cuda().baseline("vllm", source)(batch)
+    assert torch.allclose(out_TH.double(), source.exact(batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_version_of_vllm_that_fails_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_vllm(monkeypatch, lambda hidden_states: hidden_states)
+    with pytest.raises(UnsupportedError, match=r"^it fails: .* unexpected keyword argument 'w1'"):
+        Cuda().baseline("vllm", Source(TINY, torch.float32))
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[triton\]'"):
+        Cuda()
+
+
+def test_a_kernel_of_the_cpu_is_refused() -> None:
+    result = run("--kernel", "native")
+    assert "--kernel native: give one of triton" in str(result.exception)
+    result = CliRunner().invoke(app, ["bench", "experts", "--device", "gpu"])
+    assert "--device gpu: give one of cpu, cuda" in str(result.exception)
+
+
+def test_without_a_gpu_one_line_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "eaas_cli", "bench", "experts", "--device", "cuda"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("eaas: error: --device cuda: torch finds no GPU here")
+    assert done.stderr.count("\n") == 1
+
+
+# -- tiles ---------------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_the_fastest_tiles_are_kept_for_the_devices_servers(
+    fake_cuda: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Times as of a device on which wide tiles are fast for few rows, and high ones for many."""
+    interpreted_kernel()
+    from expert_server.kernels.gpu.tiles import Coding
+    from expert_server.kernels.gpu.tuned import tiles_of
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Cuda, "warm_ups", 0)
+    monkeypatch.setattr(tune, "_CALLS", 1)
+
+    def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
+        kernel, batch = call.args
+        few, many = kernel.tiles.few, kernel.tiles.many
+        seconds = many.rows if len(batch.ids_TK) > 64 else 1 / few.columns - few.warps / 10**6
+        return 1000 / seconds if len(batch.ids_TK) > 64 else seconds, torch.zeros(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cuda, "timed", timed)
+        plan = make_plan(
+            shapes=["64,32,4,2", "32,32,4,2"],
+            built_in=False,
+            tokens="1,8,80",
+            dtypes=["bfloat16", "mxfp4"],
+            kernels=(),
+            known_kernels=("triton",),
+            rounds=1,
+            threads=1,
+            device="cuda",
+            tune=True,
+        )
+        entries = tune.tune(plan, Cuda(), lambda _line: None)
+    assert [(entry["dtype"], entry["bucket"]) for entry in entries] == [
+        (dtype, bucket) for dtype in ("bfloat16", "mxfp4") for bucket in ("few", "many")
+    ]
+    assert all(entry["share"] < 1 for entry in entries)
+    for coding in (Coding.BFLOAT16, Coding.MXFP4):
+        tiles = tiles_of("interpreted", coding)
+        assert (tiles.few.columns, tiles.few.warps, tiles.many.rows) == (128, 8, 128)
+    form = source_form(TINY)
+    kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16))
+    assert kernel.tiles == tiles_of("interpreted", Coding.BFLOAT16)
+    assert not fake_cuda
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake_cuda")
+def test_a_run_with_tuning_shows_what_it_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interpreted_kernel()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tune, "_CALLS", 1)
+    # One tile, so that it takes little time.
+    words = ["--tune", "--tokens", "1", "--rounds", "1", "--dtype", "float32"]
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert (
+        "float32, few rows per expert: rows 16, columns 64, warps 8, stages 4; 1 of"
+        in result.stdout
+    )
+    assert (tmp_path / "eaas/tiles/interpreted.json").is_file()
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_tuning_refuses_what_it_cannot_measure() -> None:
+    result = run("--tune", "--dtype", "int8")
+    assert "--tune --dtype int8: this kernel does not quantise to int8" in str(result.exception)
+    result = CliRunner().invoke(app, ["bench", "experts", "--tune"])
+    assert "--tune measures a GPU's tiles: add --device cuda" in str(result.exception)
