@@ -87,7 +87,7 @@ Move best_move(Together *search, int32_t hot);
 /* ... and swaps that give servers what they held before. */
 void return_all(Together *search);
 
-/* together_start.c: begins, with another layout if nobody planned the one in the flow and that pays. */
+/* together_start.c: begins, with a layout from nothing if that pays. */
 void start_together(Together *search);
 size_t start_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots);
 

@@ -6,7 +6,7 @@
 #define LEAST 1e-4f /* a move lowers the objective by this at least */
 #define EQUAL 2e-3f /* layouts that differ so little for each load are equally good */
 #define EVALUATE_EVERY 16 /* swaps that return experts */
-#define STEPS 12    /* of a bisection */
+#define STEPS 12 /* of a bisection */
 #define DOUBT 0.6f /* a first estimate, by `screen` vectors, may be so much of the gain, or more */
 
 /* Change of the objective, by the first `vectors`, if a server gets `one` parts of an expert's load and `two` of
@@ -76,8 +76,7 @@ loads_of(const Together *search, const Move *move)
     return loads;
 }
 
-/* The other replica that takes over with the least cost; none of the hot server, whose load changes, too. Returns a first
- * estimate. */
+/* The other replica that takes over at the least cost, a first estimate; none of the hot server, which changes, too. */
 static float
 find_heir(const Together *search, int32_t hot, int32_t slot, int32_t *heir)
 {
@@ -312,8 +311,7 @@ coolest(Together *search, int32_t hot, int32_t *cool)
         low = search->cool_S[s] < low ? search->cool_S[s] : low;
         high = s != hot && search->cool_S[s] > high ? search->cool_S[s] : high;
     }
-    /* A limit that at least TARGETS are below, if there are so many. By bisection, because a sort's branches are
-     * mispredicted. */
+    /* A limit with TARGETS below it, by bisection, because a sort's branches are mispredicted. */
     high = nextafterf(high, INFINITY);
     for (int32_t i = 0; search->layer->servers > TARGETS + 1 && i < STEPS; i++) {
         float middle = low + (high - low) / 2;
@@ -382,19 +380,18 @@ return_of(const Together *search, int32_t server, int32_t expert)
 void
 return_all(Together *search)
 {
-    const Layer *layer = search->layer;
     int32_t count = 0;
-    for (int32_t s = 0; s < layer->servers; s++) {
-        for (int32_t e = 0; e < layer->experts; e++) {
-            if (was_held(search, s, e) && !has(search, s, e)) {
-                Move move = return_of(search, s, e);
-                if (move.from != NONE) {
-                    make_move(search, &move);
-                    renew_powers(search);
-                    count++;
-                    if (count % EVALUATE_EVERY == 0) {
-                        evaluate(search);
-                    }
+    for (int32_t s = 0; s < search->layer->servers; s++) {
+        for (int32_t e = 0; e < search->layer->experts; e++) {
+            if (!was_held(search, s, e) || has(search, s, e)) {
+                continue;
+            }
+            Move move = return_of(search, s, e);
+            if (move.from != NONE) {
+                make_move(search, &move);
+                renew_powers(search);
+                if (++count % EVALUATE_EVERY == 0) {
+                    evaluate(search);
                 }
             }
         }

@@ -34,7 +34,7 @@ begin_order(Together *search, int32_t iterations, int32_t *order_T)
     search->scale = 1 / screened;
 }
 
-/* Mean of a row, added in eight parts. */
+/* Sum of a row, added in eight parts. */
 static double
 sum_row(const float *load_E, int32_t experts)
 {
@@ -57,14 +57,14 @@ sum_row(const float *load_E, int32_t experts)
 /* Loads of the iterations over their mean per unit of speed, further from the window's mean; those of an empty iteration
  * are 0. */
 static void
-begin_loads(Together *search, const float *load_TE, const int32_t *order_T, float *factor_T, int32_t iterations,
+begin_loads(Together *search, const float *load_TE, const int32_t *order_T, double *factor_T, int32_t iterations,
             double speed)
 {
     const Layer *layer = search->layer;
     int32_t experts = layer->experts, padded = search->vectors * LANES;
     for (int32_t t = 0; t < iterations; t++) {
         double sum = sum_row(load_TE + (ptrdiff_t)order_T[t] * experts, experts);
-        factor_T[t] = sum > 0 ? (float)(speed / sum) : 0;
+        factor_T[t] = sum > 0 ? speed / sum : 0;
     }
     /* Some experts at a time, whose loads of an iteration are in one line of the cache. */
     for (int32_t e = 0; e < experts; e += LANES) {
@@ -74,7 +74,7 @@ begin_loads(Together *search, const float *load_TE, const int32_t *order_T, floa
         for (int32_t t = 0; t < iterations; t++) {
             const float *load_E = load_TE + (ptrdiff_t)order_T[t] * experts + e;
             for (int32_t i = 0; i < some; i++) {
-                float load = load_E[i] * factor_T[t];
+                float load = (float)(load_E[i] * factor_T[t]);
                 sum_E[i] += load;
                 load_ET[i * padded + t] = load;
             }
@@ -165,7 +165,8 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     Flow flow;
     int32_t padded = vectors * LANES;
     int32_t *first_S = malloc(((size_t)servers + 1) * sizeof(*first_S));
-    int32_t *order_T = malloc((size_t)padded * (sizeof(*order_T) + sizeof(float)));
+    double *factor_T = malloc((size_t)padded * (sizeof(*factor_T) + sizeof(int32_t)));
+    int32_t *order_T = factor_T == NULL ? NULL : (int32_t *)(factor_T + padded);
     char *flow_block = malloc(flow_bytes(s, e, n));
     void *block = aligned_alloc(sizeof(Lanes), together_bytes(vectors, s, e, n, most));
     Layer layer = {.scenarios = 1, .servers = s, .experts = e, .first_S = first_S, .speed_S = speed_S, .flow_B = &flow};
@@ -174,7 +175,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     layer.scratch = malloc(scratch_doubles(1, s, e, n) * sizeof(double));
     layer.counts = malloc(scratch_counts(s, e, n) * sizeof(int32_t));
     Together search = {.layer = &layer, .vectors = vectors, .price = price, .anew = anew};
-    bool fits = first_S && order_T && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
+    bool fits = first_S && factor_T && flow_block && block && layer.load_E && layer.load_BE && layer.scratch && layer.counts;
     if (fits) {
         together_init(&search, block, n, most);
         begin_order(&search, (int32_t)iterations, order_T);
@@ -188,8 +189,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
             first_S[i + 1] = first_S[i] + (int32_t)slots_LS[l * servers + i];
         }
         flow_init(&flow, flow_block, s, e, first_S, speed_S);
-        begin_loads(&search, load_LTE + l * iterations * experts, order_T, (float *)(order_T + padded), (int32_t)iterations,
-                    speed);
+        begin_loads(&search, load_LTE + l * iterations * experts, order_T, factor_T, (int32_t)iterations, speed);
         begin_held(&search, &held);
         if (held.first_S != NULL) {
             keep(&layer, &held);
@@ -200,7 +200,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
         move_together(&search);
         at = write_together(&search, at, first_X + l * servers + 1, expert_N, share_N);
     }
-    void *blocks[] = {first_S, order_T, flow_block, block, layer.load_E, layer.load_BE, layer.scratch, layer.counts};
+    void *blocks[] = {first_S, factor_T, flow_block, block, layer.load_E, layer.load_BE, layer.scratch, layer.counts};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(*blocks); i++) {
         free(blocks[i]);
     }
