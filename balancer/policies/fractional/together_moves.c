@@ -380,8 +380,7 @@ return_of(const Together *search, int32_t server, int32_t expert)
 void
 return_all(Together *search)
 {
-    int32_t count = 0;
-    for (int32_t s = 0; s < search->layer->servers; s++) {
+    for (int32_t s = 0, count = 0; s < search->layer->servers; s++) {
         for (int32_t e = 0; e < search->layer->experts; e++) {
             if (!was_held(search, s, e) || has(search, s, e)) {
                 continue;
