@@ -117,16 +117,12 @@ class Placement:
         """Convert a received message to a placement. Raises ValueError if it is inconsistent."""
         # Checked first, because a small message could ask for all memory.
         model = message.num_layers * (message.num_experts + 1)
-        if model > _MOST_EXPERTS:
-            raise ValueError(
-                f"a model of {message.num_layers} layers and {message.num_experts} experts: "
-                f"{_MOST_EXPERTS} experts at most"
-            )
         cells = message.num_layers * max(1, len(message.servers)) * message.num_experts
-        if cells > _MOST_CELLS:
+        if model > _MOST_EXPERTS or cells > _MOST_CELLS:
             raise ValueError(
                 f"a placement of {message.num_layers} layers, {len(message.servers)} servers and "
-                f"{message.num_experts} experts: {_MOST_CELLS} of them at most"
+                f"{message.num_experts} experts: {_MOST_EXPERTS} experts of all layers, and {_MOST_CELLS} "
+                "of them on all servers, at most"
             )
         names = tuple(server.server_id for server in message.servers)
         for name, times in Counter(names).items():

@@ -137,7 +137,7 @@ def test_an_inconsistent_placement(message: pb.Placement) -> None:
 
 
 def test_a_placement_of_nobody_may_not_take_all_memory() -> None:
-    with pytest.raises(ValueError, match="4096 layers and 8192 experts"):
+    with pytest.raises(ValueError, match="4096 layers, 0 servers and 8192 experts"):
         Placement.from_proto(pb.Placement(num_layers=4096, num_experts=8192))
 
 
