@@ -20,31 +20,32 @@ _PLAIN_BYTES = 64 << 10
 
 
 class _Pinned:
-    """Pinned memory of one layer call at a time; it grows with the calls."""
+    """Pinned memory of one layer call at a time, for one device; it grows with the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._memory: dict[object, torch.Tensor] = {}
         self._arrived: torch.cuda.Event | None = None
         # Of the last result. Two events, since the next call may be in another stream.
         self._left: torch.cuda.Event | None = None
 
     def to_host(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Copy tensors of the current stream to the host, and wait until they are there."""
+        """Copy tensors of the device's current stream to the host, and wait until they are there."""
         copies = tuple(
             self._place(place, tensor).copy_(tensor, non_blocking=True)
             for place, tensor in enumerate(tensors)
         )
-        self._arrived = _recorded(self._arrived)
+        self._arrived = _recorded(self._arrived, self._device)
         self._arrived.synchronize()
         return copies
 
-    def to_device(self, out_TH: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Copy a result to the device, in the current stream; the host does not wait."""
+    def to_device(self, out_TH: torch.Tensor) -> torch.Tensor:
+        """Copy a result to the device, in its current stream; the host does not wait."""
         if self._left is not None:
-            # The device has read the result before; in one stream it has by now.
+            # Wait until the device has read the previous result. In one stream it already has.
             self._left.synchronize()
-        copy = self._place(_RESULT, out_TH).copy_(out_TH).to(device, non_blocking=True)
-        self._left = _recorded(self._left)
+        copy = self._place(_RESULT, out_TH).copy_(out_TH).to(self._device, non_blocking=True)
+        self._left = _recorded(self._left, self._device)
         return copy
 
     def _place(self, name: object, like: torch.Tensor) -> torch.Tensor:
@@ -55,11 +56,12 @@ class _Pinned:
         return flat[: like.numel()].view(like.shape)
 
 
-def _recorded(event: torch.cuda.Event | None) -> torch.cuda.Event:
-    """Record an event in the current stream; make it first, if there is none."""
+def _recorded(event: torch.cuda.Event | None, device: torch.device) -> torch.cuda.Event:
+    """Record an event in the device's current stream; make it first, if there is none."""
     if event is None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    # Without an argument it would be the stream of the current device, which may be another one.
+    event.record(torch.cuda.current_stream(device))
     return event
 
 
@@ -92,7 +94,7 @@ class Staged:
         """End the call; return its result (T, H) on the device of the forward pass."""
         if self._pinned is None:
             return out_TH.to(self._device)
-        result_TH = self._pinned.to_device(out_TH, self._device)
+        result_TH = self._pinned.to_device(out_TH)
         self.drop()
         return result_TH
 
@@ -107,14 +109,18 @@ class Staging(threading.local):
     """Brings the tensors of layer calls to the host, each call in memory of its own. State is per thread."""
 
     def __init__(self) -> None:
-        self._free: list[_Pinned] = []
+        # By device, since an event belongs to one.
+        self._free: dict[torch.device, list[_Pinned]] = {}
 
     def to_host(self, *tensors: torch.Tensor) -> Staged:
         """Bring a call's tensors, which are on one device, to host memory: themselves, or copies."""
         device = tensors[0].device
         if device.type == "cpu":
             return Staged(tensors, device)
-        if sum(tensor.nbytes for tensor in tensors) <= _PLAIN_BYTES:
+        is_small = sum(tensor.nbytes for tensor in tensors) <= _PLAIN_BYTES
+        # Other accelerators have no events of torch.cuda.
+        if is_small or device.type != "cuda":
             return Staged(tuple(tensor.cpu() for tensor in tensors), device)
-        pinned = self._free.pop() if self._free else _Pinned()
-        return Staged(pinned.to_host(tensors), device, pinned, self._free.append)
+        free = self._free.setdefault(device, [])
+        pinned = free.pop() if free else _Pinned(device)
+        return Staged(pinned.to_host(tensors), device, pinned, free.append)

@@ -7,7 +7,8 @@
 
 A copy that need not wait is put off until the host waits for it, and host memory that it will write is
 spoiled until then. So code that reads too early, or overwrites what was not copied yet, computes wrong
-numbers. An operator between host and device fails, as on a GPU.
+numbers. An operator between host and device fails, as on a GPU. There are two devices, each with a current
+stream; cuda:0 is the current device.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _ATEN = torch.ops.aten
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on device cuda:0 whose values are in `memory`, on the host."""
+    """A tensor on a device, cuda:0 or cuda:1, whose values are in `memory`, on the host."""
 
     memory: torch.Tensor
 
     @staticmethod
-    def __new__(cls, memory: torch.Tensor) -> Self:
+    def __new__(cls, memory: torch.Tensor, device: torch.device) -> Self:
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined,no-any-return]
-            cls, memory.shape, strides=memory.stride(), dtype=memory.dtype, device="cuda:0"
+            cls, memory.shape, strides=memory.stride(), dtype=memory.dtype, device=device
         )
 
-    def __init__(self, memory: torch.Tensor) -> None:
+    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
         self.memory = memory
 
     @classmethod
@@ -47,7 +48,7 @@ class DeviceTensor(torch.Tensor):
 
 
 class FakeCuda(TorchDispatchMode):
-    """A fake device; its streams do nothing until the host waits for them.
+    """Two fake devices; their streams do nothing until the host waits for them.
 
     Attributes:
         waits: Waits of the host, by what it waits for: "event", "stream" or "device".
@@ -58,8 +59,9 @@ class FakeCuda(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
         self.copies = 0
-        self._stream = _Stream()
-        self._streams = [self._stream]
+        # The current stream of each device.
+        self._current = [_Stream(0), _Stream(1)]
+        self._streams = [*self._current]
         self._pinned: set[int] = set()
         self._patch = pytest.MonkeyPatch()
 
@@ -67,19 +69,27 @@ class FakeCuda(TorchDispatchMode):
         fake = self
 
         class Event:
-            """Of torch.cuda; remembers its place in the current stream."""
+            """Of torch.cuda; remembers its place in a stream, and belongs to that stream's device."""
 
-            def record(self) -> None:
-                self._stream = fake._stream
-                self._place = self._stream.end
+            def __init__(self) -> None:
+                self._stream: _Stream | None = None
+
+            def record(self, stream: _Stream | None = None) -> None:
+                stream = stream or fake._current[0]
+                assert self._stream is None or self._stream.device == stream.device
+                self._stream, self._place = stream, stream.end
 
             def synchronize(self) -> None:
                 fake.waits["event"] += 1
+                assert self._stream is not None
                 self._stream.run_to(self._place)
 
         self._patch.setattr(torch.cuda, "_lazy_init", lambda: None)
         self._patch.setattr(torch.cuda, "Event", Event)
-        self._patch.setattr(torch.cuda, "synchronize", lambda: self._wait("device"))
+        self._patch.setattr(torch.cuda, "current_stream", self._stream_of)
+        self._patch.setattr(
+            torch.cuda, "synchronize", lambda: self._wait("device", self._current[0])
+        )
         super().__enter__()
         return self
 
@@ -87,22 +97,22 @@ class FakeCuda(TorchDispatchMode):
         super().__exit__(*failure)
         self._patch.undo()
 
-    def tensor(self, values: torch.Tensor) -> DeviceTensor:
-        """Return a tensor of the device that is there already."""
-        return DeviceTensor(values.clone())
+    def tensor(self, values: torch.Tensor, device: str = "cuda:0") -> DeviceTensor:
+        """Return a tensor of a device that is there already."""
+        return DeviceTensor(values.clone(), torch.device(device))
 
     @contextmanager
     def other_stream(self) -> Iterator[None]:
-        """Make another stream the current one in the block."""
-        before, self._stream = self._stream, _Stream()
-        self._streams.append(self._stream)
+        """Make another stream the current one of each device in the block."""
+        before, self._current = self._current, [_Stream(0), _Stream(1)]
+        self._streams += self._current
         try:
             yield
         finally:
-            self._stream = before
+            self._current = before
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a device tensor's values when all streams have ended; not counted."""
+        """Return a device tensor's values when all streams have ended, which is not counted."""
         assert isinstance(tensor, DeviceTensor)
         for stream in self._streams:
             stream.run_to(stream.end)
@@ -121,13 +131,15 @@ class FakeCuda(TorchDispatchMode):
         given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         if not any(isinstance(each, DeviceTensor) for each in given):
             return func(*args, **kwargs)
+        device = next(each.device for each in given if isinstance(each, DeviceTensor))
+        stream = self._stream_of(device)
         if func is _ATEN._local_scalar_dense.default:
-            self._wait("stream")
+            self._wait("stream", stream)
         for each in given:
-            assert isinstance(each, DeviceTensor) or not each.dim(), f"{func} of host and device"
-        self._stream.run_to(self._stream.end)
+            assert each.device == device or not each.dim(), f"{func} of host and device"
+        stream.run_to(stream.end)
         out = func(*tree_map(_memory, args), **tree_map(_memory, kwargs))
-        return tree_map(lambda each: _on_device(each) if _is_plain(each) else each, out)
+        return tree_map(lambda each: DeviceTensor(each, device) if _is_plain(each) else each, out)
 
     def _copy(
         self, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
@@ -135,8 +147,9 @@ class FakeCuda(TorchDispatchMode):
         if isinstance(to, DeviceTensor) == isinstance(source, DeviceTensor):
             _memory(to).copy_(_memory(source))
             return to
-        host = source if isinstance(to, DeviceTensor) else to
-        self._issue(lambda: _memory(to).copy_(_memory(source)), host, non_blocking)
+        host, device = (source, to) if isinstance(to, DeviceTensor) else (to, source)
+        stream = self._stream_of(device.device)
+        self._issue(lambda: _memory(to).copy_(_memory(source)), host, stream, non_blocking)
         if non_blocking and host is to:
             to.fill_(77)
         return to
@@ -147,37 +160,45 @@ class FakeCuda(TorchDispatchMode):
         device = kwargs.pop("device", None) or source.device
         kwargs.pop("pin_memory", None)
         to = torch.empty_like(_memory(source), dtype=kwargs.get("dtype"))
+        stream = self._stream_of(device if device.type == "cuda" else source.device)
         if device.type == source.device.type:
-            self._stream.run_to(self._stream.end)
+            stream.run_to(stream.end)
             to.copy_(_memory(source))
-            return DeviceTensor(to) if device.type == "cuda" else to
+            return DeviceTensor(to, device) if device.type == "cuda" else to
         if device.type == "cuda":
-            self._issue(lambda: to.copy_(source), source, non_blocking)
-            return DeviceTensor(to)
+            self._issue(lambda: to.copy_(source), source, stream, non_blocking)
+            return DeviceTensor(to, device)
         # Its result is in memory that is not pinned.
-        self._issue(lambda: to.copy_(_memory(source)), to, non_blocking)
+        self._issue(lambda: to.copy_(_memory(source)), to, stream, non_blocking)
         return to
 
-    def _issue(self, copy: Callable[[], object], host: torch.Tensor, non_blocking: bool) -> None:
-        self._stream.pending.append(copy)
+    def _stream_of(self, device: torch.device | None = None) -> _Stream:
+        return self._current[device.index or 0 if device is not None else 0]
+
+    def _issue(
+        self, copy: Callable[[], object], host: torch.Tensor, stream: _Stream, non_blocking: bool
+    ) -> None:
+        stream.pending.append(copy)
         if non_blocking and host.untyped_storage().data_ptr() in self._pinned:
             self.copies += 1
         else:
-            self._wait("stream")
+            self._wait("stream", stream)
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, what: str, stream: _Stream) -> None:
         self.waits[what] += 1
-        self._stream.run_to(self._stream.end)
+        stream.run_to(stream.end)
 
 
 class _Stream:
     """Copies that are put off, in order.
 
     Attributes:
+        device: Number of its device.
         pending: Those that are still to come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
+        self.device = device
         self.pending: deque[Callable[[], object]] = deque()
         self._done = 0
 
@@ -199,7 +220,3 @@ def _memory(each: Any) -> Any:
 
 def _is_plain(each: object) -> bool:
     return isinstance(each, torch.Tensor) and not isinstance(each, DeviceTensor)
-
-
-def _on_device(each: torch.Tensor) -> DeviceTensor:
-    return DeviceTensor(each)

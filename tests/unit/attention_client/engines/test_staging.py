@@ -21,12 +21,14 @@ HIDDEN, TOP_K = 512, 4
 MANY, FEW = 128, 3
 
 
-def inputs(cuda: FakeCuda, tokens: int, seed: int) -> tuple[DeviceTensor, ...]:
+def inputs(
+    cuda: FakeCuda, tokens: int, seed: int, device: str = "cuda:0"
+) -> tuple[DeviceTensor, ...]:
     rng = torch.Generator().manual_seed(seed)
     x_TH = torch.randn(tokens, HIDDEN, generator=rng).bfloat16()
     ids_TK = torch.randint(32, (tokens, TOP_K), generator=rng)
     scores_TK = torch.rand(tokens, TOP_K, generator=rng)
-    return tuple(map(cuda.tensor, (x_TH, ids_TK, scores_TK)))
+    return tuple(cuda.tensor(each, device) for each in (x_TH, ids_TK, scores_TK))
 
 
 def equal(hosts: tuple[torch.Tensor, ...], devices: tuple[DeviceTensor, ...]) -> bool:
@@ -74,6 +76,22 @@ def test_a_result_has_left_before_a_call_in_another_stream_overwrites_it() -> No
             second_TH = made.to_host(*second).to_device(second[0].memory)
         for result_TH, wanted in ((first_TH, first), (second_TH, second)):
             assert torch.equal(cuda.values(result_TH), wanted[0].memory)
+
+
+def test_calls_from_a_device_that_is_not_the_current_one() -> None:
+    """Their events are in that device's stream, and none is recorded on two devices."""
+    made = Staging()
+    results = []
+    with FakeCuda() as cuda:
+        for seed in range(6):
+            tensors = inputs(cuda, MANY, seed, f"cuda:{seed % 2}")
+            staged = made.to_host(*tensors)
+            assert equal(staged.tensors, tensors)
+            result_TH = staged.to_device(staged.tensors[0] * 2)
+            assert result_TH.device == tensors[0].device
+            results.append((result_TH, tensors[0].memory * 2))
+        for result_TH, wanted_TH in results:
+            assert torch.equal(cuda.values(result_TH), wanted_TH)
 
 
 @settings(deadline=None, max_examples=30)
@@ -151,9 +169,9 @@ def test_a_failed_call_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) ->
     made: list[object] = []
     pinned = staging._Pinned
 
-    def make() -> Any:
+    def make(device: torch.device) -> Any:
         made.append(None)
-        return pinned()
+        return pinned(device)
 
     monkeypatch.setattr(staging, "_Pinned", make)
     cluster = Cluster()
