@@ -15,6 +15,7 @@ __all__ = [
     "ConnectionLostError",
     "CorruptShardError",
     "DenseModelError",
+    "DeviceFullError",
     "DeviceLostError",
     "EaasError",
     "ExpertMismatchError",
@@ -74,6 +75,10 @@ class CorruptShardError(CheckpointError):
 
 class ExpertMismatchError(CheckpointError):
     """An expert's bytes differ from those of other replicas. Copy the checkpoint again."""
+
+
+class DeviceFullError(CheckpointError):
+    """The device has no memory left for an expert. Lower expert_server.memory_bytes, or add servers."""
 
 
 class TraceError(EaasError):

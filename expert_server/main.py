@@ -135,12 +135,12 @@ class ExpertServer:
             ).kernel
             undo.callback(self._kernel.close)
             memory_bytes, size = config.memory_bytes, 0
-            if isinstance(self._kernel, SlotKernel):
-                most = config.slots * config.slot_tokens
-                memory_bytes = self._kernel.memory_limit(memory_bytes, most, sizes)
-            if memory_bytes:
+            if memory_bytes or isinstance(self._kernel, SlotKernel):
                 # Reported before the first placement, so that the balancer places no more than fits.
                 size = replica_bytes(self._kernel, reader.forms[0], spec, sizes)
+            if isinstance(self._kernel, SlotKernel):
+                most = config.slots * config.slot_tokens
+                memory_bytes = self._kernel.memory_limit(memory_bytes, most, sizes, size)
             self._about_kernel = _describe(self._kernel, reader)
             self._arena = Arena.create_shared(
                 config.slots,
@@ -226,7 +226,7 @@ class ExpertServer:
                 transports=transports(),
                 speed=config.speed,
                 memory_bytes=memory_bytes,
-                expert_bytes=size,
+                expert_bytes=size if memory_bytes else 0,
                 node=config.node or socket.gethostname(),
             )
             self._session = MemberSession(

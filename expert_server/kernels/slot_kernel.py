@@ -49,13 +49,14 @@ class SlotKernel(ExpertKernel):
         """
 
     @abc.abstractmethod
-    def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes) -> int:
+    def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes, replica: int) -> int:
         """Return the bytes of the device's memory that experts may take; 0: no limit.
 
         Args:
-            wanted: `expert_server.memory_bytes`; 0: what is free, beside the largest batch.
+            wanted: `expert_server.memory_bytes`; 0: all free memory, except what the largest batch needs.
             tokens: Of the largest batch.
             sizes: Sizes of the experts.
+            replica: Bytes of a replica (`replica_bytes`).
 
         Raises:
             ConfigError: There is less than is wanted, or than a batch takes.

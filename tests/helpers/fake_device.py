@@ -5,7 +5,8 @@ It computes in Triton's interpreter. What only a GPU would punish fails here:
 - the host reads memory of the device, or mixes it with its own in one operator;
 - a copy from or to memory that is not page-locked, or outside of a stream's block;
 - a result is read before the wait, or a buffer is filled again before its last copy has ended: copies back,
-  and copies of loads, happen at the wait.
+  and copies of loads, happen at the wait;
+- a buffer of a batch changes between its copy to the device and the wait. Slots may: they are the clients'.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class FakeDevice(Interpreter):
         calls: Number of "copy to", "copy back", "wait" (of a batch), "piece" (of a load), "wait of a load"
             (for all of it), "wait for a buffer", "capture" and "replay".
         pinned_bytes: Bytes of the slots that are page-locked now.
-        is_lost: Whether a batch that fails is the last.
+        is_lost: Whether a batch that fails is the last; loads then fail.
         fails: Called before each copy, with the number of copies so far.
     """
 
@@ -109,6 +110,8 @@ class FakeDevice(Interpreter):
         self._current = threading.local()
         # Of the batch: what happens at the wait. Of loads: the same, in order, and how many have happened.
         self._back: list[Callable[[], object]] = []
+        # The batch's buffers that are on their way to the device, and what they contained.
+        self._sent: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._loads: list[Callable[[], object]] = []
         self._loaded = 0
         self._pinned: list[tuple[int, int]] = []
@@ -151,6 +154,9 @@ class FakeDevice(Interpreter):
         for copy in self._back:
             copy()
         self._back.clear()
+        sent, self._sent = self._sent, []
+        for host, before in sent:
+            assert torch.equal(host, before), "a buffer changed before the device had read it"
 
     def capture(self, issue: Callable[[], None]) -> Callable[[], None]:
         assert self._stream == "batch"
@@ -177,6 +183,8 @@ class FakeDevice(Interpreter):
             finally:
                 self.calls["wait of a load"] += 1
                 self._pass(self.issued())
+                if self.is_lost:
+                    raise DeviceLostError("fake failed")
 
     def event(self) -> Event:
         return _FakeEvent(self)
@@ -221,6 +229,10 @@ class FakeDevice(Interpreter):
     def free_bytes(self) -> int | None:
         return self._free
 
+    @staticmethod
+    def _lies_in(part: torch.Tensor, memory: torch.Tensor) -> bool:
+        return 0 <= part.data_ptr() - memory.data_ptr() < memory.nbytes
+
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         assert self._stream in ("batch", "loading")
         assert to.is_contiguous()
@@ -236,6 +248,10 @@ class FakeDevice(Interpreter):
         self.calls[kind] += 1
         self.fails(sum(self.calls[each] for each in ("piece", "copy to", "copy back")))
         device = device.as_subclass(torch.Tensor)
+        if kind == "copy to" and any(self._lies_in(host, each) for each in self._memory):
+            # As bytes, since NaN is not equal to itself.
+            as_bytes = host.view(-1).view(torch.uint8)
+            self._sent.append((as_bytes, as_bytes.clone()))
 
         def happen(to: torch.Tensor = host if is_back else device) -> None:
             with torch.inference_mode():

@@ -81,7 +81,8 @@ class Graphs:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._graphs: dict[GraphKey, Graph] = {}
+        # None: the device has no memory for it.
+        self._graphs: dict[GraphKey, Graph | None] = {}
         self._is_on = device.can_capture
 
     def tokens(self, tokens: int) -> int:
@@ -102,21 +103,21 @@ class Graphs:
             issue: Issues a batch.
 
         Returns:
-            None: The batch is large, there are too many graphs, or the device cannot capture it. Then a line
-            is in the log, and there are no graphs from now on.
+            None: The batch is large, there are too many graphs, the device has no memory for this one, or it
+            cannot capture. Then a line is in the log, and there are no graphs from now on.
         """
         if not self._is_on or key.tokens > _MOST_TOKENS:
             return None
-        graph = self._graphs.get(key)
-        if graph is None and len(self._graphs) < _MOST_GRAPHS:
+        if key not in self._graphs and len(self._graphs) < _MOST_GRAPHS:
             try:
-                graph = self._capture(key, issue)
+                self._graphs[key] = self._capture(key, issue)
+            except torch.OutOfMemoryError as error:
+                self._graphs[key] = None
+                _log.warning("batches of %d tokens have no CUDA graph: %s", key.tokens, error)
             except RuntimeError as error:
                 self._is_on = False
                 _log.warning("batches are launched without CUDA graphs: %s", error)
-                return None
-            self._graphs[key] = graph
-        return graph
+        return self._graphs.get(key)
 
     def close(self) -> None:
         """Drop all graphs, and their memory."""

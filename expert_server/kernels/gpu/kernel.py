@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
+from triton.errors import TritonError
 
 from eaas.checkpoint.pieces import Pause
-from eaas.errors import CheckpointError
+from eaas.errors import DeviceFullError
 from expert_server.kernels.activation import Activation, recognise
 from expert_server.kernels.gpu.batches import Batches, BatchMemory, Prepare
 from expert_server.kernels.gpu.cuda import find_device
@@ -27,7 +28,7 @@ from expert_server.kernels.gpu.grouping import group_rows
 from expert_server.kernels.gpu.memory import batch_bytes, memory_limit
 from expert_server.kernels.gpu.packing import DeviceExpert, Layout, check_spec, pack_expert, padded
 from expert_server.kernels.gpu.products import combine, down_product, up_product
-from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS
+from expert_server.kernels.gpu.tiles import SUM_COLUMNS, SUM_TOKENS, Tile
 from expert_server.kernels.gpu.tuned import tiles_of
 from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.kernel import KernelSpec, Sized, UnsupportedError
@@ -72,35 +73,35 @@ class TritonKernel(SlotKernel):
         self._tables: dict[int, _Table] = {}
 
     def unload(self, layer: int, expert: int) -> None:
-        """Drop an expert replica, if it is held; later calls get a table of the layer without it."""
+        """Drop an expert replica, if it is held: later batches lack it. Needs no memory of the device."""
         if self.holds(layer, expert):
             super().unload(layer, expert)
             del self._layers[layer][expert]
-            self._publish(layer)
+            # The device's table keeps the address, so that a full device can unload. The host refuses the id.
+            self._tables[layer] = _table(self._layers[layer], self._tables[layer].addresses)
 
     def pack(self, weights: ExpertWeights, form: ExpertForm, pause: Pause) -> DeviceExpert:
         """Copy an expert to the device (`ExpertKernel.pack`).
 
         Raises:
-            CheckpointError: As `ExpertKernel.pack`, or the device has no memory left for it.
+            CheckpointError: As `ExpertKernel.pack`.
+            DeviceFullError: The device has no memory left for it.
+            DeviceLostError: The device has failed.
         """
         activation = self._activations[form]
         try:
             return pack_expert(weights.plain(form), activation, self.spec, self._uploads, pause)
         except torch.OutOfMemoryError as error:
-            raise CheckpointError(
-                f"{self._device.name} has no memory left for it: set expert_server.memory_bytes below what "
-                "is free, or add servers"
-            ) from error
+            raise self._is_full() from error
 
-    def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes) -> int:
+    def memory_limit(self, wanted: int, tokens: int, sizes: ExpertSizes, replica: int) -> int:
         """Return the bytes that experts may take (`SlotKernel.memory_limit`)."""
         free = self._device.free_bytes()
         if free is None:
             return wanted
         element = self.spec.dtype.itemsize
         batch = batch_bytes(tokens, sizes.top_k, sizes.hidden, sizes.intermediate, element)
-        return memory_limit(self._device.name, wanted, free + self.bytes, batch)
+        return memory_limit(self._device.name, wanted, free + self.bytes, batch, replica)
 
     def pin_slots(self, memory: mmap.mmap) -> None:
         """Page-lock the slots (`SlotKernel.pin_slots`)."""
@@ -161,7 +162,8 @@ class TritonKernel(SlotKernel):
         memory.ids_TK.copy_(ids_TK)
         memory.scores_TK.copy_(scores_TK)
         activation = self._activations[self.forms[layer]]
-        self._launch(table.layout, activation, memory, table.addresses)
+        tile = self.tiles.choose(tokens * top_k, len(table.addresses))
+        self._launch(table.layout, activation, tile, memory, table.addresses)
         return memory.out_TH
 
     def _join(self, requests: Sequence[Rows], layer: int) -> Prepare | None:
@@ -194,9 +196,10 @@ class TritonKernel(SlotKernel):
     ) -> tuple[BatchMemory, Callable[[], None]]:
         """Return memory for a batch of (T, K, H), and what issues it: a graph's if it has one."""
         assert table.addresses is not None
-        issue = partial(self._launch, layout, activation)
+        tile = self.tiles.choose(shape[0] * shape[1], len(table.addresses))
+        issue = partial(self._launch, layout, activation, tile)
         places = self._graphs.places(len(table.addresses))
-        key = GraphKey(*shape, dtype, places, (layout, activation, self.tiles))
+        key = GraphKey(*shape, dtype, places, (layout, activation, tile))
         graph = self._graphs.get(key, issue)
         if graph is not None:
             return graph.memory, partial(graph.issue, table.addresses)
@@ -204,9 +207,32 @@ class TritonKernel(SlotKernel):
         return memory, partial(issue, memory, table.addresses)
 
     def _launch(
-        self, layout: Layout, activation: Activation, memory: BatchMemory, addresses: torch.Tensor
+        self,
+        layout: Layout,
+        activation: Activation,
+        tile: Tile,
+        memory: BatchMemory,
+        addresses: torch.Tensor,
     ) -> None:
-        """Issue a batch that is on the device, on the experts at these addresses; writes `memory.out_TH`."""
+        """Issue a batch that is on the device, on the experts at these addresses; writes `memory.out_TH`.
+
+        Raises:
+            RuntimeError: The device code cannot be compiled, or takes more than the device has.
+        """
+        try:
+            self._launch_each(layout, activation, tile, memory, addresses)
+        except TritonError as error:
+            # No RuntimeError by itself, so that the loop would not refuse the batch but end.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    def _launch_each(
+        self,
+        layout: Layout,
+        activation: Activation,
+        tile: Tile,
+        memory: BatchMemory,
+        addresses: torch.Tensor,
+    ) -> None:
         x_TH, out_TH = memory.x_TH, memory.out_TH
         ids, scores = memory.ids_TK, memory.scores_TK
         (tokens, hidden), top_k = x_TH.shape, ids.shape[1]
@@ -218,8 +244,6 @@ class TritonKernel(SlotKernel):
             x = functional.pad(x, (0, padded(hidden) - hidden))
         rows = ids.numel()
         experts = len(addresses)
-        tiles = self.tiles
-        tile = tiles.choose(rows, experts)
         groups = group_rows(ids, experts, tile.rows)
         tiled = groups.expert_M, groups.start_M, groups.end_M, groups.order
         h = empty(rows, padded(intermediate), dtype=self.spec.dtype)
@@ -229,7 +253,7 @@ class TritonKernel(SlotKernel):
             "CODING": int(layout.coding),
             "ROWS": tile.rows,
             "COLUMNS": tile.columns,
-            "STEP": tiles.step,
+            "STEP": self.tiles.step,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
             "enable_fp_fusion": True,
@@ -277,23 +301,29 @@ class TritonKernel(SlotKernel):
 
     def _put(self, layer: int, expert: int, packed: Sized) -> None:
         assert isinstance(packed, DeviceExpert)
+        held = self._layers.get(layer, {}) | {expert: packed}
+        # First what can fail: if it does, nothing has changed.
+        table = _table(held, self._addresses(held))
         super()._put(layer, expert, packed)
-        self._layers.setdefault(layer, {})[expert] = packed
-        self._publish(layer)
+        self._layers[layer], self._tables[layer] = held, table
 
-    def _publish(self, layer: int) -> None:
-        held = self._layers[layer]
-        is_held = np.zeros(max(held, default=-1) + 2, np.bool_)
-        is_held[-1] = True
-        addresses = torch.zeros(len(is_held) - 1, dtype=torch.int64)
+    def _addresses(self, held: dict[int, DeviceExpert]) -> torch.Tensor:
+        addresses = torch.zeros(max(held) + 1, dtype=torch.int64)
         for expert, packed in held.items():
-            is_held[expert], addresses[expert] = True, packed.memory.data_ptr()
-        with self._device.loading():
-            on_device = self._device.empty(len(addresses), dtype=torch.int64)
-            self._uploads.write(on_device.view(torch.uint8), addresses.view(torch.uint8))
-        layouts = {packed.layout for packed in held.values()}  # one at most
-        memory = tuple(packed.memory for packed in held.values())
-        self._tables[layer] = _Table(is_held, on_device, memory, *layouts)
+            addresses[expert] = packed.memory.data_ptr()
+        try:
+            with self._device.loading():
+                on_device = self._device.empty(len(addresses), dtype=torch.int64)
+                self._uploads.write(on_device.view(torch.uint8), addresses.view(torch.uint8))
+        except torch.OutOfMemoryError as error:
+            raise self._is_full() from error
+        return on_device
+
+    def _is_full(self) -> DeviceFullError:
+        return DeviceFullError(
+            f"{self._device.name} has no memory left for it: set expert_server.memory_bytes below what "
+            "is free, or add servers"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,6 +344,13 @@ class _Table:
 
 
 _NO_EXPERTS = _Table()
+
+
+def _table(held: dict[int, DeviceExpert], addresses: torch.Tensor | None) -> _Table:
+    is_held = np.zeros(1 + (0 if addresses is None else len(addresses)), np.bool_)
+    is_held[[*held, -1]] = True
+    layouts = {packed.layout for packed in held.values()}  # one at most
+    return _Table(is_held, addresses, tuple(packed.memory for packed in held.values()), *layouts)
 
 
 def _known(form: ExpertForm) -> Activation:

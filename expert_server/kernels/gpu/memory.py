@@ -5,9 +5,10 @@ from __future__ import annotations
 from eaas.errors import ConfigError
 from expert_server.kernels.gpu.packing import padded
 
-__all__ = ["batch_bytes", "memory_limit"]
+__all__ = ["batch_bytes", "memory_limit", "taken"]
 
-# Part of the memory that is left to the driver, to kernels' code and to holes between blocks.
+_MIB = 1 << 20
+# Part of the memory that is left to the driver, to kernels' code and to fragmentation.
 _SPARE = 1 / 16
 _FLOAT32 = 4
 # For each row: ids and order as int64, in four arrays that sorting needs at once.
@@ -15,7 +16,7 @@ _SORTING = 32
 
 
 def batch_bytes(tokens: int, top_k: int, hidden: int, intermediate: int, element: int) -> int:
-    """Estimate the device memory of a batch, from above.
+    """Return an upper bound for the device memory of a batch.
 
     Args:
         tokens: T.
@@ -30,19 +31,33 @@ def batch_bytes(tokens: int, top_k: int, hidden: int, intermediate: int, element
     return tokens * for_tokens + rows * for_rows
 
 
-def memory_limit(name: str, wanted: int, free: int, batch: int) -> int:
-    """Return the bytes that experts may take.
+def taken(nbytes: int) -> int:
+    """Return the bytes that torch's allocator takes from the device for a block, beside others of its size.
+
+    Blocks of 1 to 10 MiB share segments of 20 MiB, and the rest of a segment is lost. Larger ones are rounded
+    up to 2 MiB (torch, c10/cuda/CUDACachingAllocator.cpp).
+    """
+    if nbytes >= 10 * _MIB:
+        return -(-nbytes // (2 * _MIB)) * 2 * _MIB
+    if nbytes <= _MIB:
+        return nbytes
+    return 20 * _MIB // (20 * _MIB // nbytes)
+
+
+def memory_limit(name: str, wanted: int, free: int, batch: int, replica: int) -> int:
+    """Return the bytes that experts may take, without what torch's allocator adds to them.
 
     Args:
         name: The device, for the error.
         wanted: `expert_server.memory_bytes`; 0: all that is left.
         free: Free bytes.
         batch: Bytes of the largest batch.
+        replica: Bytes of a replica.
 
     Raises:
         ConfigError: There is less.
     """
-    left = int((free - batch) * (1 - _SPARE))
+    left = int((free - batch) * (1 - _SPARE)) * replica // taken(replica)
     if left <= 0:
         raise ConfigError(
             f"{name} has {free / 1e9:.1f} GB free, and a batch may take {batch / 1e9:.1f} GB: set fewer "

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device_waits import Waits
 from eaas.checkpoint.pieces import PIECE_BYTES
-from eaas.errors import CheckpointError, ConfigError
+from eaas.errors import CheckpointError, ConfigError, DeviceFullError, DeviceLostError
 from expert_layers import FORMS, batch, expert
 from expert_server.kernels import KernelSpec
+from expert_server.kernels.gpu.memory import memory_limit, taken
 from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.trial import ExpertSizes
 from fake_device import FakeDevice
@@ -178,7 +181,7 @@ def test_an_expert_is_on_the_device_before_it_is_held() -> None:
     # Gate, up, down, two biases and the table. A buffer is filled again once its last copy has ended.
     assert device.calls == {"piece": 6, "wait of a load": 2, "wait for a buffer": 3}
     kernel.unload(0, 0)
-    assert device.calls["wait of a load"] == 3
+    assert device.calls["wait of a load"] == 2
     kernel.close()
 
 
@@ -216,6 +219,121 @@ def test_an_expert_that_fails_midway_is_not_held() -> None:
     kernel.close()
 
 
+class Full(FakeDevice):
+    """A device that has no memory for tables of addresses while `is_full`."""
+
+    is_full = False
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        if self.is_full and dtype is torch.int64:
+            raise torch.OutOfMemoryError("the device is full")
+        return super().empty(*shape, dtype=dtype)
+
+
+def test_a_full_device_keeps_what_it_holds_and_can_unload() -> None:
+    device = Full()
+    kernel = kernel_on(device)
+    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    right_TH = kernel(*one, 0).clone()
+    before = kernel.count, kernel.bytes
+    weights = expert(FORMS["swiglu"], 64, 32, torch.bfloat16, torch.Generator().manual_seed(3))
+    device.is_full = True
+    # A new one, and another one in the place of one that is held.
+    for number in (2, 1):
+        with pytest.raises(DeviceFullError, match=r"no memory left for it: .*memory_bytes"):
+            kernel.load(0, number, weights)
+    assert (kernel.count, kernel.bytes) == before
+    assert [kernel.holds(0, number) for number in range(3)] == [True, True, False]
+    assert torch.equal(kernel(*one, 0), right_TH)
+    kernel.unload(0, 1)
+    assert not kernel.holds(0, 1)
+    with pytest.raises(LookupError, match="expert 1 is not held"):
+        kernel(*one, 0)
+    device.is_full = False
+    kernel.load(0, 1, weights)
+    assert not torch.equal(kernel(*one, 0), right_TH)
+    kernel.unload(0, 1)
+    kernel.unload(0, 0)
+    assert (kernel.count, kernel.bytes) == (0, 0)
+    kernel.close()
+
+
+def test_ids_that_change_after_the_check_do_not_count() -> None:
+    """A client writes while the device reads: the result is that of the ids that were checked."""
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+    right_TH = kernel(*one, 0).clone()
+    memory = mmap.mmap(-1, 1 << 16)
+    kernel.pin_slots(memory)
+    slots = torch.frombuffer(memory, dtype=torch.uint8)
+    there, at = [], 0
+    for each in (one[0], one[1].int(), one[2], torch.zeros(5, 64)):
+        there.append(slots[at : at + each.nbytes].view(each.dtype).view(each.shape))
+        there[-1].copy_(each)
+        at += -(-each.nbytes // 64) * 64
+    x_TH, ids_TK, scores_TK, result_TH = there
+
+    def change(_copies: int) -> None:
+        ids_TK.fill_(1 << 20)
+        scores_TK.fill_(99)
+
+    device.fails = change
+    kernel.compute_slots([(x_TH, ids_TK, scores_TK)], [result_TH], 0)
+    assert torch.equal(result_TH, right_TH)
+    kernel.close()
+
+
+def test_code_that_does_not_fit_the_device_fails_its_batch_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop refuses a batch whose kernel raises RuntimeError."""
+    from triton.runtime.errors import OutOfResources
+
+    from expert_server.kernels.gpu import kernel as module
+
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    one = batch(5, 64, some_ids(5).tolist(), 2, torch.bfloat16, 0)
+
+    class Large:
+        def __getitem__(self, grid: object) -> Any:
+            raise OutOfResources(300_000, 232_448, "shared memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "up_product", Large())
+        with pytest.raises(RuntimeError, match=r"OutOfResources: .*shared memory"):
+            kernel(*one, 0)
+    assert kernel(*one, 0).isfinite().all()
+    kernel.close()
+
+
+def test_a_device_that_is_lost_in_a_load_is_named_so() -> None:
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    weights = expert(FORMS["swiglu"], 64, 32, torch.bfloat16, torch.Generator().manual_seed(3))
+    device.is_lost = True
+    with pytest.raises(DeviceLostError):
+        kernel.load(0, 2, weights)
+    assert not kernel.holds(0, 2)
+    kernel.close()
+
+
+@given(st.integers(256, 100 << 20))
+def test_what_the_allocator_takes(nbytes: int) -> None:
+    """As many replicas as the limit allows fit into segments as torch's allocator divides them."""
+    assert nbytes <= taken(nbytes) < 2 * nbytes + (2 << 20)
+    free = 100 << 30
+    replicas = memory_limit("fake", 0, free, 0, nbytes) // nbytes
+    if nbytes >= 10 << 20:
+        needed = replicas * -(-nbytes // (2 << 20)) * (2 << 20)
+    elif nbytes > 1 << 20:
+        needed = -(-replicas // ((20 << 20) // nbytes)) * (20 << 20)
+    else:
+        needed = replicas * nbytes
+    assert needed <= free
+
+
 def test_memory_is_freed_once_the_running_batch_is_done() -> None:
     device = FakeDevice()
     kernel = kernel_on(device)
@@ -250,7 +368,7 @@ def test_experts_take_what_batches_leave() -> None:
             [FORMS["swiglu"]], KernelSpec(torch.bfloat16), FakeDevice(free=free)
         )
         try:
-            return kernel.memory_limit(wanted, tokens, sizes)
+            return kernel.memory_limit(wanted, tokens, sizes, 12288)
         finally:
             kernel.close()
 

@@ -12,6 +12,7 @@ import torch
 from expert_layers import FORMS, batch, expert
 from expert_server.kernels import KernelSpec
 from expert_server.kernels.gpu import graphs
+from expert_server.kernels.gpu.tiles import Tile, Tiles
 from fake_device import FakeDevice
 from interpreted_triton import interpreted_kernel, needs_triton
 
@@ -172,6 +173,44 @@ def test_large_batches_and_too_many_sizes_are_launched_as_before(
     for tokens in (1, 2, 4, 8, 2):
         both.check([[0]] * tokens)
     assert both.counted() == (2, 3)
+    both.close()
+
+
+def test_a_size_whose_graph_does_not_fit_computes_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = Both()
+    both.load(0, 0)
+
+    def fail(issue: object) -> None:
+        raise torch.OutOfMemoryError("the device is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(both.device, "capture", fail)
+        both.check([[0]] * 4)
+    # It is not tried again, and other sizes have graphs.
+    both.check([[0]] * 4)
+    both.check([[0]] * 2)
+    assert both.counted() == (1, 1)
+    assert caplog.text.count("batches of 4 tokens have no CUDA graph: the device is full") == 1
+    both.close()
+
+
+def test_the_tile_follows_from_the_table_not_from_its_padding() -> None:
+    """A batch with a graph takes the tile that a trial with few experts and the benchmark measure."""
+    both = Both()
+    both.load(0, 0)
+    chosen = []
+    choose = Tiles.choose
+
+    def note(tiles: Tiles, rows: int, experts: int) -> Tile:
+        chosen.append((experts, choose(tiles, rows, experts) is tiles.many))
+        return choose(tiles, rows, experts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tiles, "choose", note)
+        both.check([[0]] * 32)
+    assert set(chosen) == {(1, True)}
     both.close()
 
 
