@@ -48,7 +48,12 @@ _LASTING = {
     grpc.StatusCode.UNIMPLEMENTED: "it is of an older release: update it",
     grpc.StatusCode.DATA_LOSS: "its copy of the checkpoint is damaged",
 }
-_ANSWERS = (*_LASTING, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+_ANSWERS = (
+    *_LASTING,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
 
 
 class SpareSlots:

@@ -19,7 +19,7 @@ from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.source import Source, is_url
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
-from eaas.errors import CheckpointError, ExpertMismatchError
+from eaas.errors import CheckpointError, DeviceLostError, ExpertMismatchError
 from eaas.log import get_logger
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
@@ -124,7 +124,8 @@ class ExpertServer:
             # Whether a placement with this server is in force and all others are retired.
             self._settled = False
             self._members: Mapping[str, Member] = {}
-            self._unloadable: CheckpointError | None = None
+            # What ends the server, from another thread than that of `run`.
+            self._fatal: CheckpointError | DeviceLostError | None = None
             reader = ExpertReader(checkpoint)
             spec = spec_of(reader, threads, config.quantization)
             sizes = ExpertSizes.of(
@@ -179,6 +180,7 @@ class ExpertServer:
                 self._on_retired,
                 bool(memory_bytes),
                 self._on_unloadable,
+                self._on_lost,
             )
             self._watchdog = Watchdog(self._loop.liveness, self._on_liveness)
             self._service = ExpertService(
@@ -276,11 +278,13 @@ class ExpertServer:
             self._service.close()
             self._server.stop(_GRACE_S)
             self._source.close()
-            # Before the memory that it may have page-locked.
-            self._kernel.close()
-            self._arena.close()
-        if self._unloadable is not None:
-            raise self._unloadable
+            try:
+                # Before the memory that it may have page-locked.
+                self._kernel.close()
+            finally:
+                self._arena.close()
+        if self._fatal is not None:
+            raise self._fatal
 
     def stop(self) -> None:
         """Make `run` return without handing experts over, unlike `drain`. Any thread or signal handler."""
@@ -371,8 +375,13 @@ class ExpertServer:
         if serves or not is_final:
             _log.error("%s", error)
         else:
-            self._unloadable = error
+            self._fatal = error
             self._loop.stop()
+
+    def _on_lost(self, error: DeviceLostError) -> None:
+        """Stop, because the kernel's device failed in a load, so that replicas answer."""
+        self._fatal = error
+        self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
         """On a new view of members: free the slots of clients that are DEAD, have LEFT or were replaced."""

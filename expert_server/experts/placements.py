@@ -22,7 +22,7 @@ from typing import ClassVar
 import grpc
 
 from eaas.control_plane.expert_calls import MISMATCH_KEY
-from eaas.errors import CheckpointError, ExpertMismatchError
+from eaas.errors import CheckpointError, DeviceFullError, DeviceLostError, ExpertMismatchError
 from eaas.log import get_logger
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
@@ -45,6 +45,7 @@ class PlacementHandler:
         on_retired: Called with the epoch once all other experts are unloaded.
         is_limited: Whether the memory for experts is limited.
         on_unloadable: Called before the reply if an expert cannot be loaded, or differs from other servers'.
+        on_lost: Called before the reply if the kernel's device has failed.
     """
 
     CALLS: ClassVar = ("PreparePlacement", "RetirePlacement", "HoldSpares", "ListExperts")
@@ -57,12 +58,14 @@ class PlacementHandler:
         on_retired: Callable[[int], None],
         is_limited: bool = False,
         on_unloadable: Callable[[CheckpointError], None] = lambda _error: None,
+        on_lost: Callable[[DeviceLostError], None] = lambda _error: None,
     ) -> None:
         self._store = store
         self._shape = shape
         self._on_prepared = on_prepared
         self._on_retired = on_retired
         self._on_unloadable = on_unloadable
+        self._on_lost = on_lost
         self._is_limited = is_limited
         self._changing = threading.Lock()
         self._epoch_lock = threading.Lock()
@@ -107,6 +110,9 @@ class PlacementHandler:
             except CheckpointError as error:
                 self._on_unloadable(error)
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+            except DeviceLostError as error:
+                self._on_lost(error)
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             if self._newest_epoch > epoch:
                 context.abort(
                     grpc.StatusCode.ABORTED, f"epoch {self._newest_epoch} is newer than {epoch}"
@@ -171,6 +177,13 @@ class PlacementHandler:
                     ),
                     digests,
                 )
+            except DeviceLostError as error:
+                self._on_lost(error)
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            except DeviceFullError as error:
+                # The checkpoint is whole: the balancer may try again in the next round.
+                _log.warning("a spare replica cannot be loaded: %s", error)
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             except CheckpointError as error:
                 _log.error("a spare replica cannot be loaded: %s", error)
                 context.abort(grpc.StatusCode.DATA_LOSS, str(error))

@@ -127,6 +127,8 @@ class ExpertStore:
             ExpertMismatchError: An expert's bytes have another digest; names the files and the tensors. The
                 expert is not held, even if it was before.
             CheckpointError: A weight to be quantised is NaN or infinite; names the layer and the expert.
+            DeviceFullError: The kernel's device has no memory left for an expert; names it.
+            DeviceLostError: The kernel's device has failed.
 
         After an error, all other replicas stay.
         """
@@ -297,8 +299,8 @@ class ExpertStore:
 
 @contextmanager
 def naming_expert(layer: int, expert: int) -> Iterator[None]:
-    """Add the layer and the expert to the message of a CheckpointError raised in the block."""
+    """Add the layer and the expert to the message of a CheckpointError raised in the block; keep its type."""
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"layer {layer}, expert {expert}: {error}") from error
+        raise type(error)(f"layer {layer}, expert {expert}: {error}") from error

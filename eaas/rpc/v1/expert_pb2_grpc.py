@@ -142,8 +142,9 @@ class ExpertServiceServicer:
     def PreparePlacement(self, request, context):
         """First step of a new placement: load these replicas and keep the current ones. Returns after
         loading; serving continues. Errors: FAILED_PRECONDITION (older epoch), ABORTED (a newer epoch
-        arrived), INVALID_ARGUMENT (unknown layer or expert), DATA_LOSS (a shard cannot be read; or,
-        with `eaas-wrong-expert` in the trailing metadata, an expert's bytes do not match the digest).
+        arrived), INVALID_ARGUMENT (unknown layer or expert), DATA_LOSS (a shard cannot be read, or the
+        server's device has no memory left; or, with `eaas-wrong-expert` in the trailing metadata, an
+        expert's bytes do not match the digest), UNAVAILABLE (the server's device failed; it ends).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -162,7 +163,8 @@ class ExpertServiceServicer:
         ones until the time given has passed. They are in no placement: the next RetirePlacement unloads
         them, and ListExperts leaves them out. Errors: FAILED_PRECONDITION (not the epoch of the last
         placement), INVALID_ARGUMENT, DATA_LOSS (a shard cannot be read, or the bytes do not match the
-        digest).
+        digest), RESOURCE_EXHAUSTED (the server's device has no memory left), UNAVAILABLE (its device
+        failed; it ends).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -92,9 +92,10 @@ class Batches:
 
     def close(self) -> None:
         """End the page lock. Idempotent."""
-        if self._slots is not None and self._is_pinned:
-            self._device.unpin(self._slots)
+        slots = self._slots if self._is_pinned else None
         self._slots, self._is_pinned = None, False
+        if slots is not None:
+            self._device.unpin(slots)
 
     def join_routes(self, requests: Sequence[Rows], tokens: int) -> npt.NDArray[np.int32]:
         """Copy the ids and scores of a batch for `run`; return the ids (tokens * K), to be checked.

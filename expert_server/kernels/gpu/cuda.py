@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from eaas.errors import DeviceLostError
+from eaas.log import get_logger
 from expert_server.kernels.gpu.device import Device, Event, Interpreter
 from expert_server.kernels.on_device import check_gpu, is_interpreted
 
 __all__ = ["Gpu", "find_device"]
+
+_log = get_logger(__name__)
 
 
 class Gpu(Device):
@@ -45,12 +48,8 @@ class Gpu(Device):
         with torch.cuda.stream(self._batches):
             try:
                 yield
-            except BaseException as error:
-                try:
-                    self._batches.synchronize()
-                except RuntimeError as lost:
-                    # Such an error stays until the process ends.
-                    raise DeviceLostError(f"{self.name} failed: {lost}") from error
+            except BaseException:
+                self._wait_for(self._batches)
                 raise
 
     def finish(self) -> None:
@@ -83,7 +82,14 @@ class Gpu(Device):
             try:
                 yield
             finally:
-                self._loads.synchronize()
+                self._wait_for(self._loads)
+
+    def _wait_for(self, stream: torch.cuda.Stream) -> None:
+        try:
+            stream.synchronize()
+        except RuntimeError as error:
+            # Such an error stays until the process ends.
+            raise DeviceLostError(f"{self.name} failed: {error}") from error
 
     def event(self) -> Event:
         """Make an event whose wait sleeps: a load must not take a core from the loop (`Device.event`)."""
@@ -115,10 +121,13 @@ class Gpu(Device):
         raise OSError(f"cudaHostRegister: {runtime.cudaGetErrorString(code)}")
 
     def unpin(self, memory: torch.Tensor) -> None:
-        """End the registration (`Device.unpin`). Its error is not looked at: the process ends soon."""
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self.at):
-            runtime.cudaHostUnregister(memory.data_ptr())
+        """End the registration (`Device.unpin`). Its error is only logged: the process ends soon."""
+        try:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            with torch.cuda.device(self.at):
+                runtime.cudaHostUnregister(memory.data_ptr())
+        except RuntimeError as error:  # Of a device that is lost.
+            _log.info("%s: the slots stay page-locked: %s", self.name, error)
 
     def free_bytes(self) -> int:
         """Return what the driver has, and what torch keeps unused (`Device.free_bytes`)."""

@@ -46,7 +46,7 @@ class Device(abc.ABC):
     def batch(self) -> Iterator[None]:
         """Order what the block issues in the stream of batches; for the thread that computes.
 
-        What the block issued has ended, too, once the block fails.
+        If the block fails, all that it issued has ended before the error is raised.
 
         Raises:
             DeviceLostError: The device has failed, and computes no other batch either.
@@ -70,7 +70,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Order what the block issues in the stream of loads; when it ends, the device has it all."""
+        """Order what the block issues in the stream of loads; when it ends, the device has it all.
+
+        Raises:
+            DeviceLostError: The device has failed.
+        """
 
     @abc.abstractmethod
     def event(self) -> Event:

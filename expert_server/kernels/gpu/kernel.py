@@ -110,9 +110,9 @@ class TritonKernel(SlotKernel):
     def close(self) -> None:
         """Free the experts, and end the slots' page lock (`ExpertKernel.close`)."""
         super().close()
-        self._batches.close()
-        self._graphs.close()
         self._layers, self._tables = {}, {}
+        self._graphs.close()
+        self._batches.close()
 
     @torch.inference_mode()
     def compute(

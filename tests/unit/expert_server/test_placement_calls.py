@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from eaas.control_plane.expert_calls import MISMATCH_KEY
-from eaas.errors import CorruptShardError, ExpertMismatchError
+from eaas.errors import CorruptShardError, DeviceFullError, DeviceLostError, ExpertMismatchError
 from eaas.rpc.v1 import common_pb2
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape
@@ -413,3 +413,36 @@ def test_a_retirement_ends_the_load_of_spare_replicas() -> None:
     assert (held, loaded) == ([[1], []], 1)
     retired.join(10)
     assert server.store.experts == {0: {0}, 1: {0}}
+
+
+def test_a_lost_device_ends_the_server_and_a_full_one_is_not_a_damaged_checkpoint() -> None:
+    store, lost = Store(), []
+    handler = PlacementHandler(
+        store,  # type: ignore[arg-type]
+        SHAPE,
+        lambda _epoch: None,
+        lambda _epoch: None,
+        on_lost=lost.append,
+    )
+    share = pb.PreparePlacementRequest(epoch=1, layers=_layers(([0], [0])))
+    spares = pb.HoldSparesRequest(epoch=1, layers=_layers(([1], [])), load_s=60.0)
+    handler.PreparePlacement(share, Context())  # type: ignore[arg-type]
+
+    def fail_with(error: Exception) -> None:
+        def fail() -> None:
+            raise error
+
+        store.on_load = fail
+
+    fail_with(DeviceFullError("layer 0, expert 1: no memory left"))
+    with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED: layer 0, expert 1: no memory"):
+        handler.HoldSpares(spares, Context())  # type: ignore[arg-type]
+    assert not lost
+    store.experts[0].discard(1)
+    fail_with(DeviceLostError("the device failed"))
+    with pytest.raises(Refused, match="UNAVAILABLE: the device failed"):
+        handler.HoldSpares(spares, Context())  # type: ignore[arg-type]
+    share.epoch = 2
+    with pytest.raises(Refused, match="UNAVAILABLE: the device failed"):
+        handler.PreparePlacement(share, Context())  # type: ignore[arg-type]
+    assert len(lost) == 2

@@ -319,6 +319,21 @@ def test_a_device_that_is_lost_in_a_load_is_named_so() -> None:
     kernel.close()
 
 
+def test_a_close_that_fails_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    kernel = kernel_on(device)
+    kernel.pin_slots(mmap.mmap(-1, 4096))
+
+    def fail(memory: torch.Tensor) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(device, "unpin", fail)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        kernel.close()
+    assert (kernel.count, kernel._tables) == (0, {})
+    kernel.close()
+
+
 @given(st.integers(256, 100 << 20))
 def test_what_the_allocator_takes(nbytes: int) -> None:
     """As many replicas as the limit allows fit into segments as torch's allocator divides them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eaas.config import ExpertServerConfig, MonitorConfig
-from eaas.errors import ConfigError, PortInUseError
+from eaas.errors import ConfigError, DeviceLostError, PortInUseError
 from eaas.types import Member
 from eaas_cli.demo_model import write_demo_model
 from expert_server import main
@@ -99,4 +99,26 @@ def test_a_start_that_fails_unlocks_the_slots(start: Start, device: FakeDevice) 
         start(port=taken.getsockname()[1]),
     ):
         pass
+    assert device.pinned_bytes == 0
+
+
+def test_a_device_that_is_lost_in_a_load_ends_the_server(
+    start: Start, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[DeviceLostError] = []
+    run = ExpertServer.run
+
+    def noted(server: ExpertServer) -> None:
+        try:
+            run(server)
+        except DeviceLostError as error:
+            ended.append(error)
+
+    monkeypatch.setattr(ExpertServer, "run", noted)
+    with start() as (server, _):
+        device.is_lost = True
+        with pytest.raises(DeviceLostError) as raised:
+            server._store.load({0: [0]})
+        server._on_lost(raised.value)
+    assert ended == [raised.value]
     assert device.pinned_bytes == 0
