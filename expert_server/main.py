@@ -19,7 +19,7 @@ from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.source import Source, is_url
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
-from eaas.errors import CheckpointError, DeviceLostError, ExpertMismatchError
+from eaas.errors import CheckpointError, DeviceFullError, DeviceLostError, ExpertMismatchError
 from eaas.log import get_logger
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
@@ -367,9 +367,9 @@ class ExpertServer:
         """Handle an expert that cannot be loaded: keep serving the others; if none is served, stop.
 
         Other servers may lack the experts that match. Peers may send again what a server without a checkpoint
-        lacks, but not experts that differ from the cluster's.
+        lacks, but not experts that differ from the cluster's, and no memory.
         """
-        is_final = self._has_model or isinstance(error, ExpertMismatchError)
+        is_final = self._has_model or isinstance(error, ExpertMismatchError | DeviceFullError)
         with self._state_lock:
             serves = self._state is not MemberState.JOINING
         if serves or not is_final:

@@ -25,6 +25,7 @@ from eaas.config.explanations import BETWEEN, PREFIX, explain, variable
 from eaas.errors import ConfigError
 
 __all__ = [
+    "GPU_NUMBER",
     "HOLD_BACK_S",
     "AttentionClientConfig",
     "AutoscalerConfig",
@@ -38,6 +39,9 @@ __all__ = [
     "TelemetryConfig",
     "load_config",
 ]
+
+GPU_NUMBER = "(0|[1-9][0-9]{0,2})"
+"""Pattern of N in the device cuda:N."""
 
 HOLD_BACK_S = 5.0
 """Longest time an attention client uses the old placement while it connects to servers of the new one.
@@ -223,7 +227,7 @@ class ExpertServerConfig(_Section):
     core: int = Field(-1, ge=-1, description="Core that the serving loop is bound to; -1: any.")
     device: str = Field(
         "cpu",
-        pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$",
+        pattern=rf"^(cpu|cuda(:{GPU_NUMBER})?)$",
         description="Device that holds the experts and computes: cpu, cuda (torch's current GPU) or cuda:N. "
         "Never run on a GPU.",
     )

@@ -82,7 +82,9 @@ def experts(
     tokens: Annotated[
         str | None,
         typer.Option(
-            metavar="T,...", help="Batch sizes.", show_default="1,8,64,512,2048; of a GPU 4096 last"
+            metavar="T,...",
+            help="Batch sizes.",
+            show_default="1,8,64,512,2048; on a GPU the last is 4096",
         ),
     ] = None,
     dtype: Annotated[
@@ -111,7 +113,8 @@ def experts(
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="First measure a GPU's tiles; its servers then use the fastest."
+            "--tune",
+            help="First measure a GPU's tiles, launched from Python; its servers then use the fastest.",
         ),
     ] = False,
     threads: Annotated[

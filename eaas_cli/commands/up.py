@@ -116,6 +116,10 @@ def up(
     from eaas_cli.local.devices import parse_devices, server_count
     from eaas_cli.local.interrupt import Interrupt, Interrupted
 
+    if on == "ray" and devices is not None:
+        raise ConfigError(
+            "--devices: on Ray set expert_server.device: cuda, and Ray gives each server a GPU"
+        )
     gpus = parse_devices(devices) if devices is not None else ()
     servers = server_count(servers, gpus)
     prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
@@ -136,10 +140,6 @@ def up(
             if log_dir is not None:
                 raise ConfigError(
                     "--log-dir: on Ray the logs are in Ray's log directory of each node"
-                )
-            if gpus:
-                raise ConfigError(
-                    "--devices: on Ray set expert_server.device: cuda, and Ray gives each server a GPU"
                 )
             up_on_ray(model, servers, redundancy, engine, settings, config, interrupt)
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from eaas.checkpoint import precheck
 from eaas.counted import counted
-from eaas.errors import ClusterError
+from eaas.errors import ClusterError, ConfigError
 from eaas.log import print_line
 from eaas.net.listen_policy import guarded_keys
 from eaas_cli.commands.greeting import greet
@@ -52,11 +52,13 @@ def up_on_ray(
     """Start a cluster on Ray, and return once it serves. A failed start leaves nothing behind.
 
     Raises:
-        ConfigError: Ray is not installed; fewer servers than the redundancy; several nodes without TLS.
+        ConfigError: Ray is not installed; fewer servers than the redundancy; several nodes without TLS; a
+            device with a number.
         ClusterError: No Ray cluster answers, it has a cluster of this project already, or a role failed.
         CheckpointError: The files of the model cannot be served.
         Interrupted: A signal came.
     """
+    _refuse_numbered_device(settings)
     from eaas_cli.ray.connection import connected
 
     refuse_few_servers(servers, redundancy)
@@ -158,6 +160,15 @@ def _spec(
         monitor_port=settings.monitor.port or random.choice(_MONITOR_PORTS),
     )
     return spec, nodes
+
+
+def _refuse_numbered_device(settings: ClusterConfig) -> None:
+    """Raise ConfigError if the settings name one GPU of several: each server sees one, as cuda:0."""
+    device = settings.expert_server.device
+    if device.startswith("cuda:"):
+        raise ConfigError(
+            f"expert_server.device {device}: Ray chooses each server's GPU: give cuda"
+        )
 
 
 def _resources(

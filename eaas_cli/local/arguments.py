@@ -85,12 +85,16 @@ def _without(words: tuple[str, ...], option: str) -> tuple[str, ...]:
     return words[:at] + words[at + 2 :]
 
 
-def refuse_few_servers(servers: int, redundancy: int) -> None:
-    """Raise ConfigError if there are fewer servers than replicas of each expert."""
+def refuse_few_servers(servers: int, redundancy: int, *, on_devices: bool = False) -> None:
+    """Raise ConfigError if there are fewer servers, or GPUs with one each, than replicas of each expert."""
     if redundancy > servers:
+        remedy = (
+            f"give --redundancy {servers}, or more --devices"
+            if on_devices
+            else f"give --servers {redundancy}, or a lower --redundancy"
+        )
         raise ConfigError(
-            f"--redundancy {redundancy} needs as many servers, and there are {servers}: "
-            f"give --servers {redundancy}, as many --devices, or a lower --redundancy"
+            f"--redundancy {redundancy} needs as many servers, and there are {servers}: {remedy}"
         )
 
 

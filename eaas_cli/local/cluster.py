@@ -75,7 +75,8 @@ class LocalCluster:
     Raises:
         ConfigError: Fewer servers than the redundancy; an unusable log_dir or host; a listen address that
             needs TLS or keys; unreadable certificates or keys; the engine is not installed; the model's
-            weights take more memory than is free; the settings name a GPU, and `devices` is empty.
+            weights take more memory than is free; the settings name a GPU for several servers, and `devices`
+            is empty.
         CheckpointError: The files of the model cannot be served.
         PortInUseError: The endpoint's port is taken.
     """
@@ -97,8 +98,8 @@ class LocalCluster:
     ) -> None:
         self.config = config or ClusterConfig()
         servers = len(devices) or servers
-        refuse_few_servers(servers, redundancy)
-        refuse_shared_device(self.config, devices)
+        refuse_few_servers(servers, redundancy, on_devices=bool(devices))
+        refuse_shared_device(self.config, servers, devices)
         self._devices = tuple(devices)
         security, client = self.config.security, self.config.attention_client
         # The launcher drains servers, which needs the role of an operator.
@@ -112,7 +113,8 @@ class LocalCluster:
             precheck(model), redundancy, self.config.expert_server.quantization
         )
         # The experts of GPUs take none of this machine's memory.
-        here = replace(self.memory, experts=0) if devices else self.memory
+        on_gpus = devices or self.config.expert_server.device != "cpu"
+        here = replace(self.memory, experts=0) if on_gpus else self.memory
         here.refuse_more_than(free_bytes())
         if attention_client:
             if engine == "vllm":

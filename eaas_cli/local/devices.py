@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from eaas.config import ClusterConfig
+from eaas.config.settings import GPU_NUMBER
 from eaas.counted import counted
 from eaas.errors import ConfigError
 
 __all__ = ["count_gpus", "parse_devices", "refuse_shared_device", "server_count"]
 
 _SERVERS = 3
-_GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,2})")
+_GPU = re.compile(f"cuda:{GPU_NUMBER}")
 # In a process of its own: the launcher stays without torch, and forks no process of an initialised GPU.
 _COUNT = "import torch; print(torch.cuda.device_count())"
 _COUNT_S = 120.0
@@ -76,10 +77,10 @@ def server_count(servers: int | None, devices: Sequence[str]) -> int:
     return len(devices)
 
 
-def refuse_shared_device(config: ClusterConfig, devices: Sequence[str]) -> None:
-    """Raise ConfigError if the settings, and no list of devices, put all servers on one GPU."""
+def refuse_shared_device(config: ClusterConfig, servers: int, devices: Sequence[str]) -> None:
+    """Raise ConfigError if the settings, and no list of devices, put several servers on one GPU."""
     device = config.expert_server.device
-    if device != "cpu" and not devices:
+    if device != "cpu" and servers > 1 and not devices:
         raise ConfigError(
             f"expert_server.device {device}: all servers of this machine would share it: give `eaas up "
             "--devices cuda:0,cuda:1`, or --devices all"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -80,3 +83,37 @@ def test_graphs_compute_as_single_launches_do(kernel, tokens: int) -> None:
         for layer in range(2):
             torch.testing.assert_close(kernel(*one, layer), expected[layer], rtol=1e-2, atol=1e-2)
     assert kernel._graphs._is_on, "no graph could be captured"
+
+
+def test_sizes_come_for_the_first_time_while_experts_load(kernel) -> None:
+    """Each first call captures a graph beside the loading thread. Prints how long it takes (`pytest -s`)."""
+    weights = expert(FORM, HIDDEN, INTERMEDIATE, SPEC.dtype, torch.Generator().manual_seed(1))
+    stop, results = threading.Event(), []
+
+    def load() -> int:
+        cycles = 0
+        while not stop.is_set():
+            kernel.load(0, EXPERTS, weights)
+            kernel.unload(0, EXPERTS)
+            cycles += 1
+        return cycles
+
+    with ThreadPoolExecutor(1) as thread:
+        loads = thread.submit(load)
+        try:
+            for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 300):
+                one = request(tokens, tokens)
+                took = []
+                for _ in range(3):
+                    began = time.perf_counter()
+                    result_TH = kernel(*one, 0).clone()
+                    took.append(1e3 * (time.perf_counter() - began))
+                print(f"{tokens} tokens: first call {took[0]:.1f} ms, then {took[-1]:.2f} ms")
+                results.append((one, result_TH))
+        finally:
+            stop.set()
+    assert loads.result() > 0
+    assert kernel._graphs._is_on, "no graph could be captured beside a load"
+    kernel._graphs._is_on = False
+    for one, result_TH in results:
+        torch.testing.assert_close(kernel(*one, 0), result_TH, rtol=1e-2, atol=1e-2)

@@ -12,6 +12,7 @@ import torch
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas_cli.bench.experts.cpu import Cpu
+from eaas_cli.bench.experts.entrants import spec_of
 from eaas_cli.bench.experts.layer import bench_layer
 from eaas_cli.bench.experts.limits import Limits, MultiplyLimit, ReadLimit
 from eaas_cli.bench.experts.place import Place
@@ -24,6 +25,7 @@ from eaas_cli.bench.machine import (
     last_level_cache_bytes,
     processor,
 )
+from expert_server.kernels.kernel import UnsupportedError
 
 __all__ = ["bench_experts"]
 
@@ -71,9 +73,22 @@ def bench_experts(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 def _place(plan: Plan) -> Place:
     if plan.device == "cpu":
         return Cpu(plan.threads)
+    # Before a GPU is looked for.
+    _refuse_weights(plan)
     from eaas_cli.bench.experts.cuda import Cuda
 
     return Cuda()
+
+
+def _refuse_weights(plan: Plan) -> None:
+    """Raise ConfigError if a GPU's kernel has no weights of a dtype of the plan."""
+    from expert_server.kernels.gpu.packing import check_spec
+
+    for dtype in plan.dtypes:
+        try:
+            check_spec(spec_of(dtype, plan.threads))
+        except UnsupportedError as error:
+            raise ConfigError(f"--device cuda --dtype {dtype}: {error}") from None
 
 
 def _tune(plan: Plan, place: Place, say: Callable[[str], None]) -> dict[str, Any]:

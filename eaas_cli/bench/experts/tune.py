@@ -30,7 +30,9 @@ _CALLS = 7
 def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure the tiles of the plan's dtypes; keep the fastest of each bucket in the user's cache.
 
-    The fastest has the least geometric mean of the times of all shapes and batch sizes of its bucket.
+    The fastest has the least geometric mean of the times of all shapes and batch sizes of its bucket. A tile
+    that fails with one of them, as where it takes more than the device has, is skipped with a line. Times
+    include the launches from Python, although servers replay graphs of batches of up to 256 tokens.
 
     Args:
         plan: Shapes, batch sizes and dtypes of the stored weights.
@@ -38,7 +40,8 @@ def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str,
         say: Takes lines of progress.
 
     Returns:
-        The document's entries: dtype, bucket, tile, and its time as a share of that of the tile in the code.
+        The document's entries: dtype, bucket, tile, and its time as a share of that of the tile in the code,
+        which is 0 if that one was skipped.
 
     Raises:
         ConfigError: The kernel has no such weights.
@@ -59,8 +62,8 @@ def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str,
             device = _measure(shape, dtype, plan, place, logs, say)
         best: dict[str, Tile] = {}
         for bucket, of in logs.items():
-            if not of:
-                continue  # No batch size of the plan is for it.
+            if not any(math.isfinite(sum(each)) for each in of.values()):
+                continue  # No batch size of the plan is for it, or no tile fits.
             tile = best[bucket] = min(of, key=lambda one, of=of: sum(of[one]))  # type: ignore[misc]
             before = of[TILES[coding].buckets[bucket]]
             share = math.exp((sum(of[tile]) - sum(before)) / len(before))
@@ -68,7 +71,8 @@ def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str,
             entries.append(
                 {"dtype": dtype, "bucket": bucket, "tile": numbers, "share": figure(share)}
             )
-        say(f"{dtype}: tiles are kept in {keep_tiles(device, {coding: best})}")
+        if best:
+            say(f"{dtype}: tiles are kept in {keep_tiles(device, {coding: best})}")
     return entries
 
 
@@ -80,7 +84,7 @@ def _measure(
     logs: dict[str, dict[Tile, list[float]]],
     say: Callable[[str], None],
 ) -> str:
-    """Add the logarithms of the tiles' times in one layer; return the device's name."""
+    """Add the logarithms of the tiles' times in one layer, inf if it failed; return the device's name."""
     from expert_server.kernels.gpu.kernel import TritonKernel
     from expert_server.kernels.gpu.packing import check_spec
     from expert_server.kernels.gpu.tiles import candidates, is_many
@@ -107,8 +111,13 @@ def _measure(
             ]
             for tile in tiles if some else ():
                 kernel.tiles = before.replaced({bucket: tile})
-                took = [_seconds(kernel, of_size, place) for of_size in some]
-                logs[bucket].setdefault(tile, []).extend(map(math.log, took))
+                took = logs[bucket].setdefault(tile, [])
+                try:
+                    took += [math.log(_seconds(kernel, of_size, place)) for of_size in some]
+                except RuntimeError as error:
+                    took.append(math.inf)
+                    why = " ".join(str(error).split())[:200]
+                    say(f"{shape} {dtype}: skips {tile} for {bucket} rows: {why}")
     finally:
         kernel.close()
     return kernel.isa

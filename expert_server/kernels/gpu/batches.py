@@ -100,7 +100,7 @@ class Batches:
     def join_routes(self, requests: Sequence[Rows], tokens: int) -> npt.NDArray[np.int32]:
         """Copy the ids and scores of a batch for `run`; return the ids (tokens * K), to be checked.
 
-        All ids must fit int32. `tokens`: T or more; further tokens have no expert.
+        All ids must fit int32. `tokens`: T or more; the others are padding and have no expert.
         """
         top_k = requests[0][1].shape[1]
         self._joined = self._routes.take((_routes_length(tokens, top_k),), torch.int32)

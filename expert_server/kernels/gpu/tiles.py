@@ -99,7 +99,7 @@ TILES = {
 def candidates(coding: Coding) -> dict[str, tuple[Tile, ...]]:
     """Return the tiles to measure for few and for many rows per expert, that of TILES first.
 
-    None spills on any architecture: tiles of 128 rows and 128 columns would.
+    None of them spills. Tiles of 128 x 128 all do, so the list leaves them out.
     """
     tiles = TILES[coding]
     if coding is Coding.FLOAT32:

@@ -34,7 +34,10 @@ def tuned_path(device: str) -> Path:
 def tiles_of(device: str, coding: Coding) -> Tiles:
     """Return a device's tiles: the measured ones, or those of TILES. An unusable file is named in the log."""
     tiles = TILES[coding]
-    path = tuned_path(device)
+    try:
+        path = tuned_path(device)
+    except RuntimeError:  # No home directory, so that nothing was kept there.
+        return tiles
     try:
         found = _read(path).get(coding.name, {})
         return tiles.replaced(_checked(found, coding))
@@ -84,7 +87,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _checked(found: object, coding: Coding) -> dict[str, Tile]:
-    """Return the tiles of a coding; only those that are known to fit every device. Raises ValueError."""
+    """Return the tiles of a coding. Raises ValueError: one is none of the candidates."""
     if not isinstance(found, dict):
         raise ValueError(f"{coding.name}: no object")
     allowed = candidates(coding)

@@ -120,15 +120,13 @@ def test_the_report_names_the_device_and_its_baselines() -> None:
     assert "batched_mm" not in result.stdout.partition("limit:")[0]
 
 
-@needs_triton
-@pytest.mark.usefixtures("fake_cuda")
-def test_weights_that_the_kernel_lacks_are_skipped() -> None:
-    interpreted_kernel()
-    result = run("--tokens", "1", "--dtype", "int4")
-    assert result.exit_code != 0
-    assert "nothing could be measured: triton: this kernel does not quantise to int4" in str(
-        result.exception
-    )
+@pytest.mark.parametrize("words", [(), ("--tune",)])
+def test_weights_that_the_kernel_lacks_are_refused_before_a_gpu_is_looked_for(
+    words: tuple[str, ...],
+) -> None:
+    result = run("--dtype", "bfloat16", "--dtype", "int4", *words)
+    assert isinstance(result.exception, ConfigError)
+    assert "--dtype int4: this kernel does not quantise to int4" in str(result.exception)
 
 
 @needs_triton
@@ -268,6 +266,50 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
 
 @needs_triton
 @pytest.mark.usefixtures("fake_cuda")
+def test_a_tile_that_does_not_fit_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it fits one of two batch sizes only."""
+    interpreted_kernel()
+    from expert_server.kernels.gpu.tiles import Coding, Tile, candidates
+    from expert_server.kernels.gpu.tuned import tiles_of
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Cuda, "warm_ups", 0)
+    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr("expert_server.kernels.gpu.tiles.is_many", lambda _rows, _experts: False)
+    fitting = candidates(Coding.BFLOAT16)["few"][1]
+
+    def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
+        kernel, batch = call.args
+        if kernel.tiles.few != fitting and len(batch.ids_TK) > 1:
+            raise RuntimeError("OutOfResources: out of resource: shared memory")
+        return 1.0, torch.zeros(0)
+
+    lines: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Cuda, "timed", timed)
+        plan = make_plan(
+            shapes=["64,32,4,2"],
+            built_in=False,
+            tokens="1,2",
+            dtypes=["bfloat16"],
+            kernels=(),
+            known_kernels=("triton",),
+            rounds=1,
+            threads=1,
+            device="cuda",
+            tune=True,
+        )
+        (entry,) = tune.tune(plan, Cuda(), lines.append)
+    assert Tile(**entry["tile"]) == fitting == tiles_of("interpreted", Coding.BFLOAT16).few
+    skipped = [line for line in lines if "skips" in line]
+    assert len(skipped) == len(candidates(Coding.BFLOAT16)["few"]) - 1
+    assert "for few rows: OutOfResources: out of resource: shared memory" in skipped[0]
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake_cuda")
 def test_a_run_with_tuning_shows_what_it_chose(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -285,9 +327,6 @@ def test_a_run_with_tuning_shows_what_it_chose(
     assert (tmp_path / "eaas/tiles/interpreted.json").is_file()
 
 
-@pytest.mark.usefixtures("fake_cuda")
 def test_tuning_refuses_what_it_cannot_measure() -> None:
-    result = run("--tune", "--dtype", "int8")
-    assert "--tune --dtype int8: this kernel does not quantise to int8" in str(result.exception)
     result = CliRunner().invoke(app, ["bench", "experts", "--tune"])
     assert "--tune measures a GPU's tiles: add --device cuda" in str(result.exception)

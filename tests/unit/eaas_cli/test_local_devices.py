@@ -89,13 +89,34 @@ def test_one_gpu_is_not_shared_by_all_servers(model: Path) -> None:
     config = load_config(expert_server={"device": "cuda"})
     with pytest.raises(ConfigError, match=r"device cuda: all servers .* --devices all"):
         LocalCluster(model, config=config)
+    cluster = LocalCluster(model, servers=1, redundancy=1, config=config, attention_client=False)
+    assert cluster.servers == 1
+
+
+@pytest.mark.parametrize("device", ["cuda:00", "cuda:01", "cuda:1000"])
+def test_a_setting_takes_the_numbers_of_the_option(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"expert_server.device"):
+        load_config(expert_server={"device": device})
+
+
+def test_on_ray_a_gpu_has_no_number(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("expert_server:\n  device: cuda:1\n")
+    words = ["up", "--on", "ray", "--model", str(model), "--config", str(path)]
+    done = CliRunner().invoke(app, words)
+    assert "device cuda:1: Ray chooses each server's GPU: give cuda" in str(done.exception)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--devices", "cuda:0,cuda:1", "--servers", "3"], "leave --servers out"),
-        (["--devices", "cuda:0"], "--redundancy 2 needs as many servers, and there are 1"),
+        (
+            ["--devices", "cuda:0"],
+            "there are 1: give --redundancy 1, or more --devices",
+        ),
+        # Before GPUs are counted, which takes seconds.
+        (["--devices", "all", "--on", "ray"], "on Ray set expert_server.device: cuda"),
         (["--devices", "gpu"], "'gpu' is no GPU"),
         (["--devices", "cuda:0", "--on", "ray"], "on Ray set expert_server.device: cuda"),
     ],

@@ -46,6 +46,17 @@ def test_measured_tiles_are_those_of_their_device_and_weights(cache: Path) -> No
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
+def test_without_a_home_directory_the_codes_tiles_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", fail)
+    assert tiles_of(DEVICE, Coding.FP8) is TILES[Coding.FP8]
+
+
 @pytest.mark.parametrize(
     "content",
     [
