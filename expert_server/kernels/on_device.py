@@ -1,4 +1,4 @@
-"""Settings `device` and `kernel` of an expert server: which kernel they mean, what contradicts.
+"""Settings of an expert server: which kernel they mean, and which values contradict each other.
 
 Asks for a GPU, and looks for Triton, only where the settings name a GPU.
 """
