@@ -11,6 +11,7 @@ from balancer.policies.fractional.forecast import forecast, scenarios
 from balancer.policies.fractional.layout import (
     checked_nodes,
     checked_price,
+    is_large,
     lay_out_window,
     scenario_count,
 )
@@ -90,8 +91,6 @@ class FractionalBalancer:
         together_L = returns(
             known_NLE, np.mean(self._noise, axis=0), len(window_WLE) / len(blocks_NLE)
         )
-        if self._nodes[0] is not None:
-            together_L[:] = False
         problem = make_problem(
             blocks_NLE.mean(axis=0),
             self._servers,
@@ -100,10 +99,12 @@ class FractionalBalancer:
             self._speeds_S,
             self._apart_S,
         )
+        if self._nodes[0] is not None or is_large(int(problem.slots_LS.sum())):
+            together_L[:] = False
         load_LE = np.empty(window_WLE.shape[1:])
         load_LTE = self._means.joined() if together_L.any() else None
         if load_LTE is not None:
-            load_LE[together_L] = load_LTE.mean(axis=1)[together_L]
+            load_LE[together_L] = load_LTE.mean(axis=1, dtype=np.float64)[together_L]
         rest = np.flatnonzero(~together_L)
         parts = scenario_count(int(problem.slots_LS.sum()))
         load_BLE = np.empty((parts, 0, window_WLE.shape[2]))

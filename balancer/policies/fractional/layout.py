@@ -61,6 +61,7 @@ __all__ = [
     "checked_nodes",
     "checked_price",
     "fractional",
+    "is_large",
     "lay_out",
     "lay_out_window",
     "scenario_count",
@@ -75,7 +76,12 @@ _LARGE, _LARGE_GAIN_PART = 1 << 17, 0.25
 
 def scenario_count(slots: int) -> int:
     """Return the number of forecast loads to consider with so many slots, over all layers."""
-    return 1 if slots > _LARGE else SCENARIOS
+    return 1 if is_large(slots) else SCENARIOS
+
+
+def is_large(slots: int) -> bool:
+    """Whether a problem has so many slots, over all layers, that it is planned in less detail."""
+    return slots > _LARGE
 
 
 class Price(Protocol):
@@ -131,7 +137,8 @@ def fractional(
     window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
     means_LTE, blocks_NLE = window_means(window_WLE)
     together_L = returns(blocks_NLE, noise(window_WLE), len(window_WLE) / len(blocks_NLE))
-    if nodes[0] is not None:
+    # With so many slots the search over all iterations takes seconds.
+    if nodes[0] is not None or is_large(int(problem.slots_LS.sum())):
         together_L[:] = False
     rest = np.flatnonzero(~together_L)
     parts = scenario_count(int(problem.slots_LS.sum()))
@@ -173,7 +180,7 @@ def lay_out_window(
         threads: Number of threads for such layers; 0: one for each usable core.
     """
     # One load of many relieves little: the search would take seconds.
-    large = problem.slots_LS.sum() > _LARGE
+    large = is_large(int(problem.slots_LS.sum()))
     usual = price(problem.layers, _LARGE_GAIN_PART if large else 1.0)
     if load_LTE is None:
         return lay_out(problem, load_BLE, usual, nodes_S, most_cross_node)

@@ -14,7 +14,8 @@
 #define SCREEN 4
 #define SCREEN_FROM 8 /* vectors */
 
-/* Where iterations are in the vectors: every few of them in front. Fills order_T (NONE: no iteration), and `screen`. */
+/* The order of the iterations in the vectors: every fourth comes first, so that the first vectors are a sample.
+   Fills order_T (NONE: no iteration), and `screen`. */
 static void
 begin_order(Together *search, int32_t iterations, int32_t *order_T)
 {

@@ -66,6 +66,9 @@ class Store:
     def unload(self, what: Any) -> None:
         self.unloads.append(what)
 
+    def unload_spares(self) -> None:
+        """There are none."""
+
 
 def test_row_25_an_older_placement_that_is_sent_again(
     open_to: Callable[[Service], grpc.Channel],

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, plan
+from balancer.policies.fractional import layout as layout_module
 from balancer.policies.fractional.together import lay_out_together, noise, returns
 from balancer.policies.fractional.window import block_means
 from balancer.policies.measure import par
@@ -214,3 +215,49 @@ def test_no_expert_is_lost_where_a_server_is_all_but_stopped() -> None:
         speeds_S = [10.0**-exponent, 1, 1, 1]
         plan = FractionalBalancer(4, [4, 4, 4, 4], speeds_S=speeds_S).step(window_WLE)
         assert len(np.unique(plan.layout.expert_N)) == experts
+
+
+@pytest.mark.parametrize("servers", [2, 3, 7, 11, 13])
+def test_moves_find_another_server_in_clusters_of_any_size(servers: int) -> None:
+    """All servers but the hot one are equally full; a layout from nothing would be too dear."""
+    time_T = np.tile(np.arange(servers), 8)
+    load_TE = np.ones((len(time_T), 2 * servers), np.float32)
+    load_TE[np.repeat(np.arange(servers), 2) == time_T[:, None]] = 16
+    current_SE = np.repeat(np.eye(servers, dtype=bool), 2, axis=1)
+    problem = make_problem(load_TE.mean(axis=0)[None], servers, 2 * servers, current_SE[None])
+    holds_SE = lay_out_together(problem, load_TE[None], 0.001, anew=1e9).holds_LSE[0]
+    assert not (holds_SE[:, ::2] & holds_SE[:, 1::2]).any()
+
+
+@pytest.mark.parametrize("unit", [1e-44, 1e-41, 1e-38, 1e20])
+def test_plans_do_not_depend_on_the_unit_of_the_load(unit: float) -> None:
+    load_LTE = np.ascontiguousarray(topics(9, 96).swapaxes(0, 1), np.float32)
+    held_LSE = np.stack([np.repeat(np.eye(16, dtype=bool), 4, axis=1)] * 3)
+    problem = make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
+    value_L, other_L = (
+        objective(load_LTE, lay_out_together(problem, load, 0.0005).shares_LSE, np.ones(16))
+        for load in (load_LTE, load_LTE * np.float32(unit))
+    )
+    np.testing.assert_allclose(other_L, value_L, rtol=0.03)
+
+
+def test_a_layout_from_nothing_pays_its_price_several_times_after_a_short_window() -> None:
+    load_LTE = np.ascontiguousarray(topics(9, 96).swapaxes(0, 1), np.float32)
+    held_LSE = np.stack([np.repeat(np.eye(16, dtype=bool), 4, axis=1)] * 3)
+    problem = make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
+    loads_L, fewer_L = (
+        (lay_out_together(problem, load_LTE, 0.0005, anew=anew).holds_LSE & ~held_LSE).sum((1, 2))
+        for anew in (1.0, 1000.0)
+    )
+    assert (fewer_L < loads_L).all()
+
+
+def test_large_clusters_are_planned_for_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search over all iterations would take seconds there."""
+    window_WLE = topics(3, 256)
+    assert all(found(window_WLE))
+    small = FractionalBalancer(16, 80).step(window_WLE)
+    monkeypatch.setattr(layout_module, "_LARGE", 80)
+    monkeypatch.delattr(layout_module, "lay_out_together")
+    large = FractionalBalancer(16, 80).step(window_WLE)
+    assert (small.holds_LSE != large.holds_LSE).any()
