@@ -420,3 +420,13 @@ def test_a_read_by_the_host_is_noticed(read: Callable[[torch.Tensor], object]) -
         out = device.empty(4, dtype=torch.float32) + 1
     with pytest.raises(AssertionError, match="memory of the device"):
         read(out)
+
+
+def test_a_buffer_that_changes_too_early_is_noticed() -> None:
+    device = FakeDevice()
+    with device.batch():
+        buffer = device.pinned(16).zero_()
+        device.copy(device.empty(16, dtype=torch.uint8), buffer)
+        buffer.fill_(1)
+        with pytest.raises(AssertionError, match="before the device had read it"):
+            device.finish()
