@@ -1,5 +1,6 @@
 """Settings: one frozen object per role, read from `cluster.yaml`; `EAAS_...` variables override them."""
 
+from eaas.config.loading import load_config
 from eaas.config.settings import (
     HOLD_BACK_S,
     AttentionClientConfig,
@@ -12,7 +13,6 @@ from eaas.config.settings import (
     SchedulerConfig,
     SecurityConfig,
     TelemetryConfig,
-    load_config,
 )
 
 __all__ = [

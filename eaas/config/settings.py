@@ -1,4 +1,4 @@
-"""Settings of each role, read from `cluster.yaml`; environment variables override the file.
+"""Settings of each role, of `cluster.yaml`; environment variables override the file.
 
 A section of the file is a role (`expert_server:`), each line in it is a field. The variable of a field joins
 both with two underscores: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are errors.
@@ -6,23 +6,17 @@ both with two underscores: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are err
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
     YamlConfigSettingsSource,
 )
 
-from eaas.config.environment import ENDPOINT_VARIABLE, KEY_VARIABLE
-from eaas.config.explanations import BETWEEN, PREFIX, explain, variable
-from eaas.errors import ConfigError
+from eaas.config.explanations import BETWEEN, PREFIX
 
 __all__ = [
     "GPU_NUMBER",
@@ -37,7 +31,6 @@ __all__ = [
     "SchedulerConfig",
     "SecurityConfig",
     "TelemetryConfig",
-    "load_config",
 ]
 
 GPU_NUMBER = "(0|[1-9][0-9]{0,2})"
@@ -456,49 +449,3 @@ class ClusterConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Order the sources of settings by precedence: command line, environment, file."""
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
-
-
-def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> ClusterConfig:
-    """Read a cluster's settings for a command, from `cluster.yaml`, environment and command line.
-
-    Args:
-        path: `cluster.yaml`; None uses defaults and the environment only.
-        overrides: Fields set on the command line, by section; None values are ignored.
-
-    Raises:
-        ConfigError: The file is missing or not YAML, a key is unknown, or a value is invalid.
-    """
-    if path is not None and not path.is_file():
-        raise ConfigError(f"--config {path}: no such file; give a cluster.yaml")
-    _refuse_unknown_variables()
-    given: dict[str, Any] = {
-        section: kept
-        for section, fields in overrides.items()
-        if (kept := {name: value for name, value in fields.items() if value is not None})
-    }
-
-    class Settings(ClusterConfig):
-        model_config = SettingsConfigDict(yaml_file=path)
-
-    try:
-        return Settings(**given)
-    except ValidationError as error:
-        raise ConfigError(explain(error, path, given)) from error
-    except SettingsError as error:
-        raise ConfigError(f"environment: {error}; give JSON") from error
-    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
-        what = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not a YAML file of sections and settings: {what}") from error
-
-
-_OTHER_VARIABLES = (KEY_VARIABLE, ENDPOINT_VARIABLE)
-
-
-def _refuse_unknown_variables() -> None:
-    # pydantic ignores variables of unknown sections, so that a typo would go unnoticed.
-    for name in os.environ:
-        section = name.upper().removeprefix(PREFIX).partition(BETWEEN)[0]
-        known = section.lower() in ClusterConfig.model_fields or name.upper() in _OTHER_VARIABLES
-        if name.upper().startswith(PREFIX) and not known:
-            sections = ", ".join(variable(field) for field in ClusterConfig.model_fields)
-            raise ConfigError(f"{name}: no such setting; names begin with one of {sections}")

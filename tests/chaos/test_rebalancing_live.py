@@ -15,11 +15,10 @@ import torch
 
 from chaos_world import ChaosWorld, Client, same
 from eaas.control_plane.balancer_client import BalancerClient
-from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Placement, Role
 from eaas_cli.demo_model import write_demo_model
+from server_tokens import tokens_LE
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(4))
@@ -104,12 +103,7 @@ class Counters:
 
     def _read(self) -> np.ndarray:
         """(L, S)"""
-        columns = []
-        for name in SERVERS:
-            with channel(self._members[name].address) as line:
-                stub = expert_pb2_grpc.ExpertServiceStub(line)
-                answer = stub.ReadHotness(expert_pb2.ReadHotnessRequest(), timeout=10)
-            columns.append([sum(layer.tokens) for layer in answer.layers])
+        columns = [tokens_LE(self._members[name].address).sum(axis=1) for name in SERVERS]
         return np.array(columns, float).T
 
     def load_LS(self) -> np.ndarray:

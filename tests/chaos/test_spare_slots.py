@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from chaos_world import ChaosWorld, Client, same
-from eaas.net.grpc_client import channel
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas.types import Placement, Role
 from eaas_cli.demo_model import write_demo_model
+from server_tokens import tokens_LE
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(4))
@@ -97,13 +96,7 @@ class Calls:
 def tokens_SLE(client: Client) -> np.ndarray:
     """Tokens that each server has computed so far."""
     members = {m.id: m for m in client.cluster.session.view.live(Role.EXPERT_SERVER)}
-    found = []
-    for name in SERVERS:
-        with channel(members[name].address) as line:
-            stub = expert_pb2_grpc.ExpertServiceStub(line)
-            answer = stub.ReadHotness(expert_pb2.ReadHotnessRequest(), timeout=10)
-        found.append([list(layer.tokens) for layer in answer.layers])
-    return np.array(found)
+    return np.stack([tokens_LE(members[name].address) for name in SERVERS])
 
 
 def test_they_follow_the_load_and_survive_a_kill(chaos: ChaosWorld, model: Path) -> None:

@@ -19,10 +19,9 @@ from transformers import PreTrainedModel
 import attention_client
 from decoding import cluster_of, eager, generate, prompts
 from eaas.config import AttentionClientConfig
-from eaas.net.grpc_client import channel
-from eaas.rpc.v1 import expert_pb2, expert_pb2_grpc
 from eaas_cli.local import LocalCluster
 from interpreted_triton import needs_triton
+from server_tokens import tokens_LE
 from waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), needs_triton]
@@ -54,10 +53,7 @@ def tokens_of(cluster: LocalCluster, name: str) -> int:
     """Rows that a server has computed so far."""
     address = cluster.children[name].address
     assert address is not None
-    with channel(address) as line:
-        stub = expert_pb2_grpc.ExpertServiceStub(line)
-        answer = stub.ReadHotness(expert_pb2.ReadHotnessRequest(), timeout=10)
-    return sum(sum(layer.tokens) for layer in answer.layers)
+    return int(tokens_LE(address).sum())
 
 
 def test_two_gpus_a_cpu_beside_one_and_kills(
