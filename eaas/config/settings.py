@@ -6,6 +6,7 @@ both with two underscores: `EAAS_EXPERT_SERVER__THREADS=2`. Unknown keys are err
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
