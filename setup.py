@@ -1,5 +1,7 @@
 """The compiled parts: slots, dispatch, splits, selection, planning, the kernel, a benchmark's floor."""
 
+import os
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -14,7 +16,12 @@ FLOOR = Extension(
 
 
 class BuildInClone(build_ext):
-    """Builds the benchmarks' extension in a clone alone: wheels hold no benchmarks."""
+    """Builds on all cores, and the benchmarks' extension in a clone alone: wheels hold no benchmarks."""
+
+    def finalize_options(self) -> None:
+        """Compile as many extensions at a time as there are cores."""
+        super().finalize_options()
+        self.parallel = self.parallel or len(os.sched_getaffinity(0))
 
     def run(self) -> None:
         """Build."""

@@ -1,0 +1,159 @@
+"""Install into a virtual environment with uv, with a CPU build of torch from PyTorch's index where it answers.
+
+python3 deploy/install.py VENV ARGUMENTS_OF_UV_PIP_INSTALL...
+
+The environment is made if it does not exist. pip installs uv, into a temporary directory, and uv reads pip's
+configuration from here: indexes, local wheels, certificates and proxies are the user's. TORCH_INDEX in the
+environment names a mirror of PyTorch's index; empty: torch comes from the other indexes.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_PATIENCE_S = 5.0
+# pip's settings, and uv's options for them. Those with several values separate them by white space.
+_OPTIONS = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "constraint": "--constraints",
+    "trusted-host": "--allow-insecure-host",
+    "cert": "--cert",
+    "no-index": "--no-index",
+}
+
+
+def main(venv: Path, arguments: Sequence[str]) -> None:
+    """Make the environment and install; a machine that lacks something ends this with one line."""
+    began = time.monotonic()
+    refuse_unfit_machine()
+    if not (venv / "bin/python").exists():
+        _run([sys.executable, "-m", "venv", str(venv)])
+    python = venv / "bin/python"
+    pip = [str(python), "-m", "pip"]
+    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
+        # An environment without pip, as an image has it.
+        pip = [sys.executable, "-m", "pip"]
+    index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
+    has_cpu_builds = bool(index) and answers(index)
+    print(source_of_torch(index, has_cpu_builds), flush=True)
+    with tempfile.TemporaryDirectory() as tools:
+        constraints = ["-c", str(ROOT / "constraints.txt")]
+        _run([*pip, "install", "-q", "--disable-pip-version-check", "--target", tools, *constraints, "uv"])
+        configured = _output([*pip, "config", "list"])
+        command = [f"{tools}/bin/uv", "pip", "install", "--no-config", "--system-certs"]
+        command += ["--python", str(python), "--index-strategy", "unsafe-best-match"]
+        if not sys.stderr.isatty():
+            command.append("--quiet")
+        if has_cpu_builds:
+            command += ["--index", index]
+        settings = pip_settings(configured)
+        done = subprocess.run(
+            [*command, *uv_options(settings), *arguments], env=os.environ | uv_variables(settings)
+        )
+    if done.returncode:
+        sys.exit(f"{venv}: the installation failed, see above")
+    print(f"{venv}: installed in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def refuse_unfit_machine() -> None:
+    """Exit with one line if Python is too old, or if it, a compiler or C headers are not all there."""
+    if sys.version_info < (3, 11):
+        sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ...")
+    missing = []
+    if find_spec("ensurepip") is None and find_spec("pip") is None:
+        missing.append("python3-venv")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append("python3-dev")
+    if not any(map(shutil.which, (os.environ.get("CC", "gcc").split()[0], "gcc"))):
+        missing.append("gcc libc6-dev")
+    if missing:
+        names = " ".join(missing)
+        sys.exit(f"this machine lacks {names}; on Debian and Ubuntu: sudo apt-get install {names}")
+
+
+def answers(index: str) -> bool:
+    """Whether an index answers in a few seconds and has builds of torch."""
+    try:
+        with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=_PATIENCE_S) as page:
+            return b"torch-" in page.read()
+    except (OSError, ValueError):  # no answer, a refusal, or no URL
+        return False
+
+
+def source_of_torch(index: str, has_cpu_builds: bool) -> str:
+    """Say in one line where torch comes from, and what that costs."""
+    if has_cpu_builds:
+        return f"torch: the CPU build of {index}"
+    if not index:
+        return "torch: what the configured index has; on x86 a build for CUDA, with about 4 GB of libraries"
+    return (
+        f"torch: {index} does not answer, so torch is what pip's configuration finds; from the public index on "
+        "x86 that is a build for CUDA, with about 4 GB of libraries (TORCH_INDEX=URL names a mirror)"
+    )
+
+
+def pip_settings(listed: str) -> dict[str, list[str]]:
+    """Read the output of `pip config list`; a file nearer to the user, and then the environment, overrides.
+
+    `pip install`'s own section overrides the global one.
+    """
+    found: dict[tuple[bool, str], list[str]] = {}
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if section in ("global", "install", ":env:") and value:
+            found[section != "global", key] = str(ast.literal_eval(value)).split()
+    return {key: found[place, key] for place, key in sorted(found)}
+
+
+def uv_options(settings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Translate pip's settings into options of uv."""
+    options: list[str] = []
+    for name, option in _OPTIONS.items():
+        for value in settings.get(name, ()):
+            if option == "--no-index":
+                options += [option] if value.lower() in ("1", "true", "yes", "on") else []
+            else:
+                options += [option, value]
+    return options
+
+
+def uv_variables(settings: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Translate those of pip's settings for which uv has variables of the environment alone."""
+    found = {"UV_HTTP_TIMEOUT": value for value in settings.get("timeout", ())}
+    for value in settings.get("proxy", ()):
+        found |= {"HTTP_PROXY": value, "HTTPS_PROXY": value}
+    return found
+
+
+def _run(command: Sequence[str]) -> None:
+    if status := subprocess.run(command).returncode:
+        sys.exit(status)
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), sys.argv[2:])
