@@ -42,7 +42,7 @@ SOURCES := pyproject.toml constraints.txt setup.py deploy/install.py \
 setup: $(VENV)/.serving
 
 $(VENV)/.serving: $(SOURCES)
-	$(INSTALL) $(VENV) -c constraints.txt --reinstall-package expert-as-a-service \
+	@$(INSTALL) $(VENV) -c constraints.txt --reinstall-package expert-as-a-service \
 	  --editable '.[serve,server$(if $(DEVICES),$(COMMA)triton)]'
 	@touch $@
 
@@ -50,7 +50,7 @@ $(VENV)/.serving: $(SOURCES)
 setup-dev: $(VENV)/.development
 
 $(VENV)/.development: $(SOURCES)
-	$(INSTALL) $(VENV) -c constraints.txt --reinstall-package expert-as-a-service --editable '.[dev]'
+	@$(INSTALL) $(VENV) -c constraints.txt --reinstall-package expert-as-a-service --editable '.[dev]'
 	@touch $@ $(VENV)/.serving
 
 # An environment with vLLM, an expert server and the dashboard, for `make up ENGINE=vllm`.
@@ -58,7 +58,7 @@ setup-vllm: $(VLLM_VENV)/.serving
 
 # vLLM decides the versions. torchvision, torchaudio and torchcodec are builds for CUDA, and no text model needs them.
 $(VLLM_VENV)/.serving: $(SOURCES)
-	printf '%s\n' torchvision torchaudio torchcodec | \
+	@printf '%s\n' torchvision torchaudio torchcodec | \
 	  $(INSTALL) $(VLLM_VENV) --excludes - --reinstall-package expert-as-a-service '$(VLLM)' --editable '.[server,vllm]'
 	@touch $@
 
