@@ -1,5 +1,5 @@
 # Two commands are enough: `make up` serves a model, `make test` tests a change.
-.PHONY: setup setup-dev setup-vllm up test test-nightly nightly-tests test-gpu test-nodes test-compose fuzz sim soak bench-client docs lint format proto clean
+.PHONY: setup setup-dev setup-vllm up test test-nightly nightly-tests test-gpu test-nodes test-compose fuzz sim soak bench-client docs check-pins lint format proto clean
 .DELETE_ON_ERROR:
 
 # Keep compiled modules: without them, each command compiles all of ours.
@@ -142,6 +142,10 @@ bench-client: setup-dev .venv-bench/.installed
 # Build the site into site/; a broken link or anchor is an error.
 docs: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Whether the pins fit together for every environment and Python, on the public index without local wheels.
+check-pins: setup-dev
+	@$(BIN)/python deploy/check_pins.py '$(VLLM)'
 
 lint: setup-dev proto docs
 	$(BIN)/ruff check .

@@ -66,7 +66,8 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
             [*command, *uv_options(settings), *arguments], env=os.environ | uv_variables(settings)
         )
     if done.returncode:
-        sys.exit(f"{venv}: the installation failed, see above")
+        hint = "" if has_cpu_builds else f"; if torch with +cpu is missing, only {index or TORCH_INDEX} has it"
+        sys.exit(f"{venv}: the installation failed, see above{hint}")
     print(f"{venv}: installed in {time.monotonic() - began:.0f} s", flush=True)
 
 

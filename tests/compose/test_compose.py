@@ -49,7 +49,7 @@ def model(checkpoint: Callable[[], Path]) -> Path:
 @contextlib.contextmanager
 def cluster(*more: str, model: Path | None = None) -> Iterator[Compose]:
     """A healthy cluster that leaves nothing behind."""
-    compose = Compose("deploy/compose.yaml", *more, "tests/compose/patient.yaml", model=model)
+    compose = Compose("compose.yaml", *more, "tests/compose/patient.yaml", model=model)
     try:
         compose.up("--build")
         yield compose

@@ -22,8 +22,9 @@ from balancer.metrics import BalancerMetrics
 from eaas.config import BalancerConfig
 from eaas.types import Member, MemberState, Placement, Role
 
-DEPLOY = Path(__file__).parents[3] / "deploy"
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/eaas.json").read_text())
 SOURCE = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
 
