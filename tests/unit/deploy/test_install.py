@@ -1,0 +1,112 @@
+"""Set-up: pip's configuration in uv's words, PyTorch's index asked first, and a machine that lacks something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from deploy.install import answers, pip_settings, uv_options, uv_variables
+from service_box import free_port
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def index(status: int, body: bytes) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = status if self.path == "/whl/torch/" else 404
+            self.send_response(found)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/whl"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_an_index_with_torch_answers(slash: str) -> None:
+    with index(200, b'<a href="torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl">') as url:
+        assert answers(url + slash)
+
+
+@pytest.mark.parametrize(("status", "body"), [(404, b""), (503, b"torch-1"), (200, b"Sign in")])
+def test_a_refusal_or_another_page_is_no_index(status: int, body: bytes) -> None:
+    with index(status, body) as url:
+        assert not answers(url)
+
+
+@pytest.mark.parametrize("url", ["", "no URL", "http://[", f"http://127.0.0.1:{free_port()}"])
+def test_without_an_answer_there_is_no_index(url: str) -> None:
+    assert not answers(url)
+
+
+def test_the_nearer_of_pips_settings_holds() -> None:
+    listed = (
+        "global.index-url='https://far.example/simple'\n"
+        "global.extra-index-url='https://a.example https://b.example'\n"
+        "install.find-links='/wheels\\n/more'\n"
+        "list.format='columns'\n"
+        ":env:.index-url='https://near.example/simple'\n"
+        ":env:.disable-pip-version-check='1'\n"
+    )
+    settings = pip_settings(listed)
+    assert settings["index-url"] == ["https://near.example/simple"]
+    assert settings["extra-index-url"] == ["https://a.example", "https://b.example"]
+    assert settings["find-links"] == ["/wheels", "/more"]
+    assert "format" not in settings
+
+
+def test_pips_settings_become_options_of_uv() -> None:
+    settings = {
+        "index-url": ["https://near.example/simple"],
+        "extra-index-url": ["https://a.example", "https://b.example"],
+        "find-links": ["/wheels"],
+        "disable-pip-version-check": ["1"],
+        "timeout": ["60"],
+        "proxy": ["http://proxy.example:3128"],
+    }
+    assert uv_options(settings) == [
+        *("--default-index", "https://near.example/simple"),
+        *("--index", "https://a.example", "--index", "https://b.example"),
+        *("--find-links", "/wheels"),
+    ]
+    proxy = {"HTTP_PROXY": "http://proxy.example:3128", "HTTPS_PROXY": "http://proxy.example:3128"}
+    assert uv_variables(settings) == {"UV_HTTP_TIMEOUT": "60", **proxy}
+
+
+@pytest.mark.parametrize(("value", "options"), [("1", ["--no-index"]), ("false", [])])
+def test_no_index_is_a_switch(value: str, options: list[str]) -> None:
+    assert uv_options({"no-index": [value]}) == options
+
+
+def test_a_machine_without_a_compiler_gets_one_line_and_no_environment(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "deploy/install.py", tmp_path / "venv", "--editable", "."],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "apt-get install gcc" in line
+    assert os.listdir(tmp_path) == []
