@@ -101,7 +101,7 @@ def test_the_files_are_mounted_where_they_are_read() -> None:
         for volume in COMPOSE["services"][name]["volumes"]
     )
     for source in mounts.values():
-        assert (DEPLOY / source).exists()
+        assert (ROOT / source).exists()
     config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     assert [f"/etc/prometheus/{name}" in mounts for name in config["rule_files"]] == [True]
     providers = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/eaas.yaml").read_text())
@@ -109,7 +109,7 @@ def test_the_files_are_mounted_where_they_are_read() -> None:
     environment = COMPOSE["services"]["grafana"]["environment"]
     home = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert str(home.parent) == provider["options"]["path"]
-    assert (DEPLOY / mounts[str(home.parent)] / home.name).exists()
+    assert (ROOT / mounts[str(home.parent)] / home.name).exists()
 
 
 def test_services_and_ports() -> None:
