@@ -61,8 +61,24 @@ def main(vllm: str) -> None:
 
 def resolve(what: str, python: str, arguments: Sequence[str]) -> str:
     """Resolve for a version of Python; return the resolver's words if there is no solution, else nothing."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--no-python-downloads", "-q"]
-    command += ["--system-certs", "--python-version", python, "--output-file", os.devnull, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "--no-config",
+        "--no-python-downloads",
+        "-q",
+    ]
+    command += [
+        "--system-certs",
+        "--python-version",
+        python,
+        "--output-file",
+        os.devnull,
+        *arguments,
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
     return f"{what}: {done.stderr}" if done.returncode else ""

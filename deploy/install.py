@@ -53,7 +53,18 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
     print(source_of_torch(index, has_cpu_builds), flush=True)
     with tempfile.TemporaryDirectory() as tools:
         constraints = ["-c", str(ROOT / "constraints.txt")]
-        _run([*pip, "install", "-q", "--disable-pip-version-check", "--target", tools, *constraints, "uv"])
+        _run(
+            [
+                *pip,
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "--target",
+                tools,
+                *constraints,
+                "uv",
+            ]
+        )
         configured = _output([*pip, "config", "list"])
         command = [f"{tools}/bin/uv", "pip", "install", "--no-config", "--system-certs"]
         command += ["--python", str(python), "--index-strategy", "unsafe-best-match"]
@@ -66,7 +77,11 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
             [*command, *uv_options(settings), *arguments], env=os.environ | uv_variables(settings)
         )
     if done.returncode:
-        hint = "" if has_cpu_builds else f"; if torch with +cpu is missing, only {index or TORCH_INDEX} has it"
+        hint = (
+            ""
+            if has_cpu_builds
+            else f"; if torch with +cpu is missing, only {index or TORCH_INDEX} has it"
+        )
         sys.exit(f"{venv}: the installation failed, see above{hint}")
     print(f"{venv}: installed in {time.monotonic() - began:.0f} s", flush=True)
 

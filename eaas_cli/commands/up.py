@@ -15,7 +15,7 @@ from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas.log import print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
-from eaas_cli.commands.greeting import greet, key_file
+from eaas_cli.commands.greeting import greet, key_file, passes_text
 from eaas_cli.commands.loading import loading_shown, loading_text, print_lines
 from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Model, ServedModelName, Tls
 from eaas_cli.commands.servers import balancer_address
@@ -168,6 +168,7 @@ def up(
                 greet(
                     cluster,
                     {child.name: child.kernel for child in cluster.children.values()},
+                    passes_text(engine, settings),
                     str(cluster.log_dir or _NO_LOGS),
                     "kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.",
                 )

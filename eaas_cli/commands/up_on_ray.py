@@ -208,6 +208,7 @@ def _print_summary(cluster: RayCluster, nodes: list[Node], took_s: float) -> Non
     greet(
         cluster,
         kernels,
+        "",
         "in Ray's log directory of each node (`ray logs`)",
         "`eaas scale 4`, or kill -9 an expert server on its node. `eaas down` ends the cluster.",
     )

@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.timeout(_RUN_S + 100),
     pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("debootstrap") is None, reason="needs root and debootstrap"
+        os.geteuid() != 0 or shutil.which("debootstrap") is None,
+        reason="needs root and debootstrap",
     ),
 ]
 
