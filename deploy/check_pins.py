@@ -2,9 +2,8 @@
 
 python deploy/check_pins.py    # in the root; needs uv, as `make setup-dev` installs it
 
-Local wheels would hide a contradiction, so pip's configuration is not read, except for a mirror of the public index
-and what reaches it. PyTorch's index is played by a local server, which has a CPU build of torch without content: a
-resolver reads nothing else.
+Local wheels would hide a contradiction, so of pip's configuration only a mirror of the public index counts. A
+local server plays PyTorch's index: its CPU build of torch is metadata alone, as a resolver reads no more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Install into a virtual environment with uv, with a CPU build of torch from PyTorch's index where it answers.
+"""Install into a virtual environment with uv; a CPU build of torch from PyTorch's index, where that answers.
 
 python3 deploy/install.py VENV ARGUMENTS_OF_UV_PIP_INSTALL...
 
@@ -52,19 +52,8 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
     has_cpu_builds = bool(index) and answers(index)
     print(source_of_torch(index, has_cpu_builds), flush=True)
     with tempfile.TemporaryDirectory() as tools:
-        constraints = ["-c", str(ROOT / "constraints.txt")]
-        _run(
-            [
-                *pip,
-                "install",
-                "-q",
-                "--disable-pip-version-check",
-                "--target",
-                tools,
-                *constraints,
-                "uv",
-            ]
-        )
+        quiet = ["--quiet", "--disable-pip-version-check", "--target", tools]
+        _run([*pip, "install", *quiet, "-c", str(ROOT / "constraints.txt"), "uv"])
         configured = _output([*pip, "config", "list"])
         command = [f"{tools}/bin/uv", "pip", "install", "--no-config", "--system-certs"]
         command += ["--python", str(python), "--index-strategy", "unsafe-best-match"]
@@ -77,18 +66,15 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
             [*command, *uv_options(settings), *arguments], env=os.environ | uv_variables(settings)
         )
     if done.returncode:
-        hint = (
-            ""
-            if has_cpu_builds
-            else f"; if torch with +cpu is missing, only {index or TORCH_INDEX} has it"
-        )
+        where = index or TORCH_INDEX
+        hint = "" if has_cpu_builds else f"; if torch with +cpu is missing: {where} has it"
         sys.exit(f"{venv}: the installation failed, see above{hint}")
     print(f"{venv}: installed in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def refuse_unfit_machine() -> None:
     """Exit with one line if Python is too old, or if it, a compiler or C headers are not all there."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (an older Python may run this file)
         sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ...")
     missing = []
     if find_spec("ensurepip") is None and find_spec("pip") is None:
@@ -116,10 +102,10 @@ def source_of_torch(index: str, has_cpu_builds: bool) -> str:
     if has_cpu_builds:
         return f"torch: the CPU build of {index}"
     if not index:
-        return "torch: what the configured index has; on x86 a build for CUDA, with about 4 GB of libraries"
+        return "torch: as pip's configuration finds it; from the public index on x86 4 GB larger, for CUDA"
     return (
-        f"torch: {index} does not answer, so torch is what pip's configuration finds; from the public index on "
-        "x86 that is a build for CUDA, with about 4 GB of libraries (TORCH_INDEX=URL names a mirror)"
+        f"torch: {index} does not answer, so it comes as pip's configuration finds it; from the public index "
+        "on x86 that is 4 GB larger, for CUDA (TORCH_INDEX=URL names a mirror)"
     )
 
 
@@ -151,10 +137,13 @@ def uv_options(settings: Mapping[str, Sequence[str]]) -> list[str]:
 
 def uv_variables(settings: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Translate those of pip's settings for which uv has variables of the environment alone."""
-    found = {"UV_HTTP_TIMEOUT": value for value in settings.get("timeout", ())}
-    for value in settings.get("proxy", ()):
-        found |= {"HTTP_PROXY": value, "HTTPS_PROXY": value}
-    return found
+    variables = {"timeout": ["UV_HTTP_TIMEOUT"], "proxy": ["HTTP_PROXY", "HTTPS_PROXY"]}
+    return {
+        variable: settings[name][0]
+        for name, names in variables.items()
+        if name in settings
+        for variable in names
+    }
 
 
 def _run(command: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The first command of README on Debian as it comes: an ordinary user, no local wheels, an empty environment."""
+"""README's first command on Debian as it comes: an ordinary user, no local wheels, an empty environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set-up: pip's configuration in uv's words, PyTorch's index asked first, and a machine that lacks something."""
+"""Set-up: pip's configuration in uv's words, PyTorch's index first, and a machine that lacks something."""
 
 from __future__ import annotations
 
