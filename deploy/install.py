@@ -161,4 +161,7 @@ def _output(command: Sequence[str]) -> str:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except KeyboardInterrupt:
+        sys.exit(130)
