@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,7 +19,11 @@ from decoding import eager
 from eaas_cli.local import LocalCluster
 from waiting import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
+]
 
 COMPILE_S = 330.0
 TOKENS = 24

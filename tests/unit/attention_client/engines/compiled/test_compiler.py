@@ -23,6 +23,11 @@ def compiler(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> PassCompiler:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # No test compiles; each gets beyond the look for a compiler.
+    program = tmp_path / "bin/g++"
+    program.parent.mkdir()
+    program.symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     return PassCompiler(Checkpoint.open(checkpoint()), 1)
 
 
