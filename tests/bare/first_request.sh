@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# What a newcomer does first: `make up` in a fresh clone, and a request. Prints how long it took, how much disk it
-# takes, and the answer; fails if there is none. Arguments are those of make.
+# Start a cluster of the demo model in a fresh clone by the first command that README gives, and send a request.
+# Prints how long it took, how much disk .venv takes, and the answer; fails if there is none.
+#
+#   first_request.sh PORT COMMAND...
 set -euo pipefail
-port=${PORT:-8000}
+port=$1
+shift
 SECONDS=0
-make up PORT="$port" "$@" > up.log 2>&1 &
+"$@" > up.log 2>&1 &
 up=$!
 trap 'kill "$up" 2> /dev/null || true; wait "$up" || true; cat up.log' EXIT
 until curl -sf "http://127.0.0.1:$port/v1/models" > /dev/null; do
