@@ -13,6 +13,10 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 # gRPC logs a line for each failed TLS handshake, so anybody who can connect could fill the disk.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+# The processes that this program starts import what is installed. In a clone, Python would look there first, where
+# an installed wheel leaves no compiled modules.
+os.environ.setdefault("PYTHONSAFEPATH", "1")
+
 # Modules of the extra `cli`.
 _CLI = ("typer", "rich", "httpx")
 
