@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 import eaas
 from cli_options import OPTIONS
 from eaas.errors import ConfigError
+from eaas_cli import endpoint
 from eaas_cli.commands import app, placement
 from eaas_cli.endpoint import unreachable_error
+from eaas_cli.local.running_clusters import Up
 
 ROOT = Path(__file__).parents[3]
 
@@ -156,4 +158,16 @@ def test_an_unreachable_endpoint_is_one_line() -> None:
     message = unreachable_error("http://x", caught.value)
     assert "\n" not in message
     assert "404" in message
+    assert message.count("http://x") == 1
     assert "ReadTimeout" in unreachable_error("http://x", httpx.ReadTimeout(""))
+
+
+def test_the_address_of_an_own_cluster_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    up = Up("http://127.0.0.1:1", "", 1, 1, 1.0)
+    monkeypatch.setattr(endpoint, "latest_up", lambda: up)
+    message = unreachable_error("http://127.0.0.1:1/v1", httpx.ReadTimeout(""))
+    expected = "http://127.0.0.1:1/v1: your `eaas up` there does not answer (ReadTimeout)"
+    assert message == expected
+    assert "your last `eaas up` is at http://127.0.0.1:1:" in unreachable_error(
+        "http://127.0.0.1:2", httpx.ReadTimeout("")
+    )
