@@ -134,6 +134,21 @@ def test_malformed_files_of_the_kernel(tmp_path: Path, text: str) -> None:
     assert free_bytes(tree.root) is None
 
 
+LINES = st.lists(st.text("0:/-. \\cpu,mory2grax", max_size=40), max_size=4).map("\n".join)
+
+
+@given(own=LINES, mounted=LINES)
+def test_any_text_in_the_kernels_files_is_read(own: str, mounted: str) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        tree = CgroupTree(Path(root))
+        (tree.root / "proc/self/cgroup").write_text(own)
+        (tree.root / "proc/self/mountinfo").write_text(
+            f"{mounted}\n1 2 0:3 / {mounted[:9]} rw - cgroup2 x rw"
+        )
+        assert core_quota(tree.root) is None
+        assert free_bytes(tree.root) is None
+
+
 def test_without_control_groups(tmp_path: Path) -> None:
     assert core_quota(tmp_path) is None
     assert free_bytes(tmp_path) is None

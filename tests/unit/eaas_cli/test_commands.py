@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 import eaas
 from cli_options import OPTIONS
 from eaas.errors import ConfigError
-from eaas_cli import endpoint
 from eaas_cli.commands import app, placement
 from eaas_cli.endpoint import unreachable_error
-from eaas_cli.local.running_clusters import Up
+from eaas_cli.local.running_clusters import recorded
 
 ROOT = Path(__file__).parents[3]
 
@@ -162,12 +161,10 @@ def test_an_unreachable_endpoint_is_one_line() -> None:
     assert "ReadTimeout" in unreachable_error("http://x", httpx.ReadTimeout(""))
 
 
-def test_the_address_of_an_own_cluster_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    up = Up("http://127.0.0.1:1", "", 1, 1, 1.0)
-    monkeypatch.setattr(endpoint, "latest_up", lambda: up)
-    message = unreachable_error("http://127.0.0.1:1/v1", httpx.ReadTimeout(""))
-    expected = "http://127.0.0.1:1/v1: your `eaas up` there does not answer (ReadTimeout)"
-    assert message == expected
-    assert "your last `eaas up` is at http://127.0.0.1:1:" in unreachable_error(
-        "http://127.0.0.1:2", httpx.ReadTimeout("")
-    )
+def test_the_address_of_an_own_cluster_is_named_once() -> None:
+    timeout = httpx.ReadTimeout("")
+    with recorded("http://127.0.0.1:1", ""):
+        told = "http://localhost:1/v1: your `eaas up` there does not answer (ReadTimeout)"
+        assert unreachable_error("http://localhost:1/v1", timeout) == told
+        elsewhere = unreachable_error("http://127.0.0.1:2", timeout)
+    assert "; your last `eaas up` is at http://127.0.0.1:1: " in elsewhere
