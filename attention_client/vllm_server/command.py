@@ -131,7 +131,8 @@ def environment(
     made.setdefault(_STEP_VARIABLE, str(int(max(_LEAST_STEP_S, patience_s + _STEP_MARGIN_S))))
     if on_cpu and has_quota():
         # vLLM would start a thread for each core that it may bind.
-        made |= {"OMP_NUM_THREADS": str(usable_cores()), _BIND_VARIABLE: "nobind"} | made
+        made.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+        made.setdefault(_BIND_VARIABLE, "nobind")
     if on_cpu and not _CACHE_OPTIONS.intersection(_option_names(options)):
         made.setdefault(_CACHE_VARIABLE, str(_default_cache()))
     plugins = made.get("VLLM_PLUGINS")
