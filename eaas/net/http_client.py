@@ -1,6 +1,6 @@
 """HTTP clients of commands and roles: which of the environment's proxies and certificates count for a URL.
 
-A proxy cannot reach this machine's loopback, so nothing of the environment counts there.
+A proxy cannot reach this machine's loopback, and http:// needs no certificates.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def failure(url: str, error: Exception) -> str:
 def _made(kind: Callable[..., _Client], url: str, settings: dict[str, Any]) -> _Client:
     name, proxy = _proxy(url)
     try:
-        if urlsplit(url).scheme == "https" and not is_loopback(url):
+        if urlsplit(url).scheme == "https":
             settings["verify"] = httpx.create_ssl_context()
     except OSError as error:
         what = next(
