@@ -5,15 +5,44 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from eaas import control_groups
 from eaas.errors import ConfigError
 
-__all__ = ["bind_thread", "refuse_other_core", "server_core", "threads_on_any_core", "usable_cores"]
+__all__ = [
+    "bind_thread",
+    "has_quota",
+    "limit_thread_pools",
+    "refuse_other_core",
+    "server_core",
+    "threads_on_any_core",
+    "usable_cores",
+]
 
 
-def usable_cores() -> int:
-    """Number of CPU cores that a container or `taskset` leaves this process; thread counts follow it."""
-    return len(os.sched_getaffinity(0))
+def usable_cores(root: Path = control_groups.ROOT) -> int:
+    """Number of CPU cores that `taskset` and the control groups leave this process, rounded down, at least 1.
+
+    Thread counts follow it: more threads than a quota pays for spin against each other.
+    """
+    cores, quota = len(os.sched_getaffinity(0)), control_groups.core_quota(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def has_quota() -> bool:
+    """Whether this process has less processor time than cores."""
+    return usable_cores() < len(os.sched_getaffinity(0))
+
+
+def limit_thread_pools() -> None:
+    """Tell OpenMP and OpenBLAS of a quota, before they are imported, because they count the affinity alone.
+
+    A number that the user has set stays.
+    """
+    if has_quota():
+        # OpenBLAS reads it, too.
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 
 
 def server_core(engine: str, cores: Sequence[int], index: int) -> int | None:

@@ -9,7 +9,8 @@ import httpx
 
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas_cli.local.running_clusters import latest_up
+from eaas.net.http_client import failure, http_client
+from eaas_cli.local.running_clusters import latest_up, up_at
 
 __all__ = [
     "ANSWER_S",
@@ -39,7 +40,8 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
     headers = authorization(key_file)
     try:
         url = f"{base_url(endpoint)}/eaas/v1/status"
-        response = httpx.get(url, headers=headers, timeout=ANSWER_S)
+        with http_client(url, headers=headers, timeout=ANSWER_S) as http:
+            response = http.get(url)
         if response.status_code == httpx.codes.UNAUTHORIZED:
             check(response)
         response.raise_for_status()
@@ -79,8 +81,9 @@ def base_url(endpoint: str) -> str:
 
 def unreachable_error(endpoint: str, error: Exception) -> str:
     """Build the error text for an endpoint that does not answer; it names this user's last `eaas up`."""
-    # Only the first line, because httpx adds a second one with a link.
-    why = str(error).partition("\n")[0] or type(error).__name__
+    why = failure(endpoint, error)
+    if up_at(endpoint) is not None:
+        return f"{endpoint}: your `eaas up` there does not answer ({why})"
     up = latest_up()
     running = (
         "no `eaas up` of yours runs" if up is None else f"your last `eaas up` is at {up.endpoint}"

@@ -34,6 +34,10 @@ _runtime = tempfile.TemporaryDirectory(prefix="eaas-tests-")
 os.environ["XDG_RUNTIME_DIR"] = _runtime.name
 os.environ["XDG_CACHE_HOME"] = str(Path(_runtime.name, "cache"))
 
+# Clients of the tests' own call clusters on loopback.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "localhost,127.0.0.1,::1")))
+
 # A compilation takes a core for half a minute. The tests of compiled passes turn it on.
 os.environ["EAAS_ATTENTION_CLIENT__COMPILE"] = "false"
 

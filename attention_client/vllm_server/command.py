@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,9 @@ from attention_client.engines.vllm.contract import LOAD_FORMAT
 from attention_client.engines.vllm.lifeline import SUPERVISOR_VARIABLE, supervisor_text
 from attention_client.engines.vllm.settings import NOT_QUANTIZED, SECTION, EngineSettings
 from attention_client.vllm_server.settings import EndpointSettings
+from eaas.cores import has_quota, usable_cores
 from eaas.errors import ConfigError
+from eaas.free_memory import free_bytes
 from eaas.launcher_pipe import READY_VARIABLE
 
 __all__ = ["environment", "not_quantized", "refuse_options", "words"]
@@ -23,6 +24,7 @@ _OVERRIDES = "--hf-overrides"
 _GRACE_S = 1
 _STEP_VARIABLE = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 _LEAST_STEP_S, _STEP_MARGIN_S = 300, 60
+_BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 _CACHE_OPTIONS = frozenset({"--kv-cache-memory-bytes", "--gpu-memory-utilization"})
 _GIB = 1 << 30
@@ -127,6 +129,10 @@ def environment(
     made |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     # vLLM gives a step up after this time, in which a batch may wait for experts.
     made.setdefault(_STEP_VARIABLE, str(int(max(_LEAST_STEP_S, patience_s + _STEP_MARGIN_S))))
+    if on_cpu and has_quota():
+        # vLLM would start a thread for each core that it may bind.
+        made.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+        made.setdefault(_BIND_VARIABLE, "nobind")
     if on_cpu and not _CACHE_OPTIONS.intersection(_option_names(options)):
         made.setdefault(_CACHE_VARIABLE, str(_default_cache()))
     plugins = made.get("VLLM_PLUGINS")
@@ -142,6 +148,5 @@ def _option_names(options: Sequence[str]) -> list[str]:
 
 
 def _default_cache() -> int:
-    """GiB of the key-value cache, by the free memory of this machine."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(_MOST_CACHE, max(_LEAST_CACHE, free // _CACHE_PART // _GIB))
+    """GiB of the key-value cache, by the free memory."""
+    return min(_MOST_CACHE, max(_LEAST_CACHE, free_bytes() // _CACHE_PART // _GIB))

@@ -15,11 +15,11 @@ import torch
 from benchmarks.dispatch.caller import Caller, Request
 from benchmarks.dispatch.plan import Plan
 from benchmarks.dispatch.server import kernel_server
+from eaas.free_memory import free_bytes
 from eaas_cli.bench.experts.cpu import settle
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches
 from eaas_cli.bench.figures import figure
-from eaas_cli.bench.machine import available_bytes
 from eaas_cli.bench.worker import Worker, working
 from eaas_cli.local.fork_server import ForkServer
 
@@ -35,7 +35,7 @@ def lack_of_memory(layer: Shape) -> str:
     """Reason why memory does not suffice to measure the layer; empty if it does."""
     # Room for the random weights, the kernel's copy, and the processes with torch.
     needed = 2 * layer.num_experts * layer.expert_size * _BFLOAT16_BYTES + _PROCESS_BYTES
-    available = available_bytes()
+    available = free_bytes()
     if needed <= available:
         return ""
     return f"needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"

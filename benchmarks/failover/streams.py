@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from eaas.net.api_keys import authorization
+from eaas.net.http_client import async_http_client
 from eaas_cli.bench.stream import Answer, ask
 
 __all__ = ["Round", "Streams"]
@@ -92,8 +93,9 @@ class Streams:
         self._round.ended_s = time.monotonic()
 
     async def _all(self) -> None:
-        async with httpx.AsyncClient(
-            headers=authorization(), timeout=httpx.Timeout(10.0, read=_READ_S)
+        timeout = httpx.Timeout(10.0, read=_READ_S)
+        async with async_http_client(
+            self._endpoint(), headers=authorization(), timeout=timeout
         ) as client:
             done = asyncio.gather(*(self._one(client, prompt) for prompt in self._prompts))
             while not done.done():

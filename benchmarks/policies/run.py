@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import time
@@ -16,6 +15,7 @@ from balancer.policies import Plan, names, plan
 from benchmarks.policies.loads import loads
 from benchmarks.policies.memory import peak_mb
 from benchmarks.policies.sizes import Size
+from eaas.cores import usable_cores
 from eaas_cli.bench.machine import processor
 from eaas_cli.option_values import known
 
@@ -92,7 +92,7 @@ def bench_policies(
                 }
             )
     return {
-        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "machine": {"processor": processor(), "cores": usable_cores()},
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "rounds": rounds,
         "rows": rows,

@@ -16,6 +16,7 @@ from typing import IO
 
 import httpx
 
+from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 
 __all__ = ["ROOT", "cluster", "llama_server", "own_python", "plain_vllm"]
@@ -47,7 +48,7 @@ def llama_server(binary: Path, gguf: Path, streams: int, tokens: int) -> Iterato
     """llama.cpp's server, with a slot of so many tokens for each stream; yields its URL."""
     port = _free_port()
     slots = ("--parallel", str(streams), "--ctx-size", str(streams * tokens))
-    cores = str(len(os.sched_getaffinity(0)))
+    cores = str(usable_cores())
     # No copies of finished prompts: none comes again.
     settings = ("--threads", cores, "--flash-attn", "on", "--cache-ram", "0")
     where = ("--host", "127.0.0.1", "--port", str(port))

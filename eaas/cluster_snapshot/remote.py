@@ -12,6 +12,7 @@ from eaas.cluster_snapshot.counters import Counters, read_counters
 from eaas.cluster_snapshot.reader import SnapshotReader
 from eaas.errors import ClusterError
 from eaas.membership.monitors import Monitors
+from eaas.net.http_client import failure, http_client
 from eaas.net.tls import Identity
 from eaas.types import Member
 
@@ -56,14 +57,14 @@ def remote_reader(
             monitors.leave(monitor, error)
             raise
 
-    with httpx.Client(headers=dict(headers or {})) as http:
+    with http_client(endpoint, headers=dict(headers or {})) as http:
 
         def counters(timeout_s: float) -> Counters:
             try:
                 answer = http.get(f"{endpoint.rstrip('/')}/metrics", timeout=timeout_s)
                 answer.raise_for_status()
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise ClusterError(str(error).partition("\n")[0] or type(error).__name__) from error
+                raise ClusterError(failure(endpoint, error)) from error
             return read_counters(answer.text)
 
         reader = SnapshotReader(members, counters, tls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict, SettingsError
 
-from eaas.config.environment import ENDPOINT_VARIABLE, KEY_VARIABLE
 from eaas.config.explanations import BETWEEN, PREFIX, explain, variable
 from eaas.config.settings import ClusterConfig
 from eaas.errors import ConfigError
 
 __all__ = ["load_config"]
 
-_OTHER_VARIABLES = (KEY_VARIABLE, ENDPOINT_VARIABLE)
+_SERVICE = re.compile(
+    r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
+)
 
 
 def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> ClusterConfig:
@@ -54,10 +56,20 @@ def load_config(path: Path | None = None, **overrides: dict[str, Any]) -> Cluste
 
 
 def _refuse_unknown_variables() -> None:
-    # pydantic ignores variables of unknown sections, so that a typo would go unnoticed.
-    for name in os.environ:
-        section = name.upper().removeprefix(PREFIX).partition(BETWEEN)[0]
-        known = section.lower() in ClusterConfig.model_fields or name.upper() in _OTHER_VARIABLES
-        if name.upper().startswith(PREFIX) and not known:
-            sections = ", ".join(variable(field) for field in ClusterConfig.model_fields)
-            raise ConfigError(f"{name}: no such setting; names begin with one of {sections}")
+    """Raise ConfigError for a variable that is meant for a setting, but that pydantic would ignore."""
+    sections = [variable(field) for field in ClusterConfig.model_fields]
+    for name, value in os.environ.items():
+        section, between, _ = name.upper().partition(BETWEEN)
+        if not section.startswith(PREFIX) or section in sections or _is_kubernetes(name, value):
+            continue
+        if between:
+            known = ", ".join(sections)
+            raise ConfigError(f"{name}: no such setting; names begin with one of {known}")
+        if meant := next((s for s in sections if section.startswith(f"{s}_")), None):
+            field = name[len(meant) :].lstrip("_")
+            raise ConfigError(f"{name}: no such setting; is it {meant}{BETWEEN}{field}?")
+
+
+def _is_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes sets a variable in every pod of the namespace of a Service called `eaas...`."""
+    return bool(_SERVICE.search(name)) or (name.endswith("_PORT") and "://" in value)

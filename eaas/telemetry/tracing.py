@@ -7,13 +7,14 @@ a sampled request there are no further spans.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from eaas.config import TelemetryConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
+from eaas.net.loopback import is_loopback
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -93,10 +94,13 @@ def start_tracing(config: TelemetryConfig, role: str, instance: str) -> Tracing 
         # `Tracing.close` shuts it down with a deadline.
         shutdown_on_exit=False,
     )
+    # gRPC would send even calls of loopback through a proxy.
+    options: Any = (("grpc.enable_http_proxy", int(not is_loopback(config.endpoint))),)
     exporter = SpanExporter(
         endpoint=config.endpoint,
         insecure=config.endpoint.startswith("http://"),
         timeout=_EXPORT_S,
+        channel_options=options,
     )
     return Tracing(provider, BatchSpanProcessor(exporter))
 

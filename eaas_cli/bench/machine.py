@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eaas import free_memory
 from eaas.cores import usable_cores
 
 __all__ = [
     "BusyElsewhere",
-    "available_bytes",
     "busy_core_seconds",
     "describe_machine",
     "instruction_sets",
@@ -61,11 +59,6 @@ def last_level_cache_bytes() -> int:
         return 0
     _, size = max(levels)
     return int(size[:-1]) * _UNITS[size[-1]]
-
-
-def available_bytes() -> int:
-    """Bytes of memory that are available without swapping; benchmarks skip a layer that needs more."""
-    return free_memory.available_bytes(_PROC)
 
 
 def busy_core_seconds() -> float:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import httpx
 
 from eaas.net.api_keys import authorization
+from eaas.net.http_client import async_http_client
 from eaas_cli.bench.stream import Answer, ask
 from eaas_cli.chaos.history import Asked
 
@@ -21,8 +22,9 @@ __all__ = ["OpenLoad", "answers_of"]
 _READ_S = 30.0
 
 
-def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(
+def _client(base_url: str) -> httpx.AsyncClient:
+    return async_http_client(
+        base_url,
         headers=authorization(),
         timeout=httpx.Timeout(10.0, read=_READ_S),
         limits=httpx.Limits(max_connections=None),
@@ -35,7 +37,7 @@ def answers_of(
     """Send each prompt to the endpoint, one after another; return the answers, for use before the load."""
 
     async def run() -> tuple[Answer, ...]:
-        async with _client() as client:
+        async with _client(base_url) as client:
             return tuple([await ask(client, base_url, p, max_tokens) for p in prompts])
 
     return asyncio.run(run())
@@ -99,7 +101,7 @@ class OpenLoad:
             self._error = error
 
     async def _all(self) -> None:
-        async with _client() as client:
+        async with _client(self._base_url) as client:
             due = time.monotonic()
             running: set[asyncio.Task[Answer]] = set()
             while not self._over.is_set():

@@ -11,6 +11,7 @@ import sys
 import typer
 
 from eaas import __version__
+from eaas.cores import limit_thread_pools
 from eaas_cli.commands import (
     autoscale,
     bench,
@@ -75,6 +76,7 @@ def _root(
 
 def main() -> None:
     """Run the program. A user's mistake prints one line on standard error and exits with code 2."""
+    limit_thread_pools()
     atexit.register(_skip_last_collection)
     exit_with_one_line(app)
 

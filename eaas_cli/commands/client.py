@@ -16,6 +16,7 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
+from eaas.net.http_client import http_client
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
 from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
@@ -164,17 +165,18 @@ def generate(
     timeout = httpx.Timeout(ANSWER_S, read=_TOKEN_S)
     headers = authorization(key_file)
     try:
-        if as_json:
-            response = httpx.post(url, json=body, headers=headers, timeout=timeout)
-            check(response)
-            typer.echo(json.dumps(response.json()))
-            return
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
-            if response.is_error:
-                response.read()
-            check(response)
-            for line in response.iter_lines():
-                _print_chunk(line)
+        with http_client(url, headers=headers, timeout=timeout) as http:
+            if as_json:
+                response = http.post(url, json=body)
+                check(response)
+                typer.echo(json.dumps(response.json()))
+                return
+            with http.stream("POST", url, json=body) as response:
+                if response.is_error:
+                    response.read()
+                check(response)
+                for line in response.iter_lines():
+                    _print_chunk(line)
         typer.echo()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ClusterError(unreachable_error(endpoint, error)) from error

@@ -23,6 +23,7 @@ from eaas.checkpoint.source import shown
 from eaas.errors import CheckpointError, CorruptShardError, MissingShardError, NotACheckpointError
 from eaas.log import get_logger
 from eaas.net.grpc_client import Backoff
+from eaas.net.loopback import is_loopback
 from expert_server.weights.background import step_back
 from expert_server.weights.remote_shard import RemoteShard
 
@@ -310,6 +311,8 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         kind: Any = fsspec.get_filesystem_class(scheme)
         options = kind._get_kwargs_from_urls(url)
+        if scheme in _HTTP:
+            options["client_kwargs"] = {"trust_env": not is_loopback(url)}
         return kind(**options, skip_instance_cache=True), str(kind._strip_protocol(url)).rstrip("/")
     except ImportError as error:
         package = (getattr(error.__cause__, "name", None) or "its package").partition(".")[0]

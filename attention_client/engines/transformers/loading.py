@@ -21,6 +21,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
+from eaas.net.http_client import failure, http_client
 from eaas.net.tls import Identity
 from eaas.types import Role
 
@@ -110,10 +111,13 @@ def _monitor_of(endpoint: str) -> str:
     """Ask an HTTP endpoint for the address of its cluster's monitor, which `load` then joins through."""
     url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
     try:
-        response = httpx.get(url, headers=authorization(), timeout=5.0).raise_for_status()
+        with http_client(url, headers=authorization(), timeout=5.0) as http:
+            response = http.get(url).raise_for_status()
         members = response.json()["members"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-        raise ClusterError(f"{endpoint}: no cluster answers there ({error})") from None
+        raise ClusterError(
+            f"{endpoint}: no cluster answers there ({failure(url, error)})"
+        ) from None
     for member in members:
         if member["role"] == "monitor":
             return str(member["address"])

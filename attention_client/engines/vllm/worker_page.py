@@ -71,7 +71,9 @@ def read_page(pid: int, timeout_s: float) -> str:
                 continue
             with (
                 _short(path) as short,
-                httpx.Client(transport=httpx.HTTPTransport(uds=short), timeout=timeout_s) as http,
+                httpx.Client(
+                    transport=httpx.HTTPTransport(uds=short, trust_env=False), timeout=timeout_s
+                ) as http,
             ):
                 return http.get("http://worker/metrics").raise_for_status().text
         except (OSError, httpx.HTTPError) as error:

@@ -27,8 +27,13 @@ _LOG = logging.getLogger(__name__)
 _START_S = 60.0
 _DEADLINE_S = 30
 _END_S = 5.0
-# Without this transformers warns about the missing torch.
-_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+_ENVIRONMENT = {
+    # A thread for each core would take its stack, which may be large, of the worker's limited address space.
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Without this transformers warns about the missing torch.
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 _MARKS = {cls: mark for mark, cls in ENDPOINTS.items()}
 
 _Request = TypeVar("_Request", bound=Body)

@@ -7,7 +7,6 @@ Shape suffixes: N blocks, W window, T means, L layers, E logical experts.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +16,7 @@ from balancer.policies import compiled
 from balancer.policies.fractional.window import Means
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
+from eaas.cores import usable_cores
 
 __all__ = ["GAIN_PART", "anew_factor", "lay_out_together", "noise", "returns"]
 
@@ -133,7 +133,7 @@ def lay_out_together(
         return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
 
     chunks = range(0, problem.layers, _CHUNK)
-    threads = min(threads or len(os.sched_getaffinity(0)), len(chunks), _MOST_THREADS)
+    threads = min(threads or usable_cores(), len(chunks), _MOST_THREADS)
     if threads < 2:
         return Layout.joined([work(begin) for begin in chunks])
     with ThreadPoolExecutor(threads) as pool:

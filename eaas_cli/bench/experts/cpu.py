@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from eaas import free_memory
 from eaas.memory import huge_memory
 from eaas_cli.bench.experts.place import Compute, Place, Way
 from eaas_cli.bench.experts.source import Batch, Source
-from eaas_cli.bench.machine import available_bytes
 from expert_server.kernels import _native
 from expert_server.kernels.choose import KERNELS
 from expert_server.kernels.kernel import ExpertKernel
@@ -88,8 +88,8 @@ class Cpu(Place):
         return partial(source.compute, name)
 
     def free_bytes(self) -> int:
-        """Return the machine's available memory."""
-        return available_bytes()
+        """Return the memory that this process can still take."""
+        return free_memory.free_bytes()
 
     def describe(self) -> dict[str, Any]:
         """Return nothing: the document describes the processor anyway."""

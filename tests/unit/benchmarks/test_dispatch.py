@@ -132,7 +132,7 @@ def test_the_first_calls_of_a_turn_do_not_count() -> None:
 
 
 def test_the_layer_needs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "available_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(layer, "free_bytes", lambda: 3 << 30)
     assert "needs 3.5 GB of memory, and 3.2 GB are free" in layer.lack_of_memory(
         Shape(2048, 768, 128, 8)
     )

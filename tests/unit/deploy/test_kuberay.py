@@ -23,6 +23,8 @@ def test_a_pod_of_the_group(name: str) -> None:
     spec: dict[str, Any] = GROUPS[name]["template"]["spec"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
     assert validate.validate(pod, "1.37", strict=True) == "1.37"
+    # A Service `eaas-...` would set names of settings in the pod.
+    assert spec["enableServiceLinks"] is False
     volumes = {volume["name"] for volume in spec["volumes"]}
     for container in spec["containers"]:
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes

@@ -60,7 +60,7 @@ def test_pods_are_restricted(workload: dict[str, Any]) -> None:
     pod = workload["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    # The variables of a Service `eaas-...` would be taken for settings that do not exist.
+    # A Service `eaas-...` would set names of settings in the pod.
     assert pod["enableServiceLinks"] is False
     labels = workload["spec"]["template"]["metadata"]["labels"]
     assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()

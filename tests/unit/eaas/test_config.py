@@ -128,6 +128,11 @@ def test_no_such_file(tmp_path: Path, name: str) -> None:
         ("EAAS_MONITOR__PORT", "-1"),
         ("EAAS_MONITOR__PIRT", "1"),
         ("EAAS_MONITR__PORT", "1"),
+        ("EAAS_BALANCR__POLICY", "1"),
+        ("EAAS_ATTENTION_CLIENT__CACHE_BLOKS", "1"),
+        ("eaas_monitr__port", "1"),
+        ("EAAS_MONITOR_PORT", "1"),
+        ("EAAS_SECURITY_TLS_DIR", "/certificates"),
         ("EAAS_MONITOR", "many"),
         ("EAAS_ATTENTION_CLIENT__TRANSPORT", "rdma"),
     ],
@@ -140,6 +145,50 @@ def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value:
     # pydantic's message for invalid JSON names the section.
     assert variable in message or (variable == "EAAS_MONITOR" and '"monitor"' in message)
     assert "\n" not in message
+
+
+SERVICES = ("EAAS", "EAAS_MONITOR", "EAAS_ATTENTION_CLIENT", "EAAS_X")
+ADDRESS = "tcp://10.0.0.1:80"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    ("rest", "value"),
+    [
+        *(("SERVICE_HOST", "10.0.0.1"), ("SERVICE_PORT", "80"), ("SERVICE_PORT_HTTP_2", "80")),
+        *(("PORT", ADDRESS), ("PORT_80_TCP", ADDRESS), ("PORT_80_TCP_PROTO", "tcp")),
+        *(("PORT_80_UDP_PORT", "80"), ("PORT_80_TCP_ADDR", "10.0.0.1")),
+    ],
+)
+def test_variables_of_a_kubernetes_service_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, service: str, rest: str, value: str
+) -> None:
+    monkeypatch.setenv(f"{service}_{rest}", value)
+    assert load_config().monitor == ClusterConfig().monitor
+
+
+@pytest.mark.parametrize(
+    "name", ["EAAS_HOME", "EAAS_PORT", "eaas_port", "EAAS_", "eaas", "XEAAS_Y__Z"]
+)
+def test_variables_of_other_programs_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert load_config().monitor == ClusterConfig().monitor
+
+
+def test_a_section_as_json_and_lower_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAAS_MONITOR", '{"port": 7, "host": "::1"}')
+    monkeypatch.setenv("eaas_monitor__port", "8")
+    monitor = load_config().monitor
+    assert (monitor.host, monitor.port) == ("::1", 8)
+
+
+def test_one_underscore_for_two_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAAS_EXPERT_SERVER_THREADS", "2")
+    message = r"^EAAS_EXPERT_SERVER_THREADS: no such setting; is it EAAS_EXPERT_SERVER__THREADS\?$"
+    with pytest.raises(ConfigError, match=message):
+        load_config()
 
 
 def test_a_wrong_option_is_named() -> None:

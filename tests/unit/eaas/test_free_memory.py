@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from eaas.free_memory import available_bytes, free_bytes
+from tests.helpers.cgroup_tree import CgroupTree
 
 
-def test_a_containers_limit_counts_without_what_the_kernel_can_drop(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("900\n")
+def test_the_least_of_machine_and_control_groups(tmp_path: Path) -> None:
+    tree = CgroupTree(tmp_path, free=4096)
+    assert free_bytes(tmp_path) == 4096
+    tree.mount("/sys/fs/cgroup")
+    tree.own("/job")
+    tree.write("/sys/fs/cgroup/job", memory__max="max", memory__current=900)
+    assert free_bytes(tmp_path) == 4096
+    tree.write("/sys/fs/cgroup/job", memory__max=100_000)
+    assert free_bytes(tmp_path) == 4096
+    tree.write("/sys/fs/cgroup/job", memory__max=1000)
     assert free_bytes(tmp_path) == 100
-    (tmp_path / "memory.stat").write_text("anon 200\ninactive_file 600\nactive_file 50\n")
-    assert free_bytes(tmp_path) == 750
-    (tmp_path / "memory.current").write_text("2000\n")
-    assert free_bytes(tmp_path) == 0
 
 
-def test_without_a_limit_it_is_the_machines(tmp_path: Path) -> None:
-    assert 0.5 < free_bytes(tmp_path) / available_bytes() < 2
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("900\n")
-    assert 0.5 < free_bytes(tmp_path) / available_bytes() < 2
+def test_available_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "proc" / "meminfo"
+    meminfo.parent.mkdir()
+    meminfo.write_text("MemTotal:  8000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
+    assert available_bytes(tmp_path) == 3000 * 1024
+    meminfo.write_text("MemTotal:  8000 kB\n")
+    with pytest.raises(OSError, match="no MemAvailable"):
+        available_bytes(tmp_path)
+
+
+def test_this_machine() -> None:
+    assert 0 < free_bytes() <= 2 * available_bytes()

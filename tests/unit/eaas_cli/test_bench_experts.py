@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from eaas import free_memory
 from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import ConfigError
 from eaas_cli.bench import machine
@@ -364,7 +365,7 @@ def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_layer_larger_than_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda: 1 << 30)
     findings = Findings(lambda _line: None)
     plan = plan_of(kernels=["reference"])
     place = Cpu(1)
@@ -410,7 +411,6 @@ def test_the_plot(tmp_path: Path) -> None:
 
 def test_the_machine_is_described() -> None:
     assert machine.processor()
-    assert machine.available_bytes() > 1 << 20
     assert machine.busy_core_seconds() > time.process_time()
 
 
@@ -419,14 +419,6 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake /proc."""
     monkeypatch.setattr(machine, "_PROC", tmp_path)
     return tmp_path
-
-
-def test_available_memory(proc: Path) -> None:
-    (proc / "meminfo").write_text("MemTotal:  8000 kB\nMemFree:  10 kB\nMemAvailable:  3000 kB\n")
-    assert machine.available_bytes() == 3000 * 1024
-    (proc / "meminfo").write_text("MemTotal:  8000 kB\n")
-    with pytest.raises(OSError, match="no MemAvailable"):
-        machine.available_bytes()
 
 
 def test_busy_time_is_all_but_idle_and_waiting(proc: Path) -> None:

@@ -18,6 +18,7 @@ from cli_options import OPTIONS
 from eaas.errors import ConfigError
 from eaas_cli.commands import app, placement
 from eaas_cli.endpoint import unreachable_error
+from eaas_cli.local.running_clusters import recorded
 
 ROOT = Path(__file__).parents[3]
 
@@ -156,4 +157,14 @@ def test_an_unreachable_endpoint_is_one_line() -> None:
     message = unreachable_error("http://x", caught.value)
     assert "\n" not in message
     assert "404" in message
+    assert message.count("http://x") == 1
     assert "ReadTimeout" in unreachable_error("http://x", httpx.ReadTimeout(""))
+
+
+def test_the_address_of_an_own_cluster_is_named_once() -> None:
+    timeout = httpx.ReadTimeout("")
+    with recorded("http://127.0.0.1:1", ""):
+        told = "http://localhost:1/v1: your `eaas up` there does not answer (ReadTimeout)"
+        assert unreachable_error("http://localhost:1/v1", timeout) == told
+        elsewhere = unreachable_error("http://127.0.0.1:2", timeout)
+    assert "; your last `eaas up` is at http://127.0.0.1:1: " in elsewhere

@@ -375,6 +375,18 @@ def test_http_ranges(server: RangeServer, source: Callable[..., UrlSource]) -> N
     assert server.headers["Accept-Encoding"] == "identity"
 
 
+def test_another_hosts_files_come_through_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, server: RangeServer, source: Callable[..., UrlSource]
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", server.url.removesuffix("/models/m"))
+    # A documentation address (RFC 5737): nobody answers there.
+    there = Checkpoint.open(source("http://192.0.2.1/models/m"))
+    assert there.shape == Checkpoint.open(server.directory).shape
+    assert all(target.startswith("http://192.0.2.1/models/m/") for target in server.targets)
+
+
 def test_http_stalls_and_failures_are_tried_again(
     server: RangeServer, source: Callable[..., UrlSource]
 ) -> None:

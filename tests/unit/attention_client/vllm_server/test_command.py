@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attention_client.engines.vllm.settings import EngineSettings, read_settings
+from attention_client.vllm_server import command
 from attention_client.vllm_server.command import environment, not_quantized, refuse_options, words
 from attention_client.vllm_server.settings import EndpointSettings
 from eaas.config import AttentionClientConfig
@@ -141,9 +142,29 @@ def test_a_given_cache_size_stays(
     )
 
 
-def test_the_cache_is_small_by_default() -> None:
+@pytest.mark.parametrize(("gib", "space"), [(2, "1"), (24, "3"), (99, "4")])
+def test_the_cache_is_a_part_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch, gib: int, space: str
+) -> None:
+    monkeypatch.setattr(command, "free_bytes", lambda: gib << 30)
     made = environment({}, ENDPOINT, (), patience_s=240.0, on_cpu=True)
-    assert 1 <= int(made["VLLM_CPU_KVCACHE_SPACE"]) <= 4
+    assert made["VLLM_CPU_KVCACHE_SPACE"] == space
+
+
+def test_with_a_quota_vllm_binds_no_thread_to_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+
+    def threads(given: dict[str, str], *, on_cpu: bool = True) -> list[str | None]:
+        made = environment(given, ENDPOINT, (), patience_s=240.0, on_cpu=on_cpu)
+        return [made.get(name) for name in names]
+
+    monkeypatch.setattr(command, "has_quota", lambda: False)
+    assert threads({}) == [None, None]
+    monkeypatch.setattr(command, "has_quota", lambda: True)
+    monkeypatch.setattr(command, "usable_cores", lambda: 3)
+    assert threads({}) == ["3", "nobind"]
+    assert threads(dict(zip(names, ("5", "0-4"), strict=True))) == ["5", "0-4"]
+    assert threads({}, on_cpu=False) == [None, None]
 
 
 def test_a_choice_of_plugins_keeps_this_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,27 @@ def test_bodies_that_wait_for_the_thread_start_the_worker(use: Callable[..., Any
 
     tokens = use(read)
     assert tokens == [tokens[0]] * 5
+
+
+def test_the_worker_has_one_thread_and_reads_beside_a_large_stack(
+    monkeypatch: pytest.MonkeyPatch, use: Callable[..., Any]
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
+    # As after `ulimit -s`: each thread that the worker started would take as much of its address space.
+    limits = resource.getrlimit(resource.RLIMIT_STACK)
+    large = 4_000_000 << 10 if limits[1] == resource.RLIM_INFINITY else limits[1]
+    resource.setrlimit(resource.RLIMIT_STACK, (large, limits[1]))
+
+    async def read(pool: PromptPool) -> tuple[Any, int]:
+        body = json.dumps({"prompt": "the quick", **PADDING}).encode()
+        return await pool.read(CompletionRequest, body), running().num_threads()
+
+    try:
+        (_, tokens), threads = use(read)
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, limits)
+    assert tokens[0]
+    assert threads == 1
 
 
 def test_an_idle_worker_ends_and_the_next_one_starts(

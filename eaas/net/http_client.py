@@ -1,0 +1,85 @@
+"""HTTP clients of commands and roles: which of the environment's proxies and certificates count for a URL.
+
+A proxy cannot reach this machine's loopback, and http:// needs no certificates.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from eaas.errors import ConfigError
+from eaas.net.loopback import is_loopback
+
+__all__ = ["async_http_client", "failure", "http_client"]
+
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
+
+
+def http_client(url: str, **settings: Any) -> httpx.Client:
+    """Make a client for the host of a URL. `settings` are httpx's own.
+
+    Raises:
+        ConfigError: The proxy or the certificates that the environment names cannot be used.
+    """
+    return _made(httpx.Client, url, settings)
+
+
+def async_http_client(url: str, **settings: Any) -> httpx.AsyncClient:
+    """Make an asynchronous client for the host of a URL. `settings` are httpx's own.
+
+    Raises:
+        ConfigError: The proxy or the certificates that the environment names cannot be used.
+    """
+    return _made(httpx.AsyncClient, url, settings)
+
+
+def failure(url: str, error: Exception) -> str:
+    """Describe in one line, without the URL, why a call of it failed."""
+    if isinstance(error, httpx.HTTPStatusError):
+        why = f"{error.response.status_code} {error.response.reason_phrase}"
+    else:
+        why = str(error).partition("\n")[0] or type(error).__name__
+    name, proxy = _proxy(url)
+    return f"{why}, through the proxy of {name}" if proxy else why
+
+
+def _made(kind: Callable[..., _Client], url: str, settings: dict[str, Any]) -> _Client:
+    name, proxy = _proxy(url)
+    try:
+        if urlsplit(url).scheme == "https":
+            settings["verify"] = httpx.create_ssl_context()
+    except OSError as error:
+        what = next(
+            (f"{n}={os.environ[n]}" for n in _CERTIFICATES if os.environ.get(n)), "certificates"
+        )
+        raise ConfigError(f"{what}: {error.strerror or error}: correct or unset it") from error
+    try:
+        # Of itself httpx would refuse every host because of a proxy that it cannot use.
+        return kind(trust_env=False, proxy=proxy, **settings)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        # The proxy's URL may hold a password.
+        raise ConfigError(
+            f"{name}: this proxy cannot be used ({error}): name an http:// proxy, or the host in no_proxy"
+        ) from error
+
+
+def _proxy(url: str) -> tuple[str, str | None]:
+    """Environment variable with the proxy for a URL, and the proxy's URL; None without one."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # reported by the call
+        return "", None
+    if not is_loopback(url) and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        proxies = urllib.request.getproxies()
+        for name in (parts.scheme, "all"):
+            if proxy := proxies.get(name):
+                return f"{name}_proxy", proxy if "://" in proxy else f"http://{proxy}"
+    return "", None
