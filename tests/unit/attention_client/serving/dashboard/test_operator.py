@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.errors import ClusterError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas.types import Member, MemberState, Role
+from waiting import eventually
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(100)")
 SERVER, HERE = Role.EXPERT_SERVER, socket.gethostname()
@@ -47,6 +49,8 @@ def child(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
 def sibling(lifeline: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process that the launcher started."""
     with subprocess.Popen((*SLEEP, "--id", "s"), pass_fds=(lifeline,)) as process:
+        # The kernel reports the start before the program's words can be read.
+        eventually(Path(f"/proc/{process.pid}/cmdline").read_bytes)
         yield process
         process.kill()
 
