@@ -36,8 +36,7 @@ class Press(Element, component="press.js"):
     Args:
         verb: The action.
         on_press: Called with the `token` that the browser showed.
-        subject: The object of the action, if the verb alone is not clear.
-        label: Text for screen readers, if verb and subject are not enough.
+        label: Text for screen readers and the tooltip, if the verb is not enough; begins with the verb.
         kind: "main", "plain" or "danger".
         asks: Whether a second press must confirm the first one.
     """
@@ -47,20 +46,28 @@ class Press(Element, component="press.js"):
         verb: str,
         on_press: Callable[[Any], Any],
         *,
-        subject: str = "",
         label: str = "",
         kind: str = "main",
         asks: bool = False,
     ) -> None:
         super().__init__()
-        self.props.update(subject=subject, label=label, kind=kind)
-        self.show(verb, asks=asks)
+        self.props.update(kind=kind)
+        self.show(verb, label=label, asks=asks)
 
         self.on("press", lambda event: on_press(event.args))
 
-    def show(self, verb: str, *, asks: bool = False, enabled: bool = True, token: int = 0) -> None:
-        """Change, enable or disable the button's action. `token` is the incarnation of the subject."""
+    def show(
+        self,
+        verb: str,
+        *,
+        label: str = "",
+        asks: bool = False,
+        enabled: bool = True,
+        token: int = 0,
+    ) -> None:
+        """Change, enable or disable the button's action. `token` is the incarnation of the member."""
         _set(self, "verb", verb)
+        _set(self, "label", label)
         _set(self, "asks", asks)
         _set(self, "disabled", not enabled)
         _set(self, "token", token)

@@ -8,7 +8,6 @@ const ASKING_MS = 5000;
 export default {
   props: {
     verb: String,
-    subject: String,
     label: String,
     kind: String,
     asks: Boolean,
@@ -48,7 +47,6 @@ export default {
   render() {
     const mark = this.asking ? "?" : "";
     const content = [h("span", this.verb)];
-    if (this.subject) content.push(h("bdi", { class: "subject" }, this.subject));
     // The mark's space is always reserved, so the button keeps its size.
     if (this.asks) content.push(h("span", { class: "mark" }, mark));
     return h(
@@ -58,8 +56,8 @@ export default {
         class: ["press", this.kind, { asking: this.asking }],
         // Not `disabled`: the button keeps the focus and stays readable.
         "aria-disabled": String(this.disabled),
-        title: this.subject || undefined,
-        "aria-label": this.label || [this.verb, this.subject].filter(Boolean).join(" ") + mark,
+        title: this.label || undefined,
+        "aria-label": (this.label || this.verb) + mark,
         "aria-description": this.asking ? "Press again to confirm" : undefined,
         onClick: this.press,
       },
