@@ -36,7 +36,7 @@ class Press(Element, component="press.js"):
     Args:
         verb: The action.
         on_press: Called with the `token` that the browser showed.
-        label: Text for screen readers and the tooltip, if the verb is not enough; begins with the verb.
+        subject: The object of the action, for the tooltip and screen readers, if the verb alone is not clear.
         kind: "main", "plain" or "danger".
         asks: Whether a second press must confirm the first one.
     """
@@ -46,28 +46,18 @@ class Press(Element, component="press.js"):
         verb: str,
         on_press: Callable[[Any], Any],
         *,
-        label: str = "",
+        subject: str = "",
         kind: str = "main",
         asks: bool = False,
     ) -> None:
         super().__init__()
-        self.props.update(kind=kind)
-        self.show(verb, label=label, asks=asks)
-
+        self.props.update(subject=subject, kind=kind)
+        self.show(verb, asks=asks)
         self.on("press", lambda event: on_press(event.args))
 
-    def show(
-        self,
-        verb: str,
-        *,
-        label: str = "",
-        asks: bool = False,
-        enabled: bool = True,
-        token: int = 0,
-    ) -> None:
-        """Change, enable or disable the button's action. `token` is the incarnation of the member."""
+    def show(self, verb: str, *, asks: bool = False, enabled: bool = True, token: int = 0) -> None:
+        """Change, enable or disable the button's action. `token` is the incarnation of the subject."""
         _set(self, "verb", verb)
-        _set(self, "label", label)
         _set(self, "asks", asks)
         _set(self, "disabled", not enabled)
         _set(self, "token", token)

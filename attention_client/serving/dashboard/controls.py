@@ -45,7 +45,7 @@ class Controls:
             self._button(
                 "Scale",
                 lambda: operator.scale(broadcaster.snapshot, number.value),
-                label="Scale to that number of servers",
+                subject="to that number of servers",
             )
         self._status = (
             ui.label("").classes("note").props('role="status" data-part="operate-status"')
@@ -66,12 +66,12 @@ class Controls:
             self._number.set_value(len(self._broadcaster.snapshot.live(Role.EXPERT_SERVER)))
 
     def _button(
-        self, verb: str, act: Callable[[], str], *, label: str = "", kind: str = "main"
+        self, verb: str, act: Callable[[], str], *, subject: str = "", kind: str = "main"
     ) -> None:
         async def press(_token: object) -> None:
-            await self._act(label or verb, act)
+            await self._act(f"{verb} {subject}".rstrip(), act)
 
-        Press(verb, press, label=label, kind=kind)
+        Press(verb, press, subject=subject, kind=kind)
 
     async def _act(self, what: str, act: Callable[[], str]) -> None:
         self._status.set_text(f"{what} …")
@@ -92,20 +92,18 @@ class _Row:
         self.element = ui.element("div").classes("actions")
         self.element.props["data-member"] = name
         with self.element:
-            self._kill = Press("Kill", self._on_kill, kind="danger", asks=True)
-            self._pause = Press("Pause", self._on_pause, kind="plain", asks=True)
+            self._kill = Press("Kill", self._on_kill, subject=name, kind="danger", asks=True)
+            self._pause = Press("Pause", self._on_pause, subject=name, kind="plain", asks=True)
 
     def show(self, server: Member) -> None:
         """Enable the buttons that the server's state allows."""
         self._server = server
         alive, token = not server.state.is_gone, server.incarnation
         self._paused = server.host == _HOST and is_paused(server.pid)
-        label = f"Kill {server.id}"
-        self._kill.show("Kill", label=label, asks=True, enabled=alive, token=token)
+        self._kill.show("Kill", asks=True, enabled=alive, token=token)
         # A paused server becomes DEAD and can still be resumed.
         verb, enabled = ("Resume", True) if self._paused else ("Pause", alive)
-        label = f"{verb} {server.id}"
-        self._pause.show(verb, label=label, asks=not self._paused, enabled=enabled, token=token)
+        self._pause.show(verb, asks=not self._paused, enabled=enabled, token=token)
 
     async def _on_kill(self, incarnation: object) -> None:
         await self._do("Kill", self._operator.kill, incarnation)

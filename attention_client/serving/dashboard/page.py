@@ -61,7 +61,7 @@ def build_page(
     page, banner = ui.element("main").classes("page"), ui.element("div").classes("banner")
     with banner:
         draws("alerts").props('id="alerts" role="alert"')
-        Press("Dismiss", dismiss, label="Dismiss the alerts", kind="plain")
+        Press("Dismiss", dismiss, subject="the alerts", kind="plain")
     with page:
         Drawn(encode(h("a", "Skip to the chat", class_="skip", href="#chat")))
         Drawn(encode(h("h1", "Expert-as-a-Service ", h("small", "serving ", h("bdi", name)))))

@@ -8,7 +8,7 @@ const ASKING_MS = 5000;
 export default {
   props: {
     verb: String,
-    label: String,
+    subject: String,
     kind: String,
     asks: Boolean,
     disabled: Boolean,
@@ -46,6 +46,7 @@ export default {
   },
   render() {
     const mark = this.asking ? "?" : "";
+    const name = [this.verb, this.subject].filter(Boolean).join(" ");
     const content = [h("span", this.verb)];
     // The mark's space is always reserved, so the button keeps its size.
     if (this.asks) content.push(h("span", { class: "mark" }, mark));
@@ -56,8 +57,8 @@ export default {
         class: ["press", this.kind, { asking: this.asking }],
         // Not `disabled`: the button keeps the focus and stays readable.
         "aria-disabled": String(this.disabled),
-        title: this.label || undefined,
-        "aria-label": (this.label || this.verb) + mark,
+        title: this.subject ? name : undefined,
+        "aria-label": name + mark,
         "aria-description": this.asking ? "Press again to confirm" : undefined,
         onClick: this.press,
       },

@@ -34,7 +34,11 @@ def draw_placement(snapshot: ClusterSnapshot, layer: int) -> str:
 def summary(snapshot: ClusterSnapshot) -> list[Node]:
     """Draw the cluster's key numbers, in one row."""
     servers = [m.member for m in snapshot.members if _is_server(m.member)]
-    serving = sum(m.state is MemberState.SERVING for m in servers)
+    serving = or_none(None)
+    if snapshot.members:
+        serving = (
+            f"{sum(m.state is MemberState.SERVING for m in servers)} of {len(servers)} serving"
+        )
     rates = snapshot.rates
     covered = or_none(None)
     if snapshot.placement is not None:
@@ -42,10 +46,7 @@ def summary(snapshot: ClusterSnapshot) -> list[Node]:
     if snapshot.uncovered:
         covered = f"{len(snapshot.uncovered)} uncovered"
     tiles = (
-        (
-            "Expert servers",
-            f"{serving} of {len(servers)} serving" if snapshot.members else or_none(None),
-        ),
+        ("Expert servers", serving),
         ("Live replicas", covered),
         ("Epoch", str(snapshot.placement.epoch) if snapshot.placement else or_none(None)),
         ("PAR", or_none(snapshot.par)),
@@ -75,6 +76,7 @@ def members(snapshot: ClusterSnapshot) -> list[Node]:
     for known in snapshot.members:
         member = known.member
         dead = member.state.is_gone
+        experts = member.experts if _is_server(member) else None
         rows.append(
             row(
                 member.id,
@@ -82,11 +84,7 @@ def members(snapshot: ClusterSnapshot) -> list[Node]:
                 # The operator's page has buttons here (`Controls`); without them the column is hidden.
                 cell(h("slot", data_member=member.id)),
                 cell(str(member.incarnation), number=True, wide=True),
-                cell(
-                    str(member.experts) if _is_server(member) else or_none(None),
-                    number=True,
-                    wide=True,
-                ),
+                cell(or_none(experts, "{:.0f}"), number=True, wide=True),
                 cell(or_none(None) if dead else str(member.in_flight), number=True, wide=True),
                 cell(or_none(known.utilisation, "{:.0%}"), number=True),
                 cell(or_none(None if dead else known.lease_age_s, "{:.1f} s"), number=True),
