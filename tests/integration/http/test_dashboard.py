@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -341,6 +342,24 @@ def test_the_page_fits_and_has_contrast(scene: Scene) -> None:
             assert len(contrasts) > 60
             # WCAG 1.4.3, AA.
             assert [c for c in contrasts if c[1] < 4.5] == [], (name, scheme, size)
+
+
+@pytest.mark.parametrize("width", [375, 768, 1280, 1920])
+def test_long_names_are_not_cut_off(scene: Scene, width: int) -> None:
+    names = [f"expert-server-gpu-node-{i}.rack-7.cluster.example.com" for i in range(3)]
+    watched = scene(json.dumps(names), viewport={"width": width, "height": 900})
+    watched.wait_text("members", names[2])
+    watched.page.locator("button[aria-expanded=false]").evaluate_all(
+        "all => all.forEach(fold => fold.click())"
+    )
+    watched.wait_text("decisions", names[2])
+    # What is wider than the element that hides or scrolls the rest.
+    cut = watched.page.evaluate(
+        """() => [...document.querySelectorAll("#app *")].filter(e => e.checkVisibility()
+            && e.clientWidth > 2 && getComputedStyle(e).overflowX !== "visible"
+            && e.scrollWidth > e.clientWidth + 1).map(e => e.outerHTML.slice(0, 200))"""
+    )
+    assert cut == []
 
 
 def test_a_phone_has_large_targets_and_a_short_page(scene: Scene) -> None:
