@@ -59,7 +59,7 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
     missed = [m for m in dead if placement is not None and m.member.id in placement.servers]
     details: list[list[Child]]
     if placement is None:
-        details = [["Which experts are lost is not known yet: there is no placement so far."]]
+        details = [["Which experts are lost is not known yet: the placement has not been read."]]
     elif missed:
         # The balancer replaces the server that has been dead longest first.
         waited_s = max(m.lease_age_s for m in missed)
