@@ -1,7 +1,8 @@
-"""MkDocs hook: adds the root's pages, and rewrites links that leave docs/.
+"""MkDocs hook: adds the root's pages, and replaces what leads to sources, which the site does not have.
 
-README.md is the site's first page. A link to another file of the repository becomes the file's name, since
-the site has no sources; a link to a file that does not exist ends a strict build.
+README.md is the site's first page. A link to another file of the repository becomes the file's name; a link
+to a file that does not exist ends a strict build. A line that is only a link to a YAML file becomes the file.
+The lines on an object of the Python API become its docstring.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
 }
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
+_LISTED = re.compile(r"^\[`(\S+\.yaml)`\]\(\S+\)$", re.MULTILINE)
+_OBJECT = re.compile(r"^### (\S+)\n\n<!-- (\S+) -->\n(?:.+\n)+", re.MULTILINE)
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LOG = logging.getLogger("mkdocs.hooks.make_site")
 
@@ -61,6 +64,8 @@ def rewritten(markdown: str, page: str) -> str:
             return text if text == path or text.startswith("`") else f"{text} (`{path}`)"
         return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{anchor})"
 
+    markdown = _OBJECT.sub(r"::: \2\n    options: {heading: \1}\n", markdown)
+    markdown = _LISTED.sub(lambda m: f"```yaml\n{(ROOT / m[1]).read_text()}```", markdown)
     parts = _FENCED.split(markdown)
     return "".join(part if part.startswith("```") else _LINK.sub(lead, part) for part in parts)
 

@@ -52,15 +52,15 @@ class Counters:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of an endpoint over an interval; None if there was no event to measure.
+    """Rates of an endpoint over an interval; None if there was nothing to measure.
 
     Attributes:
-        tokens_per_s: Generated tokens.
+        tokens_per_s: Generated tokens; None before a second reading.
         ttft_s: Mean seconds to a request's first token.
         itl_s: Mean seconds between two tokens of a request.
     """
 
-    tokens_per_s: float = 0.0
+    tokens_per_s: float | None = None
     ttft_s: float | None = None
     itl_s: float | None = None
 
@@ -82,7 +82,7 @@ def read_counters(text: str) -> Counters:
 
 
 def rates(before: Counters, after: Counters, seconds: float) -> Rates:
-    """Compute the rates between two readings of an endpoint, `seconds` apart; zero after its restart."""
+    """Compute the rates between two readings of an endpoint, `seconds` apart; none after its restart."""
     if seconds <= 0 or after.tokens < before.tokens:
         return Rates()
     firsts = after.first_tokens - before.first_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ __all__ = ["SnapshotFold"]
 # Limits on the number of events, and of points of the curves.
 _EVENTS = 200
 _POINTS = 300
-# Interval of the rates, long enough for slow tokens. After a longer pause rates and curves start again.
+# Interval of the rates, long enough for slow tokens. After a longer pause rates and curves start again. PAR
+# needs work in this interval: the balancer's window keeps the last steps that had tokens, however old.
 _RATES_S = 10.0
 
 
@@ -30,6 +32,8 @@ class SnapshotFold:
     def __init__(self) -> None:
         self.snapshot = ClusterSnapshot()
         self._heard_at = 0.0
+        self._computed_at = -math.inf
+        self._bound: float | None = None
         self._members: tuple[Member, ...] = ()
         self._busy: dict[tuple[str, int], tuple[float, float, float | None]] = {}
         self._loads = LoadingFold()
@@ -48,14 +52,19 @@ class SnapshotFold:
             self._members = tuple(sorted(reading.members, key=_sort_key))
         placement = reading.placement or before.placement
         load = reading.load or before.load
-        bound = reading.bound if reading.bound is not None else before.bound
-        par = load.par if load is not None and not reading.balancer else None
+        self._bound = reading.bound if reading.bound is not None else self._bound
+        members = self._member_snapshots(now, fresh=reading.members is not None)
+        if reading.members is not None and any(m.utilisation for m in members):
+            self._computed_at = now
+        par = bound = None
+        if load is not None and not reading.balancer and now - self._computed_at <= _RATES_S:
+            par, bound = load.par, self._bound
         pace = self._rates(now, reading.counters)
-        self._curve.append(Point(now, par, bound if par is not None else None, pace))
+        self._curve.append(Point(now, par, bound, pace))
         snapshot = ClusterSnapshot(
             at=now,
             sources=_sources(before.sources, reading),
-            members=self._member_snapshots(now, fresh=reading.members is not None),
+            members=members,
             placement=placement,
             dead_grace_s=reading.dead_grace_s or before.dead_grace_s,
             load=load,

@@ -183,6 +183,8 @@ class ClusterSnapshot:
         members: Sorted by role and id; includes DEAD and LEFT members that the monitor still lists.
         placement: None before the first one.
         dead_grace_s: Seconds for which the balancer waits for a dead server's return; None if unknown.
+        par, bound: Mean PAR of the load, and its lower bound; None if no server has computed for ten seconds
+            or the balancer does not answer.
         rates: Rates of the last seconds.
         curve: Oldest first.
         events: Newest first.

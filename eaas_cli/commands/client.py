@@ -18,6 +18,7 @@ from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.http_client import http_client
 from eaas.net.server_records import OPERATOR_PATH, find
+from eaas.types import MemberState, Role
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
 from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
 
@@ -29,6 +30,7 @@ __all__ = [
     "unreachable_text",
 ]
 
+_UNKNOWN = "-"
 # Largest number of uncovered experts that the table names.
 _NAMED = 6
 # Longest wait for the next token of a stream, many times a layer's deadline.
@@ -101,15 +103,15 @@ def status_table(document: dict[str, Any]) -> Any:
     for column in ("LIFE", "EXPERTS", "IN FLIGHT"):
         table.add_column(column, justify="right")
     for member in document["members"]:
-        state = member["state"]
+        state, is_server = member["state"], member["role"] == Role.EXPERT_SERVER.value
         table.add_row(
             member["id"],
             Text(state, style=STATE_COLOURS.get(state, "")),
             str(member["pid"]),
             member["address"],
             str(member["incarnation"]),
-            str(member["experts"]),
-            str(member["in_flight"]),
+            str(member["experts"]) if is_server else _UNKNOWN,
+            str(member["in_flight"]) if not MemberState(state).is_gone else _UNKNOWN,
         )
     # Endpoints of former releases leave out `unreachable`.
     cut = [(m["id"], m["unreachable"]) for m in document["members"] if m.get("unreachable")]

@@ -75,7 +75,7 @@ def frame(
 
 
 def _head(endpoint: str, snapshot: ClusterSnapshot) -> Text:
-    epoch = snapshot.placement.epoch if snapshot.placement is not None else 0
+    epoch = snapshot.placement.epoch if snapshot.placement is not None else _UNKNOWN
     text = Text(f"{endpoint}   epoch {epoch}   experts: ", no_wrap=True, overflow="ellipsis")
     if snapshot.placement is None:
         text.append("not known yet", "bold red")
@@ -90,9 +90,10 @@ def _head(endpoint: str, snapshot: ClusterSnapshot) -> Text:
 
 def _rates(snapshot: ClusterSnapshot) -> Text:
     counters, rates = snapshot.counters, snapshot.rates
-    pace, running, waiting = "-", "-", "-"
-    if counters is not None:
+    pace = running = waiting = _UNKNOWN
+    if rates.tokens_per_s is not None:
         pace = f"{rates.tokens_per_s:.1f}"
+    if counters is not None:
         running, waiting = f"{counters.running:.0f}", f"{counters.waiting:.0f}"
     return Text(
         f"tokens/s {pace}   TTFT {_ms(rates.ttft_s)}   ITL {_ms(rates.itl_s)}   "
@@ -137,7 +138,7 @@ def _members(snapshot: ClusterSnapshot, most: int) -> RenderableType:
             str(m.member.experts) if is_server else "",
             _percent(m.utilisation) if is_server else "",
             _number(shares.get(m.member.id)) if is_server else "",
-            str(m.member.in_flight),
+            str(m.member.in_flight) if not m.member.state.is_gone else _UNKNOWN,
             f"{m.lease_age_s:.1f} s" if not m.member.state.is_gone else _UNKNOWN,
         )
         if m.unreachable:
@@ -256,7 +257,7 @@ def document(endpoint: str, snapshot: ClusterSnapshot) -> dict[str, Any]:
             "waiting": counters.waiting if counters else None,
         },
         "rates": {
-            "tokens_per_s": snapshot.rates.tokens_per_s if counters else None,
+            "tokens_per_s": snapshot.rates.tokens_per_s,
             "ttft_s": snapshot.rates.ttft_s,
             "itl_s": snapshot.rates.itl_s,
         },

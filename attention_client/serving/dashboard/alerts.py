@@ -22,22 +22,28 @@ CANNOT_BE_DRAWN = h(
     "p",
     "The cluster cannot be shown. The data below is old. The endpoint's log has the reason.",
     class_="alert",
+    key="endpoint",
 )
 """Alert in place of the others after a failed poll."""
 
 
 def alerts(snapshot: ClusterSnapshot) -> list[Node]:
-    """Build the alerts: unreachable sources, uncovered experts, dead servers. Empty if all is well."""
-    lines = []
+    """Build the alerts: unreachable sources, uncovered experts, dead servers. Empty if all is well.
+
+    Each has a key, by which a viewer dismisses it.
+    """
+    lines = {}
     for source in snapshot.sources.values():
         if source.silent_since is not None:
-            left = "" if source.name == "endpoint" else "; its last data is shown below"
-            lines.append(f"{source.text(snapshot.at)} ({source.why}){left}")
+            left = "" if source.name == "endpoint" else "; its last data is shown"
+            lines[source.name] = f"{source.text(snapshot.at)} ({source.why}){left}"
     if snapshot.uncovered:
         pairs = [f"{layer}/{expert}" for layer, expert in snapshot.uncovered]
         count = counted(len(pairs), "expert")
-        lines.append(f"{count} uncovered: no live replica of layer/expert {_first_few(pairs)}")
-    return [h("p", line, class_="alert") for line in lines] + _dead_servers(snapshot)
+        named = _first_few(pairs)
+        lines["uncovered"] = f"{count} uncovered: no live replica of layer/expert {named}"
+    told = [h("p", line, class_="alert", key=key) for key, line in lines.items()]
+    return told + _dead_servers(snapshot)
 
 
 def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
@@ -49,21 +55,24 @@ def _dead_servers(snapshot: ClusterSnapshot) -> list[Node]:
     if not dead:
         return []
     names = [m.member.id for m in dead]
-    placed = snapshot.placement.servers if snapshot.placement is not None else ()
-    missed = [m for m in dead if m.member.id in placed]
+    placement = snapshot.placement
+    missed = [m for m in dead if placement is not None and m.member.id in placement.servers]
     details: list[list[Child]]
-    if missed:
+    if placement is None:
+        details = [["Which experts are lost is not known yet: the placement has not been read."]]
+    elif missed:
         # The balancer replaces the server that has been dead longest first.
         waited_s = max(m.lease_age_s for m in missed)
         details = [[_lost(snapshot)], [_next(snapshot, waited_s)], _restart(snapshot, len(missed))]
     else:
-        details = [["Nothing is lost: other servers hold all experts."]]
+        details = [["Nothing is lost: the placement has no expert there."]]
     return [
         h(
             "div",
             h("p", h("strong", f"{_first_few(names)} {'is' if len(names) == 1 else 'are'} DEAD.")),
             *(h("p", *detail) for detail in details),
-            class_="alert" if missed else "alert mild",
+            class_="alert" if missed or placement is None else "alert mild",
+            key=f"dead {' '.join(names)}",
         )
     ]
 

@@ -38,10 +38,10 @@ class ChatBox:
             self._tokens.props("outlined dense").classes("short")
             self._button = Press("Send", lambda _: self._send())
             self._cancel = Press("Cancel", lambda _: self.end(), kind="plain")
-        self._answer = ui.element("div").classes("answer")
-        self._answer.props(
-            'role="log" aria-live="polite" aria-label="Answer" tabindex="0" data-part="answer"'
-        )
+        box = ui.element("div").classes("answer")
+        box.props('role="log" aria-live="polite" aria-label="Answer" tabindex="0"')
+        with box:
+            self._answer = ui.element("div").props('data-part="answer"')
         self._legend = Drawn()
         self._legend.props('data-part="answer-servers"')
         self._show_buttons(answering=False)

@@ -36,8 +36,7 @@ class Press(Element, component="press.js"):
     Args:
         verb: The action.
         on_press: Called with the `token` that the browser showed.
-        subject: The object of the action, if the verb alone is not clear.
-        label: Text for screen readers, if verb and subject are not enough.
+        subject: The object of the action, for the tooltip and screen readers, if the verb alone is not clear.
         kind: "main", "plain" or "danger".
         asks: Whether a second press must confirm the first one.
     """
@@ -48,14 +47,12 @@ class Press(Element, component="press.js"):
         on_press: Callable[[Any], Any],
         *,
         subject: str = "",
-        label: str = "",
         kind: str = "main",
         asks: bool = False,
     ) -> None:
         super().__init__()
-        self.props.update(subject=subject, label=label, kind=kind)
+        self.props.update(subject=subject, kind=kind)
         self.show(verb, asks=asks)
-
         self.on("press", lambda event: on_press(event.args))
 
     def show(self, verb: str, *, asks: bool = False, enabled: bool = True, token: int = 0) -> None:

@@ -9,25 +9,27 @@ from collections.abc import Awaitable, Callable
 from nicegui import ui
 
 from attention_client.serving.dashboard.broadcaster import Broadcaster
-from attention_client.serving.dashboard.components import Press
+from attention_client.serving.dashboard.components import Drawn, Press
 from attention_client.serving.dashboard.operator import Operator, is_paused
 from eaas.errors import EaasError
 from eaas.types import Member, Role
 
 __all__ = ["Controls"]
 
-# Rows kept for servers that left. They keep their place, so that no button moves under the pointer.
-_MOST_GONE = 16
 _HOST = socket.gethostname()
 
 _Act = Callable[[str, Callable[[], str]], Awaitable[None]]
 
 
 class Controls:
-    """The operator's buttons: start, scale and rebalance, and a row for each expert server."""
+    """The operator's buttons: start, scale and rebalance, and two in the row of each expert server.
 
-    def __init__(self, operator: Operator, broadcaster: Broadcaster) -> None:
-        self._operator, self._broadcaster = operator, broadcaster
+    Args:
+        members: The table of the members, which shows the buttons of the rows.
+    """
+
+    def __init__(self, operator: Operator, broadcaster: Broadcaster, members: Drawn) -> None:
+        self._operator, self._broadcaster, self._members = operator, broadcaster, members
         self._rows: dict[str, _Row] = {}
         with ui.element("div").classes("row-of-buttons"):
             self._button(
@@ -43,37 +45,33 @@ class Controls:
             self._button(
                 "Scale",
                 lambda: operator.scale(broadcaster.snapshot, number.value),
-                label="Scale to that number of servers",
+                subject="to that number of servers",
             )
-        self._servers = ui.element("div").classes("servers scroll")
-        self._servers.props('data-part="operate-servers"')
         self._status = (
             ui.label("").classes("note").props('role="status" data-part="operate-status"')
         )
 
     def show(self) -> None:
-        """Update the rows to the current expert servers. New rows come last; the others keep their place."""
+        """Update the rows' buttons to the current expert servers."""
         members = (m.member for m in self._broadcaster.snapshot.members)
         servers = {m.id: m for m in members if m.role is Role.EXPERT_SERVER}
         for name in servers:
             if name not in self._rows:
-                with self._servers:
+                with self._members:
                     self._rows[name] = _Row(name, self._operator, self._act)
-        for name, row in self._rows.items():
-            row.show(servers.get(name))
-        gone = [name for name in self._rows if name not in servers]
-        for name in gone[: max(0, len(gone) - _MOST_GONE)]:
+            self._rows[name].show(servers[name])
+        for name in self._rows.keys() - servers.keys():
             self._rows.pop(name).element.delete()
         if self._number.value is None and servers:
             self._number.set_value(len(self._broadcaster.snapshot.live(Role.EXPERT_SERVER)))
 
     def _button(
-        self, verb: str, act: Callable[[], str], *, label: str = "", kind: str = "main"
+        self, verb: str, act: Callable[[], str], *, subject: str = "", kind: str = "main"
     ) -> None:
         async def press(_token: object) -> None:
-            await self._act(label or verb, act)
+            await self._act(f"{verb} {subject}".rstrip(), act)
 
-        Press(verb, press, label=label, kind=kind)
+        Press(verb, press, subject=subject, kind=kind)
 
     async def _act(self, what: str, act: Callable[[], str]) -> None:
         self._status.set_text(f"{what} …")
@@ -85,27 +83,27 @@ class Controls:
 
 
 class _Row:
-    """The row of one expert server: its buttons to kill, pause and resume it."""
+    """The buttons in the row of one expert server, to kill, pause and resume it."""
 
     def __init__(self, name: str, operator: Operator, act: _Act) -> None:
         self._operator, self._act = operator, act
         self._server: Member | None = None
         self._paused = False
-        self.element = ui.element("div").classes("server")
+        self.element = ui.element("div").classes("actions")
+        self.element.props["data-member"] = name
         with self.element:
             self._kill = Press("Kill", self._on_kill, subject=name, kind="danger", asks=True)
             self._pause = Press("Pause", self._on_pause, subject=name, kind="plain", asks=True)
 
-    def show(self, server: Member | None) -> None:
-        """Enable the buttons that the server's state allows; None: the server has left."""
+    def show(self, server: Member) -> None:
+        """Enable the buttons that the server's state allows."""
         self._server = server
-        alive = server is not None and not server.state.is_gone
-        incarnation = server.incarnation if server is not None else 0
-        self._paused = server is not None and server.host == _HOST and is_paused(server.pid)
-        self._kill.show("Kill", asks=True, enabled=alive, token=incarnation)
+        alive, token = not server.state.is_gone, server.incarnation
+        self._paused = server.host == _HOST and is_paused(server.pid)
+        self._kill.show("Kill", asks=True, enabled=alive, token=token)
         # A paused server becomes DEAD and can still be resumed.
         verb, enabled = ("Resume", True) if self._paused else ("Pause", alive)
-        self._pause.show(verb, asks=not self._paused, enabled=enabled, token=incarnation)
+        self._pause.show(verb, asks=not self._paused, enabled=enabled, token=token)
 
     async def _on_kill(self, incarnation: object) -> None:
         await self._do("Kill", self._operator.kill, incarnation)

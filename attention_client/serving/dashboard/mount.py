@@ -125,7 +125,7 @@ class Dashboard(BaseRoute):
                 operator = None
                 ui.label(
                     "Read-only. To get the buttons, open the address that `eaas status` prints."
-                )
+                ).classes("note")
             build_page(client, self._name, self.broadcaster, chat, operator)
 
         pages = FastAPI(openapi_url=None)

@@ -14,15 +14,15 @@ __all__ = ["Child", "Node", "encode", "h"]
 
 _TAGS = {
     "a", "bdi", "caption", "code", "dd", "details", "div", "dl", "dt", "figcaption", "figure", "h1", "img",
-    "li", "line", "ol", "p", "polyline", "small", "span", "strong", "summary", "svg", "table", "tbody", "td",
-    "th", "thead", "time", "tr",
+    "li", "line", "ol", "p", "polyline", "slot", "small", "span", "strong", "summary", "svg", "table",
+    "tbody", "td", "th", "thead", "time", "tr",
 }  # fmt: skip
 # Python names to DOM names. None of these attributes runs a script.
 _ATTRIBUTES = {
     name: name.rstrip("_").replace("_", "-")
     for name in (
-        "alt", "aria_hidden", "aria_label", "class_", "data_servers", "height", "href", "key", "points",
-        "preserveAspectRatio", "role", "scope", "src", "title", "viewBox", "x1", "x2", "y1", "y2",
+        "alt", "aria_hidden", "aria_label", "class_", "data_member", "data_servers", "height", "href", "key",
+        "points", "preserveAspectRatio", "role", "scope", "src", "title", "viewBox", "x1", "x2", "y1", "y2",
     )
 }  # fmt: skip
 # Links lead to parts of this page; images are embedded in the page.

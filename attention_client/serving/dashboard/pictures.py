@@ -16,13 +16,16 @@ from eaas.types import MemberState
 
 __all__ = ["curves", "load", "placement"]
 
-_NAMED_SERVERS = 12
+# Longer names, together, do not fit below a heat map.
+_NAMED_CHARACTERS = 40
 
 
 def load(snapshot: ClusterSnapshot) -> list[Node]:
     """Draw each expert server's load by MoE layer in the balancer's window, with a table of the servers."""
     found = snapshot.load
-    if found is None or not found.tokens_LS.any():
+    if found is None:
+        return empty("The load is not known yet.")
+    if not found.tokens_LS.any():
         return empty("No expert has computed anything in the balancer's window.")
     relative_LS = _relative(found)
     layers, servers = relative_LS.shape
@@ -46,7 +49,7 @@ def load(snapshot: ClusterSnapshot) -> list[Node]:
     ]
     note = (
         f"Rows: MoE layers 0 to {layers - 1}. Columns: expert servers. Value: (token, expert) pairs divided "
-        f"by speed, relative to the layer's mean, in the last {found.window_s:.0f} s."
+        f"by speed, relative to the layer's mean, in the last {found.window_s:.0f} s with load."
     )
     return [
         h("p", note, class_="note"),
@@ -75,18 +78,18 @@ def _relative(found: Load) -> np.ndarray:
 
 
 def _axis(names: Sequence[str]) -> Node:
-    if len(names) > _NAMED_SERVERS:
+    short = [name.removeprefix("expert-server-") for name in names]
+    if len(short) * max(map(len, short)) > _NAMED_CHARACTERS:
         ends = (h("bdi", names[0]), " … ", h("bdi", names[-1]))
         return h("p", f"{len(names)} servers: ", *ends, class_="note axis")
-    short = (h("span", name.removeprefix("expert-server-"), title=name) for name in names)
-    return h("div", *short, class_="axis", aria_hidden="true")
+    return h("div", *(h("span", name) for name in short), class_="axis", aria_hidden="true")
 
 
 def placement(snapshot: ClusterSnapshot, layer: int) -> list[Node]:
     """Draw the placement of one MoE layer, experts by servers. A layer beyond the last counts as the last."""
     placed = snapshot.placement
     if placed is None:
-        return empty("There is no placement yet.")
+        return empty("The placement is not known yet.")
     layer = min(max(layer, 0), placed.shape[0] - 1)
     holds_SE, shares_SE = placed.replicas.layer(layer)
     left, counts = np.unique(snapshot.live_replicas_LE[layer], return_counts=True)
@@ -158,7 +161,7 @@ def curves(snapshot: ClusterSnapshot) -> list[Node]:
         ),
         chart(
             "Tokens/s",
-            f"{now.tokens_per_s:.1f}",
+            or_none(now.tokens_per_s, "{:.1f}"),
             ages_s,
             [Line("rate", mean, [p.rates.tokens_per_s for p in points])],
             unit="/s",

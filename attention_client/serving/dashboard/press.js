@@ -9,7 +9,6 @@ export default {
   props: {
     verb: String,
     subject: String,
-    label: String,
     kind: String,
     asks: Boolean,
     disabled: Boolean,
@@ -47,8 +46,8 @@ export default {
   },
   render() {
     const mark = this.asking ? "?" : "";
+    const name = [this.verb, this.subject].filter(Boolean).join(" ");
     const content = [h("span", this.verb)];
-    if (this.subject) content.push(h("bdi", { class: "subject" }, this.subject));
     // The mark's space is always reserved, so the button keeps its size.
     if (this.asks) content.push(h("span", { class: "mark" }, mark));
     return h(
@@ -58,8 +57,8 @@ export default {
         class: ["press", this.kind, { asking: this.asking }],
         // Not `disabled`: the button keeps the focus and stays readable.
         "aria-disabled": String(this.disabled),
-        title: this.subject || undefined,
-        "aria-label": this.label || [this.verb, this.subject].filter(Boolean).join(" ") + mark,
+        title: this.subject ? name : undefined,
+        "aria-label": name + mark,
         "aria-description": this.asking ? "Press again to confirm" : undefined,
         onClick: this.press,
       },

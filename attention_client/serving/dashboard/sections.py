@@ -34,22 +34,25 @@ def draw_placement(snapshot: ClusterSnapshot, layer: int) -> str:
 def summary(snapshot: ClusterSnapshot) -> list[Node]:
     """Draw the cluster's key numbers, in one row."""
     servers = [m.member for m in snapshot.members if _is_server(m.member)]
-    serving = sum(m.state is MemberState.SERVING for m in servers)
+    serving = or_none(None)
+    if snapshot.members:
+        serving = (
+            f"{sum(m.state is MemberState.SERVING for m in servers)} of {len(servers)} serving"
+        )
     rates = snapshot.rates
-    covered = "no placement"
+    covered = or_none(None)
     if snapshot.placement is not None:
-        nodes = counted(snapshot.min_nodes, "node")
-        covered = f"≥ {snapshot.min_replicas} of each, on {nodes}"
+        covered = f"≥ {snapshot.min_replicas}, on {counted(snapshot.min_nodes, 'node')}"
     if snapshot.uncovered:
         covered = f"{len(snapshot.uncovered)} uncovered"
     tiles = (
-        ("Expert servers", f"{serving} of {len(servers)} serving" if servers else "none"),
+        ("Expert servers", serving),
         ("Live replicas", covered),
         ("Epoch", str(snapshot.placement.epoch) if snapshot.placement else or_none(None)),
         ("PAR", or_none(snapshot.par)),
         ("Bound", or_none(snapshot.bound)),
         ("Gap", or_none(snapshot.gap)),
-        ("Tokens/s", f"{rates.tokens_per_s:.1f}"),
+        ("Tokens/s", or_none(rates.tokens_per_s, "{:.1f}")),
         ("TTFT", or_none(rates.ttft_s, "{:.0f} ms", 1e3)),
         ("ITL", or_none(rates.itl_s, "{:.0f} ms", 1e3)),
     )
@@ -73,26 +76,30 @@ def members(snapshot: ClusterSnapshot) -> list[Node]:
     for known in snapshot.members:
         member = known.member
         dead = member.state.is_gone
+        experts = member.experts if _is_server(member) else None
         rows.append(
             row(
                 member.id,
                 badge(member.state.value),
-                cell(str(member.incarnation), number=True),
-                cell(str(member.experts) if _is_server(member) else or_none(None), number=True),
-                cell(or_none(None) if dead else str(member.in_flight), number=True),
+                # The operator's page has buttons here (`Controls`); without them the column is hidden.
+                cell(h("slot", data_member=member.id)),
+                cell(str(member.incarnation), number=True, wide=True),
+                cell(or_none(experts, "{:.0f}"), number=True, wide=True),
+                cell(or_none(None) if dead else str(member.in_flight), number=True, wide=True),
                 cell(or_none(known.utilisation, "{:.0%}"), number=True),
                 cell(or_none(None if dead else known.lease_age_s, "{:.1f} s"), number=True),
                 cell(str(member.pid), number=True, wide=True),
                 cell(member.address, wide=True),
             )
         )
-    head = "Member", "State", "Life", "Experts", "In flight", "Busy", "Lease age", "PID", "Address"
+    wide = "Life", "Experts", "In flight", "PID", "Address"
+    head = "Member", "State", "Actions", *wide[:3], "Busy", "Lease age", *wide[3:]
     loads = (
         h("p", h("bdi", m.member.id), f" loads {m.loading.text}", class_="note", key=m.member.id)
         for m in snapshot.members
         if m.loading is not None
     )
-    return [table("Members", head, rows, wide=("PID", "Address")), *loads]
+    return [table("Members", head, rows, wide), *loads]
 
 
 def _is_server(member: Member) -> bool:
@@ -120,6 +127,8 @@ def events(snapshot: ClusterSnapshot) -> list[Node]:
 
 def decisions(snapshot: ClusterSnapshot) -> list[Node]:
     """Draw the table of the balancer's last decisions with their reasons."""
+    if snapshot.decisions is None:
+        return empty("The balancer's decisions are not known yet.")
     if not snapshot.decisions:
         return empty("The balancer has made no decisions.")
     rows = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
+import pydoc
 import re
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,49 @@ def test_a_link_leads_to_a_page(maker: Any, page: str, link: str, shown: str) ->
 def test_code_is_left_alone(maker: Any) -> None:
     block = "```\n[a](../eaas/errors.py)\n```\n"
     assert maker.rewritten(block, "faq.md") == block
+
+
+def test_a_listed_file_is_shown(maker: Any) -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    listing = (ROOT / "examples" / "cluster.yaml").read_text()
+    assert f"\n\n```yaml\n{listing}```\n\n" in maker.rewritten(page, "configuration.md")
+    # A link in a sentence stays one.
+    assert "```" not in maker.rewritten("See [`x.yaml`](../examples/cluster.yaml)", "faq.md")
+
+
+PYTHON = (ROOT / "docs" / "python.md").read_text()
+# Heading, path of the object, what the page says of it.
+OBJECTS = re.findall(r"^### (\S+)\n\n<!-- (\S+) -->\n((?:.+\n)+)", PYTHON, re.MULTILINE)
+
+
+def test_the_site_shows_docstrings(maker: Any) -> None:
+    assert len(OBJECTS) == PYTHON.count("<!--") > 10
+    shown = maker.rewritten(PYTHON, "python.md")
+    for heading, path, _ in OBJECTS:
+        assert f"\n::: {path}\n    options: {{heading: {heading}}}\n" in shown
+    assert "<!--" not in shown
+    assert "Source" not in shown
+
+
+@pytest.mark.parametrize(("heading", "path", "said"), OBJECTS, ids=[path for _, path, _ in OBJECTS])
+def test_the_python_page_says_what_the_source_says(heading: str, path: str, said: str) -> None:
+    found: Any = pydoc.locate(path)
+    summary, source = inspect.getdoc(found), inspect.getsourcefile(found)
+    assert summary is not None
+    assert source is not None
+    words = summary.splitlines()[0]
+    if not inspect.ismodule(found):
+        words = f"`{heading.rpartition('.')[2]}({parameters(found)})`: {words}"
+    link = f"[Source](../{Path(source).relative_to(ROOT)})"
+    assert " ".join(said.split()) == f"{words} {link}"
+
+
+def parameters(found: Any) -> str:
+    """The names of an object's parameters, as its call has them."""
+    signature = inspect.signature(found)
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=bare, return_annotation=signature.empty))
+    return re.sub(r"=[^,)]+", "", text)[1:-1]
 
 
 def test_a_missing_file_is_reported(maker: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -85,7 +85,7 @@ def test_the_head() -> None:
     quiet = lines(replace(FACTS, rates=Rates(), par=None, counters=None))
     assert quiet[1] == "tokens/s -   TTFT -   ITL -   running -   waiting -"
     # No number that nobody has told.
-    assert lines(replace(FACTS, placement=None))[0].endswith("experts: not known yet")
+    assert lines(replace(FACTS, placement=None))[0].endswith("epoch -   experts: not known yet")
     assert quiet[2] == "PAR -   bound 1.00   gap -"
 
 
@@ -113,7 +113,7 @@ def test_members() -> None:
     assert a[1:] == ["SERVING", "2", "8", "25%", "0.75", "1", "0.4", "s"]
     assert b[1:] == ["SUSPECT", "2", "6", "75%", "1.25", "0", "1.7", "s"]
     dead = lines(replace(FACTS, members=(member("gone", MemberState.DEAD),), load=None))
-    assert row(dead, "gone")[1:] == ["DEAD", "2", "0", "-", "-", "0", "-"]
+    assert row(dead, "gone")[1:] == ["DEAD", "2", "0", "-", "-", "-", "-"]
 
 
 def test_loads_by_layer() -> None:

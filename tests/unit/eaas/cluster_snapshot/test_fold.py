@@ -124,7 +124,8 @@ def test_lease_ages_grow_while_the_monitor_is_silent(
 
 
 def test_par_bound_and_gap_need_a_balancer(fold: SnapshotFold) -> None:
-    snapshot = fold.take(Reading(11.0, load=load(1.5), bound=1.2))
+    members = (server("b"), server("a", busy_s=0.5))
+    snapshot = fold.take(Reading(11.0, members=members, load=load(1.5), bound=1.2))
     assert (snapshot.par, snapshot.bound) == (1.5, 1.2)
     assert snapshot.gap == pytest.approx(1.25)
     snapshot = fold.take(Reading(12.0, balancer="away"))
@@ -137,6 +138,21 @@ def test_par_bound_and_gap_need_a_balancer(fold: SnapshotFold) -> None:
 def test_without_tokens_there_is_no_par(fold: SnapshotFold) -> None:
     idle = replace(load(1.0), tokens_LS=np.zeros((2, 2)))
     assert fold.take(Reading(11.0, load=idle)).par is None
+
+
+def test_an_idle_cluster_has_no_par(fold: SnapshotFold) -> None:
+    """The balancer keeps the last load, however old it is."""
+    idle = (server("b"), server("a"))
+    snapshot = fold.take(Reading(11.0, members=idle, load=load(2.7), bound=1.1))
+    assert (snapshot.par, snapshot.bound, snapshot.gap) == (None, None, None)
+    busy = (server("b"), server("a", busy_s=0.5))
+    assert fold.take(Reading(12.0, members=busy, load=load(2.7))).par == 2.7
+    # For ten seconds after the last work; heartbeats that say the same end it.
+    for at in range(13, 24):
+        snapshot = fold.take(Reading(float(at), members=busy, load=load(2.7)))
+        assert (snapshot.par, snapshot.bound) == ((2.7, 1.1) if at <= 22 else (None, None)), at
+    assert [p.par for p in snapshot.curve[-2:]] == [2.7, None]
+    assert snapshot.load is not None
 
 
 def test_new_decisions_are_events_once(fold: SnapshotFold) -> None:
@@ -183,7 +199,10 @@ def test_rates_of_ten_seconds_survive_a_restart() -> None:
         counters = Counters(tokens=tokens, ttft_s=tokens / 50, first_tokens=tokens / 100)
         snapshot = fold.take(Reading(float(second), counters=counters))
         expected = 100 / min(second, 10) if 5 <= second < 15 else 0.0
-        assert snapshot.rates.tokens_per_s == pytest.approx(expected), second
+        if second == 0:
+            assert snapshot.rates == Rates(), "one reading has no rate"
+        else:
+            assert snapshot.rates.tokens_per_s == pytest.approx(expected), second
     assert rates(Counters(tokens=9), Counters(tokens=1), 1.0) == Rates()
     assert fold.take(Reading(20.0, endpoint="refused")).rates == Rates()
 

@@ -98,6 +98,7 @@ def test_snapshots_and_events_show_it() -> None:
 def test_status_shows_it_in_one_line() -> None:
     row = {
         "id": "c",
+        "role": "expert-server",
         "state": "JOINING",
         "pid": 1,
         "address": "c:1",
@@ -115,6 +116,13 @@ def test_status_shows_it_in_one_line() -> None:
     console = Console(width=160, record=True)
     console.print(status_table(document))
     assert "c: unreachable for client-1: another user's" in console.export_text()
+    # A dead server has nothing in flight, and other roles have no experts.
+    for changed, cells in (
+        ({"experts": 8, "state": "DEAD"}, ["1", "8", "-"]),
+        ({"experts": 0, "role": "balancer"}, ["1", "-", "0"]),
+    ):
+        console.print(status_table(document | {"members": [row | changed]}))
+        assert console.export_text().splitlines()[2].split()[-3:] == cells
     # An endpoint of an earlier release.
     del row["unreachable"]
     console.print(status_table(document))

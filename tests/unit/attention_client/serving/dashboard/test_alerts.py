@@ -98,6 +98,25 @@ def test_a_dead_server_without_experts_is_a_mild_alert() -> None:
     assert alert[0].attributes["class"] == "alert mild"
 
 
+def test_what_a_dead_server_costs_is_open_before_the_placement_is_known() -> None:
+    alert = text(snapshot(SERVING, DEAD, placement=None))
+    assert "s1 is DEAD. Which experts are lost is not known yet" in alert
+    assert "Nothing" not in alert
+
+
+def test_each_alert_has_a_key_that_stays_while_its_numbers_change() -> None:
+    def keys(shown: ClusterSnapshot) -> list[str]:
+        return [alert.attributes["key"] for alert in alerts(shown)]
+
+    sources = dict(snapshot(SERVING).sources) | {"monitor": Source("monitor", 88.0, "refused")}
+    shown = snapshot(SERVING, DEAD, holds=[[1, 0, 0, 0], [1, 1, 1, 1]], sources=sources)
+    assert len(set(keys(shown))) == 3
+    assert keys(replace(shown, at=105.0)) == keys(shown)
+    assert text(replace(shown, at=105.0)) != text(shown)
+    # Another server's death is another alert.
+    assert keys(snapshot(DEAD, DEAD, SERVING)) != keys(snapshot(DEAD, SERVING, SERVING))
+
+
 def test_many_dead_servers_are_one_alert() -> None:
     shown = snapshot(*[SERVING] * 2, *[DEAD] * 9)
     assert len(alerts(shown)) == 1

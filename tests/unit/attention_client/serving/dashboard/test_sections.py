@@ -75,13 +75,38 @@ def test_an_empty_cluster_says_so_in_every_section() -> None:
     drawn = draw(ClusterSnapshot())
     for name, words in {
         "members": "No members are known yet",
-        "load": "No expert has computed anything",
+        "load": "The load is not known yet",
         "events": "No events",
-        "decisions": "has made no decisions",
-        "summary": "Expert servers none Live replicas no placement Epoch — PAR —",
+        "decisions": "decisions are not known yet",
+        "summary": "Expert servers — Live replicas — Epoch — PAR — Bound — Gap — Tokens/s — TTFT —",
     }.items():
         assert words in text(drawn[name])
-    assert "no placement yet" in draw_placement(ClusterSnapshot(), 0)
+    assert "not known yet" in draw_placement(ClusterSnapshot(), 0)
+
+
+def test_what_is_known_to_be_nothing_is_said() -> None:
+    load = Load(("a",), np.zeros((1, 1)), np.ones(1), np.ones(1), 0)
+    drawn = draw(replace(ClusterSnapshot(), load=load, decisions=(), rates=Rates(0.0)))
+    assert "No expert has computed anything" in text(drawn["load"])
+    assert "has made no decisions" in text(drawn["decisions"])
+    assert "Tokens/s 0.0 TTFT —" in text(drawn["summary"])
+    monitor = Member("m", Role.MONITOR, 7, "here", "here:1", MemberState.SERVING)
+    shown = replace(ClusterSnapshot(), members=(MemberSnapshot(monitor, 0.1),))
+    assert "Expert servers 0 of 0 serving" in text(draw(shown)["summary"])
+
+
+def test_the_axis_names_servers_only_if_all_names_fit() -> None:
+    def axis(*names: str) -> str:
+        load = Load(names, np.ones((1, len(names))), np.ones(len(names)), np.ones(1), 1)
+        return text(draw(snapshot(load=load))["load"])
+
+    assert "0 1 2 idle" in axis(*(f"expert-server-{i}" for i in range(3)))
+    # Short names of many servers, and long ones of few.
+    assert "64 servers: expert-server-0 … expert-server-63 idle" in axis(
+        *(f"expert-server-{i}" for i in range(64))
+    )
+    long = [f"gpu-node-17.rack-{i}.example.net" for i in range(2)]
+    assert f"2 servers: {long[0]} … {long[1]} idle" in axis(*long)
 
 
 def test_load_has_a_picture_and_a_table() -> None:
@@ -90,7 +115,7 @@ def test_load_has_a_picture_and_a_table() -> None:
     )
     drawn = draw(snapshot(load=load))["load"]
     assert "a 50 1.25 1.00 b 30 0.75 1.00" in text(drawn)
-    assert "in the last 120 s" in text(drawn)
+    assert "in the last 120 s with load" in text(drawn)
     (picture,) = elements(drawn, "img")
     assert "Layer 0 is the most uneven, with a PAR of 1.50" in picture["alt"]
     levels = pixels(drawn)
@@ -120,7 +145,7 @@ def test_placement_and_tile_count_the_same_live_replicas(state: MemberState | No
     ]
     everybody = snapshot()
     assert "3 with 1 live replica, 1 with 2 live replicas." in text(draw_placement(everybody, 1))
-    assert "Live replicas ≥ 1 of each" in text(draw(everybody)["summary"])
+    assert "Live replicas ≥ 1, on 1 node" in text(draw(everybody)["summary"])
     assert "Layer 1:" in elements(draw_placement(everybody, 99), "img")[0]["alt"], "the last one"
 
 
