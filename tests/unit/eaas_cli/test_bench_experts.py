@@ -302,7 +302,9 @@ def test_a_small_run() -> None:
         assert 0 < low <= row["roofline_fraction"] <= high
         assert set(row["speedup"]) == {"eager", "grouped_mm", "batched_mm"}
         assert all(ratio > 0 for ratio in row["speedup"].values())
-        assert 0 < row["rel_error"] < (1e-2 if row["dtype"] == "bfloat16" else 1e-5)
+        # A kernel that rounds like the yardstick has no error.
+        assert row["rel_error"] > 0 or row["kernel"] == "auto"
+        assert row["rel_error"] < (1e-2 if row["dtype"] == "bfloat16" else 1e-5)
     picks = {entry["dtype"]: entry["picked"] for entry in document["auto"]}
     for row in document["rows"]:
         assert row["kernel"] != "auto" or row["picked"] == picks[row["dtype"]]

@@ -19,6 +19,7 @@ from eaas_cli.local import LocalCluster, cluster, supervision
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.process import program, wait_ready
 from eaas_cli.local.restart import keep_port, restart_line
+from waiting import eventually
 
 
 def test_a_restart_keeps_the_port() -> None:
@@ -47,11 +48,12 @@ def test_a_process_started_by_hand_has_the_same_arguments(tmp_path: Path) -> Non
     arguments = ("expert-server", "--id", "it's", "--join", "127.0.0.1:1")
     with subprocess.Popen([sys.executable, str(script), *arguments]) as process:
         try:
+            # The kernel reports the start before the program's words can be read.
+            found = eventually(lambda: find_started_by_hand("a", arguments))
+            assert found is not None
             assert find_started_by_hand("a", arguments[:3]) is None
             assert find_started_by_hand("a", (*arguments, "--threads", "1")) is None
             assert find_started_by_hand("a", ("expert-server", *arguments)) is None
-            found = find_started_by_hand("a", arguments)
-            assert found is not None
             assert (found.pid, found.running) == (process.pid, True)
             assert not found.reap(0)
             found.signal(signal.SIGKILL)
