@@ -14,11 +14,14 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint.source import is_local
 from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.options import (
+    MODEL_HELP,
     ApiKeyFile,
     ConfigFile,
     Insecure,
@@ -129,9 +132,9 @@ def expert_server(
         str | None,
         typer.Option(
             "--model",
-            metavar="DIR|URL",
-            help="Directory of a Hugging Face MoE checkpoint, or its URL (s3://, gs://, https://, ...), "
-            "of which this server reads its experts only.",
+            metavar="DIR|ORG/NAME|URL",
+            help=f"{MODEL_HELP[:-1]}, or its URL (s3://, gs://, https://, ...), of which this server reads "
+            "its experts only.",
             show_default="weights from the other servers",
         ),
     ] = None,
@@ -170,6 +173,9 @@ def expert_server(
     from eaas.net.listen_policy import guarded_port
 
     begin("expert-server", offline=not (model or "").lower().startswith("hf://"))
+    if model is not None and is_local(model):
+        # Before the imports, which take seconds.
+        precheck(model)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -234,6 +240,9 @@ def attention_client(
     from eaas.net.listen_policy import guarded_keys, identity
 
     begin("attention-client")
+    # Before the imports, which take seconds.
+    precheck(model)
+    refuse_missing_tokenizer(model)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
