@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from eaas.checkpoint import precheck, refuse_missing_tokenizer
-from eaas.checkpoint.source import is_local
+from eaas.checkpoint.source import is_local, local_directory
 from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
@@ -38,6 +38,7 @@ __all__ = [
     "OperatorPage",
     "Port",
     "begin",
+    "check_early",
     "leave",
     "member_id",
     "ready",
@@ -88,6 +89,20 @@ def begin(role: str, offline: bool = True) -> None:
     prepare_open_files(f"eaas {role}")
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def check_early(model: Path, tokenizer: bool) -> None:
+    """Check a role's checkpoint before the imports, which take seconds.
+
+    A process that a fork server started has them already, and the role checks what it opens: there the
+    headers of a large model need not be read twice.
+
+    Raises CheckpointError: its files cannot be served.
+    """
+    if "torch" not in sys.modules:
+        precheck(model)
+        if tokenizer:
+            refuse_missing_tokenizer(model)
 
 
 def security_of(tls: Path | None, insecure: bool) -> dict[str, Any]:
@@ -174,8 +189,7 @@ def expert_server(
 
     begin("expert-server", offline=not (model or "").lower().startswith("hf://"))
     if model is not None and is_local(model):
-        # Before the imports, which take seconds.
-        precheck(model)
+        check_early(local_directory(model), tokenizer=False)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -240,9 +254,7 @@ def attention_client(
     from eaas.net.listen_policy import guarded_keys, identity
 
     begin("attention-client")
-    # Before the imports, which take seconds.
-    precheck(model)
-    refuse_missing_tokenizer(model)
+    check_early(model, tokenizer=True)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,

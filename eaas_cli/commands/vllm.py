@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
 from eaas.checkpoint.source import local_directory
 from eaas.config import ClusterConfig
 from eaas.errors import ClusterError, ConfigError
@@ -31,6 +30,7 @@ from eaas_cli.commands.roles import (
     OperatorPage,
     Port,
     begin,
+    check_early,
     leave,
     member_id,
     ready,
@@ -93,9 +93,7 @@ def vllm(
     from eaas_cli.local.interrupt import Interrupt
 
     begin("vllm")
-    # Before the imports, which take seconds.
-    precheck(model)
-    refuse_missing_tokenizer(model)
+    check_early(model, tokenizer=True)
     # It logs each request, and the readiness is asked for four times a second.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     given = options or []

@@ -157,11 +157,6 @@ def up(model: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-# A start that imports one of them first ends with a traceback.
-WITHOUT_LIBRARIES = (
-    "import sys; sys.modules['torch'] = sys.modules['transformers'] = None;"
-    "import eaas_cli; eaas_cli.main()"
-)
 JOINS = ("--join", "127.0.0.1:1")
 
 
@@ -190,8 +185,11 @@ def test_a_checkpoint_is_refused_before_the_libraries_are_imported(
         save_file({"a": torch.zeros(1)}, model / "model.safetensors")
     else:
         model = Path("org/demo")
+    # A start that imports one of them first ends with a traceback.
+    for library in ("torch", "transformers"):
+        (tmp_path / f"{library}.py").write_text("raise ImportError")
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LIBRARIES, *words, str(model)],
+        [sys.executable, "-c", "import eaas_cli; eaas_cli.main()", *words, str(model)],
         env=os.environ | {"HF_HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
