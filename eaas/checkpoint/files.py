@@ -114,8 +114,15 @@ def precheck(path: str | os.PathLike[str]) -> CheckpointFiles:
 
 
 def refuse_missing_tokenizer(directory: Path) -> None:
-    """Raise NotACheckpointError if a checkpoint has no vocabulary, which attention clients need."""
-    if not any(_VOCABULARY.fullmatch(name) for name in os.listdir(directory)):
+    """Raise NotACheckpointError if a checkpoint has no vocabulary, which attention clients need.
+
+    Raises CheckpointError: The directory cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise _unreadable(error, directory) from error
+    if not any(map(_VOCABULARY.fullmatch, names)):
         raise NotACheckpointError(
             f"{directory} has no tokenizer.json: copy it from the model that this one was made of, or "
             f"{complete_download(str(directory))}"
@@ -137,10 +144,14 @@ def read_files(source: str | os.PathLike[str] | Source) -> CheckpointFiles:
             LocalSource(source) if isinstance(source, (str, os.PathLike)) else source
         )
     except OSError as error:
-        # save_pretrained writes shards that only their owner can read, a problem in containers.
-        raise CheckpointError(
-            f"{error.filename or source}: {error.strerror}: let this user read the checkpoint (chmod -R a+rX)"
-        ) from error
+        raise _unreadable(error, source) from error
+
+
+def _unreadable(error: OSError, source: object) -> CheckpointError:
+    # save_pretrained writes shards that only their owner can read, a problem in containers.
+    return CheckpointError(
+        f"{error.filename or source}: {error.strerror}: let this user read the checkpoint (chmod -R a+rX)"
+    )
 
 
 def _read_files(source: Source) -> CheckpointFiles:
