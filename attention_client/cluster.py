@@ -27,7 +27,6 @@ from attention_client.layer_call.call import ClusterView, Dispatcher
 from attention_client.layer_call.calls import LayerCalls, RemoteCall
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.placement_adoption import PlacementSwitch
-from attention_client.same_checkpoint import refuse_other_checkpoint
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.tracing import RequestTraces
 from eaas.config import HOLD_BACK_S, AttentionClientConfig
@@ -35,6 +34,7 @@ from eaas.control_plane.placement_watch import PlacementWatch
 from eaas.errors import ClusterError
 from eaas.log import get_logger
 from eaas.membership.failure_reports import OutcomeReporter
+from eaas.membership.same_checkpoint import refuse_other_checkpoint
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.tls import Identity
 from eaas.nodes import different_nodes, node_of
@@ -207,8 +207,8 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self.missing() and not (stopping and stopping.is_set()):
-                servers = self.session.view.live(Role.EXPERT_SERVER)
-                refuse_other_checkpoint(servers, self.shape, self.monitor_address)
+                members = self.session.view.members.values()
+                refuse_other_checkpoint(members, self.shape, self.monitor_address)
                 if time.monotonic() >= deadline:
                     raise ClusterError(f"not ready after {timeout_s:.0f} s: {self.missing()}")
                 self._changed.wait(0.2)

@@ -220,5 +220,7 @@ def _load_tokenizer(path: Path) -> Any:
         ) from error
     # If all files are missing, transformers makes an empty tokenizer.
     if not any((path / name).is_file() for name in tokenizer.vocab_files_names.values()):
-        raise NotACheckpointError(f"{path}: no tokenizer; add the model's tokenizer.json")
+        raise NotACheckpointError(
+            f"{path}: the tokenizer cannot be loaded; add tokenizer.json (there is no vocabulary)"
+        )
     return tokenizer

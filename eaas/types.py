@@ -96,6 +96,13 @@ class ModelShape:
     dtype: str
     digest: str
 
+    def __str__(self) -> str:
+        """Name the model in messages; fine-tunes of one model differ in the digest."""
+        return (
+            f"{self.model_type}, {self.num_layers} layers of {self.num_experts} experts, "
+            f"digest {self.digest[:12]}"
+        )
+
     @property
     def num_layers(self) -> int:
         """Number of MoE layers (L), which are the layers with routed experts."""

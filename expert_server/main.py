@@ -16,11 +16,18 @@ import torch
 
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.local import LocalSource
-from eaas.checkpoint.source import Source, is_url
+from eaas.checkpoint.source import Source, is_local
 from eaas.config import ExpertServerConfig
 from eaas.cores import bind_thread, refuse_other_core, usable_cores
-from eaas.errors import CheckpointError, DeviceFullError, DeviceLostError, ExpertMismatchError
+from eaas.errors import (
+    CheckpointError,
+    ClusterError,
+    DeviceFullError,
+    DeviceLostError,
+    ExpertMismatchError,
+)
 from eaas.log import get_logger
+from eaas.membership.same_checkpoint import refuse_other_checkpoint
 from eaas.membership.session import MemberSession, MembershipView, Report
 from eaas.net.grpc_client import STREAM_SILENCE_S
 from eaas.net.grpc_server import Service, serve
@@ -108,6 +115,7 @@ class ExpertServer:
         torch.set_num_threads(threads)
         sys.setswitchinterval(_SWITCH_S)
         self._server_id = server_id
+        self._monitor_address = monitor_address
         self._joined = threading.Event()
         self._peers = (
             [m.address for m in serving_peers(monitor_address, tls)] if model is None else []
@@ -125,7 +133,7 @@ class ExpertServer:
             self._settled = False
             self._members: Mapping[str, Member] = {}
             # What ends the server, from another thread than that of `run`.
-            self._fatal: CheckpointError | DeviceLostError | None = None
+            self._fatal: CheckpointError | ClusterError | DeviceLostError | None = None
             reader = ExpertReader(checkpoint)
             spec = spec_of(reader, threads, config.quantization)
             sizes = ExpertSizes.of(
@@ -259,6 +267,7 @@ class ExpertServer:
         Raises:
             CheckpointError: An expert cannot be loaded, or differs from those of the cluster's other servers,
                 and this server never served.
+            ClusterError: The cluster serves another checkpoint.
             DeviceLostError: Its GPU has failed.
         """
         self._watchdog.start()
@@ -301,9 +310,7 @@ class ExpertServer:
     def _find_source(self, model: str | None, tls: Identity | None) -> Source:
         if model is None:
             return peer_source(PeerReader(self._peer_addresses, tls), self._peers)
-        if is_url(model) and not model.lower().startswith("file:"):
-            return UrlSource(model)
-        return LocalSource(model)
+        return LocalSource(model) if is_local(model) else UrlSource(model)
 
     def _peer_addresses(self) -> list[str]:
         """Addresses of servers to read weights from, for a server without a checkpoint; in random order."""
@@ -384,7 +391,17 @@ class ExpertServer:
         self._loop.stop()
 
     def _on_members(self, view: MembershipView) -> None:
-        """On a new view of members: free the slots of clients that are DEAD, have LEFT or were replaced."""
+        """Handle a new view of members.
+
+        Free the slots of clients that are DEAD, have LEFT or were replaced. End a server that has another
+        checkpoint than the cluster: the balancer never gives it experts.
+        """
+        if self._state is MemberState.JOINING:
+            try:
+                refuse_other_checkpoint(view.members.values(), self.shape, self._monitor_address)
+            except ClusterError as error:
+                self._fatal = ClusterError(f"{self._source}: {error}")
+                self._loop.stop()
         former, self._members = self._members, view.members
         for client_id in self._table.clients():
             member = view.members.get(client_id)

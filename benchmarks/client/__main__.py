@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from eaas.checkpoint.source import local_directory
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json, Transport
 from eaas_cli.errors import exit_with_one_line
@@ -14,7 +15,10 @@ from eaas_cli.errors import exit_with_one_line
 
 def main(
     model: Annotated[
-        Path, typer.Option("--model", help="Checkpoint to serve, with its tokenizer.")
+        Path,
+        typer.Option(
+            "--model", help="Checkpoint to serve, with its tokenizer.", parser=local_directory
+        ),
     ],
     aiperf: Annotated[
         Path, typer.Option(metavar="FILE", help="Program; `make bench-client` installs it.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eaas.errors import EaasError
+from eaas.hub_cache import model_name
 
 __all__ = ["Asked", "Record", "Run", "command", "read_run"]
 
@@ -86,7 +87,7 @@ def command(aiperf: Path, endpoint: str, model: Path, asked: Asked, out: Path) -
         extra["min_tokens"] = asked.min_tokens
     if asked.stop is not None:
         extra["stop"] = asked.stop
-    words: list[object] = [aiperf, "profile", "--model", model.name, "--url", endpoint]
+    words: list[object] = [aiperf, "profile", "--model", model_name(model), "--url", endpoint]
     words += ["--endpoint-type", "chat", "--streaming", "--tokenizer", model.resolve()]
     words += ["--request-count", asked.requests, "--concurrency", asked.concurrency]
     words += ["--isl", asked.prompt_tokens, "--isl-stddev", 0]

@@ -16,6 +16,7 @@ from benchmarks.client.agree import disagreements, row
 from benchmarks.client.aiperf import Asked, Run, command, read_run
 from eaas.config import load_config
 from eaas.errors import ConfigError, EaasError
+from eaas.hub_cache import model_name
 from eaas_cli.bench.machine import describe_machine
 from eaas_cli.local import LocalCluster
 
@@ -67,7 +68,7 @@ def bench_client(
             rows.append(row(turn, _run(aiperf, url, model, turn)))
     return {
         "machine": describe_machine(),
-        "model": model.name,
+        "model": model_name(model),
         "servers": servers if endpoint is None else None,
         "runs": rows,
         "wrong": [f"run {i}: {why}" for i, row in enumerate(rows, 1) for why in disagreements(row)],

@@ -16,6 +16,7 @@ from benchmarks.failover.streams import Round, Streams
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
+from eaas.hub_cache import model_name
 from eaas_cli.bench.machine import describe_machine, processor_s
 from eaas_cli.bench.worker import with_fork_server
 from eaas_cli.endpoint import fetch_status
@@ -211,7 +212,7 @@ def _document(
     sums = lost(strikes, cores)
     document: dict[str, Any] = {
         "machine": describe_machine(),
-        "model": model.name,
+        "model": model_name(model),
         "servers": servers,
         "redundancy": redundancy,
         "transport": transport,

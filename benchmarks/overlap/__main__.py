@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from eaas.checkpoint.source import local_directory
 from eaas.garbage_collection import collector_off
 from eaas_cli.bench.command import command, end_on_sigterm, model_or_demo, say, show
 from eaas_cli.commands.options import Json
@@ -16,7 +17,12 @@ from eaas_cli.errors import exit_with_one_line
 def main(
     model: Annotated[
         Path | None,
-        typer.Option("--model", help="Checkpoint.", show_default="a demo checkpoint, hidden 512"),
+        typer.Option(
+            "--model",
+            help="Checkpoint.",
+            parser=local_directory,
+            show_default="a demo checkpoint, hidden 512",
+        ),
     ] = None,
     servers: Annotated[int, typer.Option(min=1, help="Expert servers.")] = 1,
     transport: Annotated[

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 import attention_client
 from eaas.config import AttentionClientConfig, load_config
+from eaas.hub_cache import model_name
 from eaas_cli.bench.machine import describe_machine
 from eaas_cli.bench.worker import with_fork_server
 from eaas_cli.local import LocalCluster
@@ -100,7 +101,7 @@ def bench_overlap(
                 gc.collect()
     return {
         "machine": describe_machine(),
-        "model": model.name,
+        "model": model_name(model),
         "servers": servers,
         "transport": transport,
         "threads": torch.get_num_threads(),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from eaas.checkpoint.source import local_directory
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json
 from eaas_cli.errors import exit_with_one_line
@@ -15,7 +16,9 @@ _DEMO = Path(__file__).parents[2] / "examples/demo"
 
 
 def main(
-    model: Annotated[Path, typer.Option("--model", help="bf16 checkpoint.")] = _DEMO,
+    model: Annotated[
+        Path, typer.Option("--model", help="bf16 checkpoint.", parser=local_directory)
+    ] = _DEMO,
     text: Annotated[
         list[Path] | None,
         typer.Option(help="File to read. Repeatable.", show_default="the demo's held-out text"),

@@ -19,6 +19,7 @@ from benchmarks.quality.quantized_checkpoint import quantized_copy
 from benchmarks.quality.texts import cut
 from eaas.checkpoint import quiet_transformers
 from eaas.config import load_config
+from eaas.hub_cache import model_name
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.machine import describe_machine
 from eaas_cli.bench.worker import with_fork_server
@@ -83,7 +84,7 @@ def bench_quality(
             rows.append(_row(name, kernel, served, exact, baseline))
     return {
         "machine": describe_machine(),
-        "model": model.name,
+        "model": model_name(model),
         "texts": {name: len(ids_WT) for name, ids_WT in ids.items()},
         "length": length,
         "formats": rows,

@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 
 from benchmarks.vllm.engines import ROOT
+from eaas.checkpoint.source import local_directory
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json
 from eaas_cli.errors import exit_with_one_line
 
 
 def main(
-    model: Annotated[Path, typer.Option("--model", help="Checkpoint.")] = ROOT / "examples/demo",
+    model: Annotated[
+        Path, typer.Option("--model", help="Checkpoint.", parser=local_directory)
+    ] = ROOT / "examples/demo",
     servers: Annotated[
         str, typer.Option(metavar="N,...", help="Numbers of expert servers, one cluster for each.")
     ] = "1,3",

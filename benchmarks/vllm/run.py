@@ -16,6 +16,7 @@ import httpx
 
 from benchmarks.vllm.engines import cluster, llama_server, own_python, plain_vllm
 from eaas.errors import ConfigError
+from eaas.hub_cache import model_name
 
 __all__ = ["bench_vllm"]
 
@@ -86,7 +87,7 @@ def bench_vllm(
         ]
         rows = [row for load in loads for row in asyncio.run(_measure(urls, load, rounds, say))]
     return {
-        "model": model.name,
+        "model": model_name(model),
         "max_tokens": max_tokens,
         "rounds": rounds,
         "reference": _PLAIN if vllm_python else _LLAMA,

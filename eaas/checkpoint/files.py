@@ -8,28 +8,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from eaas.checkpoint.formats import StoredMatrix, find_matrices
 from eaas.checkpoint.header import ShardHeader, TensorEntry, read_header
 from eaas.checkpoint.local import LocalSource
-from eaas.checkpoint.source import CONFIG, INDEX, SINGLE, Source
+from eaas.checkpoint.source import CONFIG, INDEX, NO_GGUF, SINGLE, Source
 from eaas.errors import (
     CheckpointError,
     CorruptShardError,
+    DenseModelError,
     MissingShardError,
     NotACheckpointError,
 )
+from eaas.hub_cache import complete_download
 
-__all__ = ["CheckpointFiles", "precheck", "read_files"]
+__all__ = ["CheckpointFiles", "dense", "precheck", "read_files", "refuse_missing_tokenizer"]
 
 # Limit of config.json and of the index.
 _MAX_JSON_BYTES = 100_000_000
 # Bytes of each sampled tensor in the digest.
 _SAMPLE_BYTES = 4096
+# Of a model with experts, the config has a count in a field of such a name, and mostly the tensors have one.
+_OF_EXPERTS = re.compile("expert|moe", re.IGNORECASE)
+# Vocabularies of the tokenizers of transformers.
+_VOCABULARY = re.compile(
+    r"tokenizer\.json|tekken\.json|vocab.*|dict\.txt|.*\.(model|spm|tiktoken|codes)"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ def precheck(path: str | os.PathLike[str]) -> CheckpointFiles:
     """Check early that a directory has a complete safetensors checkpoint of a known format, without torch.
 
     Args:
-        path: A local directory. Nothing is downloaded.
+        path: A local directory, or a name in the cache of huggingface_hub. Nothing is downloaded.
 
     Returns:
         Its files, with all headers.
@@ -96,10 +106,35 @@ def precheck(path: str | os.PathLike[str]) -> CheckpointFiles:
         NotACheckpointError: No directory, no readable config.json, or no safetensors.
         MissingShardError: The index names a missing shard or tensor.
         CorruptShardError: A shard or the index is truncated or broken.
+        DenseModelError: Neither config nor tensors speak of experts.
         UnsupportedModelError: The checkpoint is quantised in a way that is not supported.
         CheckpointError: A file cannot be read.
     """
     return read_files(path)
+
+
+def refuse_missing_tokenizer(directory: Path) -> None:
+    """Raise NotACheckpointError if a checkpoint has no vocabulary, which attention clients need.
+
+    Raises CheckpointError: The directory cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise _unreadable(error, directory) from error
+    if not any(map(_VOCABULARY.fullmatch, names)):
+        raise NotACheckpointError(
+            f"{directory} has no tokenizer.json: copy it from the model that this one was made of, or "
+            f"{complete_download(str(directory))}"
+        )
+
+
+def dense(source: Source, model_type: str) -> DenseModelError:
+    """Make the error for a model without experts."""
+    return DenseModelError(
+        f"{source.place(CONFIG)}: {model_type} with this config has no layer with experts: "
+        "serve it with another engine"
+    )
 
 
 def read_files(source: str | os.PathLike[str] | Source) -> CheckpointFiles:
@@ -109,10 +144,14 @@ def read_files(source: str | os.PathLike[str] | Source) -> CheckpointFiles:
             LocalSource(source) if isinstance(source, (str, os.PathLike)) else source
         )
     except OSError as error:
-        # save_pretrained writes shards that only their owner can read, a problem in containers.
-        raise CheckpointError(
-            f"{error.filename or source}: {error.strerror}: let this user read the checkpoint (chmod -R a+rX)"
-        ) from error
+        raise _unreadable(error, source) from error
+
+
+def _unreadable(error: OSError, source: object) -> CheckpointError:
+    # save_pretrained writes shards that only their owner can read, a problem in containers.
+    return CheckpointError(
+        f"{error.filename or source}: {error.strerror}: let this user read the checkpoint (chmod -R a+rX)"
+    )
 
 
 def _read_files(source: Source) -> CheckpointFiles:
@@ -127,9 +166,12 @@ def _read_files(source: Source) -> CheckpointFiles:
         if name not in headers[shard].tensors:
             raise MissingShardError(
                 f"{source.place(shard)} lacks tensor {name}, which {INDEX} places there: "
-                "complete the download"
+                f"{complete_download(str(source))}"
             )
         tensors[name] = headers[shard].tensors[name]
+    model_type = config["model_type"]
+    if not _counts_experts(config) and not any(map(_OF_EXPERTS.search, (model_type, *tensors))):
+        raise dense(source, model_type)
     matrices = find_matrices(source.place(CONFIG), config, tensors)
     return CheckpointFiles(source, config, headers, tensors, matrices)
 
@@ -137,9 +179,7 @@ def _read_files(source: Source) -> CheckpointFiles:
 def _read_config(source: Source) -> dict[str, Any]:
     text = _read_json(source, CONFIG)
     if text is None:
-        raise NotACheckpointError(
-            f"{source} has no {CONFIG}: give the directory of a Hugging Face checkpoint"
-        )
+        raise _no_config(source)
     place = source.place(CONFIG)
     try:
         config = json.loads(text)
@@ -196,12 +236,50 @@ def _read_json(source: Source, name: str) -> bytearray | None:
     return text
 
 
+def _counts_experts(part: object) -> bool:
+    """Whether a config or a part of it has a number above 1 in a field for experts."""
+    if not isinstance(part, dict):
+        return False
+    return any(
+        (_OF_EXPERTS.search(name) and _most(value) > 1) or _counts_experts(value)
+        for name, value in part.items()
+    )
+
+
+def _most(value: object) -> float:
+    """A number, or the largest in a list (some configs have one for each layer); else 0."""
+    if isinstance(value, list):
+        return max(map(_most, value), default=0)
+    return value if isinstance(value, int | float) else 0
+
+
+def _no_config(source: Source) -> NotACheckpointError:
+    """Make the error for a directory without config.json."""
+    names = source.names()
+    if models := [source.place(name) for name in names if name.startswith("models--")]:
+        return NotACheckpointError(
+            f"{source} is the cache of huggingface_hub: give a model in it: {', '.join(models)}"
+        )
+    if any(name.endswith(".gguf") for name in names):
+        return NotACheckpointError(f"{source} has only GGUF: {NO_GGUF}")
+    if "adapter_config.json" in names:
+        return NotACheckpointError(
+            f"{source} is an adapter without its model: merge the two (merge_and_unload of peft, "
+            "save_pretrained), and give the result"
+        )
+    return NotACheckpointError(
+        f"{source} has no {CONFIG}: give the directory of a Hugging Face checkpoint"
+    )
+
+
 def _no_safetensors(source: Source) -> NotACheckpointError | MissingShardError:
     """Make the error for a directory with neither model.safetensors nor an index."""
     names = source.names()
+    if any(name.endswith(".gguf") for name in names):
+        return NotACheckpointError(f"{source} has only GGUF: {NO_GGUF}")
     if any(name.endswith(".safetensors") for name in names):
         return MissingShardError(
-            f"{source} has safetensors but neither {SINGLE} nor {INDEX}: complete the download"
+            f"{source} has safetensors but neither {SINGLE} nor {INDEX}: {complete_download(str(source))}"
         )
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
@@ -209,4 +287,6 @@ def _no_safetensors(source: Source) -> NotACheckpointError | MissingShardError:
             f"{source} has only pickles ({pickles[0]}), which can run code and are refused: "
             "convert it if you trust it (save_pretrained of transformers writes safetensors)"
         )
-    return NotACheckpointError(f"{source} has no {SINGLE} and no {INDEX}: complete the download")
+    return NotACheckpointError(
+        f"{source} has no {SINGLE} and no {INDEX}: {complete_download(str(source))}"
+    )

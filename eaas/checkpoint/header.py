@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from eaas.checkpoint.source import Source
 from eaas.errors import CorruptShardError, MissingShardError
+from eaas.hub_cache import complete_download
 
 __all__ = ["ShardHeader", "TensorEntry", "read_header"]
 
@@ -81,7 +82,9 @@ def read_header(source: Source, shard: str) -> ShardHeader:
 
     size = source.size(shard)
     if size is None:
-        raise MissingShardError(f"{source.place(shard)} is missing: complete the download")
+        raise MissingShardError(
+            f"{source.place(shard)} is missing: {complete_download(str(source))}"
+        )
     if size < 8:
         raise corrupt(f"{size} bytes are not a safetensors file")
     prefix = bytearray(8)

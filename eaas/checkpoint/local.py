@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from eaas.checkpoint.header import ShardHeader
 from eaas.checkpoint.shard import LocalShard, Shard
-from eaas.checkpoint.source import local_directory
-from eaas.errors import NotACheckpointError
+from eaas.checkpoint.source import NO_GGUF, local_directory
+from eaas.errors import CheckpointError, NotACheckpointError
+from eaas.hub_cache import complete_download
 
 __all__ = ["LocalSource"]
 
@@ -21,7 +23,7 @@ class LocalSource:
     """A checkpoint in a local directory, as a `Source`.
 
     Args:
-        directory: Its path, or a file:// URL.
+        directory: Its path, a file:// URL, or a name in the cache of huggingface_hub.
 
     Raises:
         NotACheckpointError: There is no such directory.
@@ -31,13 +33,19 @@ class LocalSource:
     digest = ""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = local_directory(os.fspath(directory))
-        if not self.directory.is_dir():
-            what = "is not a directory" if self.directory.exists() else "does not exist"
+        self.directory = local_directory(directory)
+        if self.directory.is_dir():
+            return
+        if self.directory.suffix == ".gguf":
+            raise NotACheckpointError(f"{self.directory} is GGUF: {NO_GGUF}")
+        if self.directory.exists():
             raise NotACheckpointError(
-                f"{self.directory} {what}: give the local directory of a downloaded Hugging Face "
-                "checkpoint"
+                f"{self.directory} is a file: give its directory, {self.directory.parent}"
             )
+        raise NotACheckpointError(
+            f"{self.directory} does not exist: give the local directory of a downloaded Hugging Face "
+            "checkpoint"
+        )
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -47,9 +55,27 @@ class LocalSource:
         return str(self.directory / name)
 
     def size(self, name: str) -> int | None:
-        """Size of a file in bytes; None if there is none of that name."""
+        """Size of a file in bytes; None if there is none of that name.
+
+        Raises CheckpointError: It is a link that leads nowhere.
+        """
         path = self.directory / name
-        return path.stat().st_size if path.is_file() else None
+        if path.is_file():
+            return path.stat().st_size
+        if path.is_symlink():
+            raise CheckpointError(self._leads_nowhere(path))
+        return None
+
+    def _leads_nowhere(self, link: Path) -> str:
+        target = link.parent / os.readlink(link)
+        text = f"{link} is a link to {os.path.normpath(target)}, which is not there: "
+        if target.parent.is_dir():
+            return text + complete_download(str(self))
+        # As in a container whose volume is a snapshot without the blobs.
+        return text + (
+            "mount the folder that holds both (of a cache of huggingface_hub the whole models--ORG--NAME), "
+            "or copy the files instead of the links (cp -rL)"
+        )
 
     def names(self) -> list[str]:
         """Sorted names of the files."""

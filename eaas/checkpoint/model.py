@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.files import CheckpointFiles, read_files
+from eaas.checkpoint.files import CheckpointFiles, dense, read_files
 from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.quantized_slice import QuantizedSlice
@@ -28,7 +28,6 @@ from eaas.checkpoint.shard import Shard, TensorSlice
 from eaas.checkpoint.source import CONFIG, Source
 from eaas.errors import (
     CorruptShardError,
-    DenseModelError,
     MissingShardError,
     UnsupportedModelError,
 )
@@ -109,7 +108,7 @@ class Checkpoint:
             skeleton = _build_skeleton(files, config, model_class)
         modules = {name: m for name, m in skeleton.named_modules() if _is_experts_class(type(m))}
         if not modules:
-            raise _dense(files, config)
+            raise dense(files.source, config.model_type)
         checkpoint = cls(files, config, skeleton, _shape(files, config, skeleton, modules))
         # Experts have digests of their own.
         digest = files.source.digest or files.digest(
@@ -347,7 +346,7 @@ def _model_class(files: CheckpointFiles, config: Any) -> type:
                 f"{files.source}: transformers' {config.model_type} has custom experts code "
                 "outside its experts interface: this architecture cannot be served"
             )
-        raise _dense(files, config)
+        raise dense(files.source, config.model_type)
     return model_class
 
 
@@ -396,13 +395,6 @@ def _has_experts(config: Any) -> bool:
     text = config.get_text_config()
     parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
     return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in _NUM_EXPERTS)
-
-
-def _dense(files: CheckpointFiles, config: Any) -> DenseModelError:
-    return DenseModelError(
-        f"{files.source}: {config.model_type} with this config has no layer with experts: "
-        "serve it with another engine"
-    )
 
 
 def _shape(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -9,18 +10,34 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from eaas.errors import NotACheckpointError
+from eaas.hub_cache import find_checkpoint
 
 if TYPE_CHECKING:
     from eaas.checkpoint.header import ShardHeader
     from eaas.checkpoint.shard import Shard
 
-__all__ = ["CONFIG", "INDEX", "SINGLE", "Source", "is_url", "local_directory", "shown"]
+__all__ = [
+    "CONFIG",
+    "INDEX",
+    "NO_GGUF",
+    "SINGLE",
+    "Source",
+    "is_local",
+    "is_url",
+    "local_directory",
+    "shown",
+]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+NO_GGUF = (
+    "only safetensors are read: give the model from which it was converted (hf download ORG/NAME)"
+)
+"""Remedy for a file that llama.cpp reads."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ON_THE_HUB = re.compile(r"(?:hf://|https://(?:huggingface|hf)\.co/)(\w[\w.-]*/\w[\w.-]*)")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -71,6 +88,11 @@ def is_url(text: str) -> bool:
     return _URL.match(text) is not None
 
 
+def is_local(text: str) -> bool:
+    """Whether a text names a local checkpoint: it is no URL, or one of a file."""
+    return not is_url(text) or text.lower().startswith("file:")
+
+
 def shown(url: str) -> str:
     """Return a URL for messages: without user, password, query and fragment, which may hold credentials."""
     scheme, _, rest = url.partition("://")
@@ -78,18 +100,22 @@ def shown(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
-def local_directory(text: str) -> Path:
-    """Return the path that a text or a file:// URL names.
+def local_directory(text: str | os.PathLike[str]) -> Path:
+    """Return the directory that a path, a file:// URL, or a name in the cache of huggingface_hub names.
 
     Raises:
-        NotACheckpointError: It is another URL.
+        NotACheckpointError: It is another URL, or no one snapshot has that name (see `find_checkpoint`).
+        CheckpointError: The cache cannot be read.
     """
+    text = os.fspath(text)
     if not is_url(text):
-        return Path(text)
+        return find_checkpoint(text)
     parts = urlsplit(text)
     if parts.scheme.lower() == "file" and parts.netloc in ("", "localhost"):
-        return Path(unquote(parts.path))
+        return find_checkpoint(unquote(parts.path))
+    name = _ON_THE_HUB.match(text)
+    remedy = f": `hf download {name[1]}`, and give {name[1]}" if name else ""
     raise NotACheckpointError(
         f"{shown(text)}: the attention client reads a local directory; only `eaas expert-server` "
-        "reads a URL"
+        f"reads a URL{remedy}"
     )

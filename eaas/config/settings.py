@@ -18,6 +18,7 @@ from pydantic_settings import (
 )
 
 from eaas.config.explanations import BETWEEN, PREFIX
+from eaas.hub_cache import model_name
 
 __all__ = [
     "GPU_NUMBER",
@@ -330,7 +331,8 @@ class AttentionClientConfig(_Section):
     )
     served_model_name: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="Names of the model in requests; answers have the first. Empty: the directory's name.",
+        description="Names of the model in requests; answers have the first. Empty: ORG/NAME, or the "
+        "directory's name.",
     )
     dashboard: bool = Field(
         True, description="Serve the dashboard at the endpoint's / (docs/dashboard.md)."
@@ -390,7 +392,7 @@ class AttentionClientConfig(_Section):
 
     def model_names(self, model: Path) -> tuple[str, ...]:
         """Return the names that requests may use for a checkpoint; answers have the first."""
-        return tuple(self.served_model_name) or (model.name, str(model))
+        return tuple(self.served_model_name) or (model_name(model), str(model))
 
 
 class TelemetryConfig(_Section):

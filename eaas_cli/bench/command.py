@@ -13,6 +13,8 @@ from typing import Any
 
 import typer
 
+from eaas.checkpoint import precheck, refuse_missing_tokenizer
+
 __all__ = ["command", "end_on_sigterm", "model_or_demo", "say", "show"]
 
 
@@ -36,8 +38,14 @@ def show(document: dict[str, Any], as_json: bool, report: Callable[[dict[str, An
 
 @contextmanager
 def model_or_demo(model: Path | None, **sizes: Any) -> Iterator[Path]:
-    """Yield the given checkpoint's path, or that of a temporary demo checkpoint of these sizes."""
+    """Yield the given checkpoint's path, or that of a temporary demo checkpoint of these sizes.
+
+    Raises CheckpointError: the files of the given one cannot be served.
+    """
     if model is not None:
+        # Before any process starts.
+        precheck(model)
+        refuse_missing_tokenizer(model)
         yield model
         return
     from eaas_cli.demo_model import write_demo_model

@@ -9,6 +9,7 @@ from typing import Any
 
 from eaas.config import load_config
 from eaas.cores import usable_cores
+from eaas.hub_cache import model_name
 from eaas_cli.bench.load import LoadResult, Workload, run_load
 from eaas_cli.bench.machine import describe_machine
 from eaas_cli.bench.worker import with_fork_server
@@ -89,7 +90,7 @@ def bench_serve(
     ]
     return {
         "machine": describe_machine(),
-        "model": model.name,
+        "model": model_name(model),
         "servers": servers,
         "redundancy": redundancy,
         "transport": transport,

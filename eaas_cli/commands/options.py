@@ -13,6 +13,7 @@ from eaas_cli.local.running_clusters import latest_up
 
 __all__ = [
     "DEFAULT_ENDPOINT",
+    "MODEL_HELP",
     "ApiKeyFile",
     "ConfigFile",
     "DemoModel",
@@ -29,13 +30,16 @@ __all__ = [
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 """Default endpoint of `eaas up`."""
 
+MODEL_HELP = (
+    "Directory of a Hugging Face MoE checkpoint, or its name in the cache of huggingface_hub."
+)
 Model = Annotated[
     Path,
     typer.Option(
         "--model",
-        help="Directory of a Hugging Face MoE checkpoint.",
+        help=MODEL_HELP,
         parser=local_directory,
-        metavar="DIR",
+        metavar="DIR|ORG/NAME",
         show_default=False,
     ),
 ]
@@ -45,7 +49,7 @@ DemoModel = Annotated[
         "--model",
         help="Checkpoint.",
         parser=local_directory,
-        metavar="DIR",
+        metavar="DIR|ORG/NAME",
         show_default="a demo checkpoint",
     ),
 ]
@@ -108,7 +112,7 @@ ServedModelName = Annotated[
         "--served-model-name",
         metavar="NAME",
         help="Name of the model in requests; may be given several times, and answers have the first.",
-        show_default="the directory's name",
+        show_default="ORG/NAME, or the directory's name",
     ),
 ]
 ApiKeyFile = Annotated[

@@ -14,11 +14,14 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint.source import is_local, local_directory
 from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.options import (
+    MODEL_HELP,
     ApiKeyFile,
     ConfigFile,
     Insecure,
@@ -35,6 +38,7 @@ __all__ = [
     "OperatorPage",
     "Port",
     "begin",
+    "check_early",
     "leave",
     "member_id",
     "ready",
@@ -87,6 +91,20 @@ def begin(role: str, offline: bool = True) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def check_early(model: Path, tokenizer: bool) -> None:
+    """Check a role's checkpoint before the imports, which take seconds.
+
+    A process that a fork server started has them already, and the role checks what it opens: there the
+    headers of a large model need not be read twice.
+
+    Raises CheckpointError: its files cannot be served.
+    """
+    if "torch" not in sys.modules:
+        precheck(model)
+        if tokenizer:
+            refuse_missing_tokenizer(model)
+
+
 def security_of(tls: Path | None, insecure: bool) -> dict[str, Any]:
     """Build section `security` of a role's settings from its options; None leaves the file's value."""
     return {"tls_dir": tls and str(tls), "insecure": insecure or None}
@@ -129,9 +147,9 @@ def expert_server(
         str | None,
         typer.Option(
             "--model",
-            metavar="DIR|URL",
-            help="Directory of a Hugging Face MoE checkpoint, or its URL (s3://, gs://, https://, ...), "
-            "of which this server reads its experts only.",
+            metavar="DIR|ORG/NAME|URL",
+            help=f"{MODEL_HELP[:-1]}, or its URL (s3://, gs://, https://, ...), of which this server reads "
+            "its experts only.",
             show_default="weights from the other servers",
         ),
     ] = None,
@@ -170,6 +188,8 @@ def expert_server(
     from eaas.net.listen_policy import guarded_port
 
     begin("expert-server", offline=not (model or "").lower().startswith("hf://"))
+    if model is not None and is_local(model):
+        check_early(local_directory(model), tokenizer=False)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -234,6 +254,7 @@ def attention_client(
     from eaas.net.listen_policy import guarded_keys, identity
 
     begin("attention-client")
+    check_early(model, tokenizer=True)
     settings: dict[str, Any] = {
         "host": host,
         "port": port,

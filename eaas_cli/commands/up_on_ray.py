@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eaas.checkpoint import precheck
+from eaas.checkpoint import precheck, refuse_missing_tokenizer
 from eaas.counted import counted
 from eaas.errors import ClusterError, ConfigError
 from eaas.log import print_line
@@ -63,6 +63,7 @@ def up_on_ray(
 
     refuse_few_servers(servers, redundancy)
     need = memory_need(precheck(model), redundancy, settings.expert_server.quantization)
+    refuse_missing_tokenizer(model)
     started = time.monotonic()
     with connected():
         from eaas_cli.ray.actors import ControllerActor, ray_cluster

@@ -12,9 +12,10 @@ import typer
 
 from eaas.checkpoint.source import local_directory
 from eaas.config import ClusterConfig
-from eaas.errors import ClusterError, ConfigError, NotACheckpointError
+from eaas.errors import ClusterError, ConfigError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas_cli.commands.options import (
+    MODEL_HELP,
     ApiKeyFile,
     ConfigFile,
     Insecure,
@@ -29,6 +30,7 @@ from eaas_cli.commands.roles import (
     OperatorPage,
     Port,
     begin,
+    check_early,
     leave,
     member_id,
     ready,
@@ -60,7 +62,7 @@ def vllm(
     model: Annotated[
         Path,
         typer.Argument(
-            help="Directory of a Hugging Face MoE checkpoint.",
+            help=MODEL_HELP,
             parser=local_directory,
             metavar="MODEL",
             show_default=False,
@@ -91,6 +93,7 @@ def vllm(
     from eaas_cli.local.interrupt import Interrupt
 
     begin("vllm")
+    check_early(model, tokenizer=True)
     # It logs each request, and the readiness is asked for four times a second.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     given = options or []
@@ -137,13 +140,11 @@ def _precheck(model: Path, join: str, tls: Identity | None) -> tuple[ClusterObse
         ClusterError: No monitor answers, or the servers have another checkpoint.
     """
     from attention_client.observer import ClusterObserver
-    from attention_client.same_checkpoint import refuse_other_checkpoint
     from eaas.checkpoint import Checkpoint
     from eaas.membership.monitors import Monitors, ask_members
+    from eaas.membership.same_checkpoint import refuse_other_checkpoint
 
     checkpoint = Checkpoint.open(model)
-    if not (model / "tokenizer_config.json").is_file() and not (model / "tokenizer.json").is_file():
-        raise NotACheckpointError(f"{model}: no tokenizer; add the model's tokenizer.json")
     shape: ModelShape = checkpoint.shape
     monitors = Monitors(join, tls)
     try:

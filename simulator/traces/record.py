@@ -23,6 +23,7 @@ from attention_client.engines.transformers.live_rows import LiveRows
 from attention_client.layer_call.turns import micro_batch_tokens
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CheckpointError, ConfigError, MissingShardError
+from eaas.hub_cache import model_name
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["PROMPTS", "read_prompts", "record_trace"]
@@ -102,7 +103,7 @@ def record_trace(
             )
         progress(min(1.0, (begin + batch) / len(prompts)))
     notes = {
-        "model": model_path.resolve().name,
+        "model": model_name(model_path.resolve()),
         "model_type": shape.model_type,
         "top_k": shape.top_k,
         "prompts": len(prompts),

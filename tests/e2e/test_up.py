@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -26,8 +27,13 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def up(shell_model: Path, start_up: Callable[..., Any]) -> Iterator[Any]:
-    running = start_up(shell_model)
+def up(
+    shell_model: Path, start_up: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """The checkpoint is a snapshot in a cache of huggingface_hub, at a path that a shell must quote."""
+    repository = tmp_path_factory.mktemp("hub") / "it's a hub" / "models--org--demo"
+    shutil.copytree(shell_model, repository / "snapshots" / "0123abcd")
+    running = start_up(repository)
     running.wait_serving()
     yield running
     running.end()
@@ -38,7 +44,11 @@ def test_the_printed_curl_line_works(up: Any) -> None:
     (line,) = re.findall(r"^curl .*$", up.output, re.MULTILINE)
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+    answer = json.loads(done.stdout)
+    assert answer["choices"][0]["message"]["content"]
+    assert answer["model"] == "org/demo"
+    models = httpx.get(f"{endpoint}/v1/models", timeout=60).json()["data"]
+    assert [model["id"] for model in models] == ["org/demo"]
     assert f"eaas status --endpoint {endpoint}" in up.output
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +13,14 @@ from pathlib import Path
 
 import grpc
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
+from control_plane import Plane
 from eaas.config import MonitorConfig
+from eaas.membership.session import MemberSession, Report
+from eaas.types import Member, MemberState, ModelShape, Role
 from eaas.wire.arena import arena_bytes
 from eaas.wire.header import payload_layout, result_length
 from eaas.wire.slot import WireDtype
@@ -150,6 +155,69 @@ def up(model: Path) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+JOINS = ("--join", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up", "--model"),
+        ("attention-client", *JOINS, "--model"),
+        ("vllm", *JOINS),
+        ("trace", "record", "x.npz", "--model"),
+        ("bench", "serve", "--model"),
+        ("chaos", "run", "--model"),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize("what", ["no tokenizer.json", "no layer with experts", "hf download"])
+def test_a_checkpoint_is_refused_before_the_libraries_are_imported(
+    checkpoint: Callable[..., Path], tmp_path: Path, words: tuple[str, ...], what: str
+) -> None:
+    model = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
+    if what == "no tokenizer.json":
+        (model / "tokenizer.json").unlink()
+    elif what == "no layer with experts":
+        (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        (model / "model.safetensors.index.json").unlink(missing_ok=True)
+        save_file({"a": torch.zeros(1)}, model / "model.safetensors")
+    else:
+        model = Path("org/demo")
+    # A start that imports one of them first ends with a traceback.
+    for library in ("torch", "transformers"):
+        (tmp_path / f"{library}.py").write_text("raise ImportError")
+    done = subprocess.run(
+        [sys.executable, "-c", "import eaas_cli; eaas_cli.main()", *words, str(model)],
+        env=os.environ | {"HF_HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"eaas: error: {model}")
+    assert what in line
+
+
+def test_a_server_with_another_checkpoint_ends(
+    plane: Plane, checkpoint: Callable[..., Path]
+) -> None:
+    address = plane.monitor().address
+    shape = ModelShape("mixtral", 4, 64, 2, ("a", "b"), "float32", "0" * 64)
+    serving = MemberState.SERVING
+    other = Member("other", Role.EXPERT_SERVER, os.getpid(), "here", "", serving, model=shape)
+    plane.stack.callback(MemberSession(address, other, report=lambda: Report(serving)).close)
+    own = checkpoint("qwen3_moe")
+    done = start("expert-server", address, own)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"eaas: error: {own}: the cluster at {address} serves another")
+    assert "mixtral, 2 layers of 4 experts, digest 000000000000" in last
+    assert "qwen3_moe, 3 layers of 8 experts, digest " in last
 
 
 def damage_scales(model: Path) -> str:

@@ -44,7 +44,8 @@ def load(
     cluster as another attention client and leaves when it is garbage-collected.
 
     Args:
-        path: Directory of the Hugging Face checkpoint that the cluster serves.
+        path: Directory of the Hugging Face checkpoint that the cluster serves, or its ORG/NAME in the cache
+            of huggingface_hub.
         cluster: The monitor's host:port, the URL of an endpoint of the cluster, or a `Cluster`.
         config: Transport, slots, timeouts; unused if `cluster` is a `Cluster`.
         dtype: Weight dtype; defaults to the checkpoint's.

@@ -162,6 +162,7 @@ def test_a_new_process_of_a_client_frees_the_formers_slots() -> None:
     server = object.__new__(ExpertServer)
     arena = Arena.create_local(2, 64, 64, 1)
     server._table, server._members = SlotTable(arena), {}
+    server._state = MemberState.SERVING
     held = server._table.grant("a", 2, 2)
     assert held is not None
     for pid, incarnation, stays in [(1, 2, True), (2, 1, False)]:

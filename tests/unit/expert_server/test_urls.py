@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaas.checkpoint.source import is_url, local_directory, shown
+from eaas.checkpoint.source import is_local, is_url, local_directory, shown
 from eaas.errors import NotACheckpointError
 from expert_server.weights.url_source import UrlSource
 
@@ -42,10 +42,19 @@ def test_no_password_or_query_is_shown(user: str, password: str, query: str) -> 
 def test_urls_and_paths() -> None:
     assert is_url("s3://b/p")
     assert not is_url("/models/s3:/b")
-    assert local_directory("models/m") == Path("models/m")
+    assert local_directory("/models/m") == Path("/models/m")
     assert local_directory("file:///models/a%20b") == Path("/models/a b")
     with pytest.raises(NotACheckpointError, match=r"^s3://b/p: the attention client reads a local"):
         local_directory("s3://u:p@b/p")
+    assert is_local("/models/m")
+    assert is_local("File:///models/m")
+    assert not is_local("s3://b/p")
+
+
+@pytest.mark.parametrize("url", ["https://huggingface.co/org/demo", "hf://org/demo"])
+def test_a_url_of_the_hub_names_the_download(url: str) -> None:
+    with pytest.raises(NotACheckpointError, match=r"`hf download org/demo`, and give org/demo$"):
+        local_directory(url)
 
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eaas.checkpoint import precheck
+from eaas.checkpoint import precheck, refuse_missing_tokenizer
 from eaas.checkpoint.files import read_files
 from eaas.errors import (
     CheckpointError,
     CorruptShardError,
+    DenseModelError,
     MissingShardError,
     NotACheckpointError,
     UnsupportedModelError,
@@ -90,7 +91,7 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     refused(tmp_path / "nowhere", NotACheckpointError, "does not exist", "local directory")
     file = tmp_path / "file"
     file.write_text("x")
-    refused(file, NotACheckpointError, "not a directory")
+    refused(file, NotACheckpointError, f"is a file: give its directory, {tmp_path}")
     refused(tmp_path, NotACheckpointError, "config.json")
     refused(write(tmp_path / "text", config="{"), NotACheckpointError, "config.json", "JSON")
     refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "model_type")
@@ -102,6 +103,98 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, NotACheckpointError, "model.safetensors")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     refused(tmp_path, NotACheckpointError, "pytorch_model.bin", "refused", "save_pretrained")
+
+
+def test_gguf_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q4.gguf"
+    refused(file, NotACheckpointError, "only safetensors", "hf download")
+    file.write_bytes(b"GGUF")
+    refused(file, NotACheckpointError, "only safetensors", "hf download")
+    refused(tmp_path, NotACheckpointError, "only safetensors", "hf download")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    refused(tmp_path, NotACheckpointError, "only safetensors", "hf download")
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refused(tmp_path, NotACheckpointError, "merge_and_unload")
+
+
+def test_a_whole_cache_names_its_models(tmp_path: Path) -> None:
+    (tmp_path / "models--org--a").mkdir()
+    (tmp_path / "datasets--org--b").mkdir()
+    with pytest.raises(NotACheckpointError) as caught:
+        precheck(tmp_path)
+    assert str(caught.value).endswith(f": {tmp_path}/models--org--a")
+
+
+def hub_cache(path: Path) -> Path:
+    """A repository in a cache: its snapshot's files are links."""
+    snapshot = path / "models--org--demo" / "snapshots" / "aaa"
+    blobs = path / "models--org--demo" / "blobs"
+    snapshot.parent.mkdir(parents=True)
+    write(snapshot)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    return snapshot
+
+
+def test_links_of_a_cache_are_followed(tmp_path: Path) -> None:
+    snapshot = hub_cache(tmp_path)
+    files = precheck(snapshot.parents[1])
+    assert str(files.source) == str(snapshot)
+    assert set(files.tensors) == set(GOOD)
+
+
+def test_links_that_lead_out_of_a_mounted_folder(tmp_path: Path) -> None:
+    """As a container sees a snapshot that is mounted alone."""
+    mounted = hub_cache(tmp_path / "hub").rename(tmp_path / "mounted")
+    refused(mounted, CheckpointError, str(mounted / "config.json"), "models--ORG--NAME", "cp -rL")
+
+
+def test_a_link_to_a_removed_file(tmp_path: Path) -> None:
+    snapshot = hub_cache(tmp_path)
+    (snapshot / "model.safetensors").resolve().unlink()
+    refused(snapshot, CheckpointError, "model.safetensors", "hf download org/demo")
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"num_experts": 0}, {"text_config": {"moe": True, "expert_size": 1.0}}]
+)
+def test_a_model_without_experts_is_refused(tmp_path: Path, config: dict[str, object]) -> None:
+    path = write(tmp_path / "x", config={"model_type": "llama", **config})
+    refused(path, DenseModelError, "config.json", "llama", "another engine")
+
+
+@pytest.mark.parametrize(
+    ("config", "tensor"),
+    [
+        ({"num_local_experts": 8}, "a"),
+        ({"text_config": {"ffn_config": {"moe_num_experts": [1, 4]}}}, "a"),
+        ({}, "layers.0.Experts.0.w"),
+        ({"model_type": "my_moe"}, "a"),
+    ],
+)
+def test_any_sign_of_experts_is_left_to_transformers(
+    tmp_path: Path, config: dict[str, object], tensor: str
+) -> None:
+    shard = shard_bytes({tensor: GOOD["a"]})
+    precheck(write(tmp_path / "x", config={"model_type": "new", **config}, shard=shard))
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json"]
+)
+def test_a_missing_tokenizer(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    for other in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        (tmp_path / other).write_text("{}")
+    with pytest.raises(NotACheckpointError, match=r"has no tokenizer\.json: .*hf download"):
+        refuse_missing_tokenizer(tmp_path)
+    (tmp_path / name).write_text("{}")
+    refuse_missing_tokenizer(tmp_path)
 
 
 def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:

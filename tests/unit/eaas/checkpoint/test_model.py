@@ -203,11 +203,14 @@ def test_experts_outside_the_interface_are_named(tmp_path: Path, config: dict[st
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"model_type": "nothing_known"}, "nothing_known"),
-        ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, "custom code"),
+        ({"model_type": "nothing_known", "num_experts": 4}, "nothing_known"),
+        (
+            {"model_type": "mine_moe", "auto_map": {"AutoConfig": "mine.Config"}},
+            "custom code",
+        ),
         ({"model_type": "qwen3_moe", "num_experts": "many"}, "num_experts"),
         ({"model_type": "qwen3_moe", "hidden_size": -4}, "config.json"),
-        ({"model_type": "t5"}, "causal"),
+        ({"model_type": "t5", "num_experts": 4}, "causal"),
     ],
 )
 def test_unsupported(tmp_path: Path, config: dict[str, Any], word: str) -> None:
