@@ -9,7 +9,7 @@ import httpx
 
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas_cli.local.running_clusters import latest_up
+from eaas_cli.local.running_clusters import running
 
 __all__ = [
     "ANSWER_S",
@@ -78,14 +78,13 @@ def base_url(endpoint: str) -> str:
 
 
 def unreachable_error(endpoint: str, error: Exception) -> str:
-    """Build the error text for an endpoint that does not answer; it names this user's last `eaas up`."""
+    """Build the error text for an endpoint that does not answer; it names this user's clusters."""
     # Only the first line, because httpx adds a second one with a link.
     why = str(error).partition("\n")[0] or type(error).__name__
-    up = latest_up()
-    running = (
-        "no `eaas up` of yours runs" if up is None else f"your last `eaas up` is at {up.endpoint}"
+    others = [str(up) for up in running() if up.endpoint != base_url(endpoint)]
+    remedy = (
+        f"give --endpoint or EAAS_ENDPOINT: yours run at {', '.join(others)}"
+        if others
+        else "start one with `eaas up`, or give --endpoint or EAAS_ENDPOINT"
     )
-    return (
-        f"{endpoint}: no cluster answers there ({why}); {running}: start one, "
-        "or give --endpoint or EAAS_ENDPOINT"
-    )
+    return f"{endpoint}: no cluster answers there ({why}); {remedy}"

@@ -82,8 +82,11 @@ def local_directory(text: str) -> Path:
     """Return the path that a text or a file:// URL names.
 
     Raises:
-        NotACheckpointError: It is another URL.
+        NotACheckpointError: It is empty, or another URL.
     """
+    if not text:
+        # `Path("")` is the current directory.
+        raise NotACheckpointError("the model is empty: give the directory of a checkpoint")
     if not is_url(text):
         return Path(text)
     parts = urlsplit(text)

@@ -12,6 +12,7 @@ from eaas.errors import ClusterError
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, ConfigFile, Endpoint, KeyToShow, Tls
 from eaas_cli.commands.servers import monitor_addresses, operator
 from eaas_cli.endpoint import fetch_status
+from eaas_cli.local.running_clusters import name_cluster
 
 if TYPE_CHECKING:
     from balancer.autoscaler.live import LiveAutoscaler
@@ -69,6 +70,7 @@ def autoscale(
     cluster = load_config(config, security=security, autoscaler=limits)
     loaded = cluster.autoscaler
     if join is None:
+        name_cluster(endpoint)
         document = fetch_status(endpoint, key_file)
         join = ",".join(monitor_addresses(endpoint, document))
         directory = cluster.security.tls_dir

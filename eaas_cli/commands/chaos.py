@@ -15,8 +15,6 @@ __all__ = ["register"]
 chaos = typer.Typer(
     help="Fault injection: break a cluster under load and check every answer.", no_args_is_help=True
 )
-# Exit code that a shell reports for a program that Ctrl-C ended.
-_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -83,8 +81,8 @@ def run(
             document = run_chaos(
                 checkpoint, settings, interrupt=interrupt, say=say, history_file=history
             )
-        except Interrupted:
-            raise typer.Exit(_INTERRUPTED) from None
+        except Interrupted as end:
+            raise typer.Exit(end.code) from None
     show(document, as_json, print_report)
     if document["violations"]:
         say(f"repeat it with: {document['repeat']}")

@@ -19,6 +19,7 @@ from eaas.net.api_keys import authorization
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
 from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
+from eaas_cli.local.running_clusters import name_cluster
 
 __all__ = [
     "STATE_COLOURS",
@@ -163,6 +164,7 @@ def generate(
     url = f"{base_url(endpoint)}/v1/completions"
     timeout = httpx.Timeout(ANSWER_S, read=_TOKEN_S)
     headers = authorization(key_file)
+    name_cluster(endpoint)
     try:
         if as_json:
             response = httpx.post(url, json=body, headers=headers, timeout=timeout)

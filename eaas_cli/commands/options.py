@@ -9,7 +9,7 @@ import typer
 
 from eaas.checkpoint.source import local_directory
 from eaas.config.environment import ENDPOINT_VARIABLE
-from eaas_cli.local.running_clusters import latest_up
+from eaas_cli.local.running_clusters import chosen
 
 __all__ = [
     "DEFAULT_ENDPOINT",
@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "Tls",
     "Transport",
+    "as_url",
 ]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
@@ -66,12 +67,18 @@ Join = Annotated[
 
 
 def _find_endpoint(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
-    """Choose the endpoint: the given one, else that of this user's last `eaas up`, else the default."""
+    """Choose the endpoint: the given one, else that of this user's only cluster, else the default."""
     source = context.get_parameter_source(str(parameter.name))
-    if source is None or source.name != "DEFAULT":
-        return given
-    up = latest_up()
+    # With --join the endpoint is not used.
+    if source is None or source.name != "DEFAULT" or context.params.get("join"):
+        return as_url(given)
+    up = chosen()
     return given if up is None else up.endpoint
+
+
+def as_url(endpoint: str) -> str:
+    """Add the `http://` that people leave out of an endpoint."""
+    return endpoint if "://" in endpoint else f"http://{endpoint}"
 
 
 Endpoint = Annotated[
@@ -80,7 +87,7 @@ Endpoint = Annotated[
         "--endpoint",
         metavar="URL",
         help="HTTP endpoint of the cluster.",
-        show_default=f"your last `eaas up`, else {DEFAULT_ENDPOINT}",
+        show_default=f"your only cluster, else {DEFAULT_ENDPOINT}",
         envvar=ENDPOINT_VARIABLE,
         callback=_find_endpoint,
     ),

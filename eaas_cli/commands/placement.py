@@ -16,6 +16,7 @@ from eaas.errors import ConfigError
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas_cli.commands.servers import balancer_address, operator
 from eaas_cli.endpoint import fetch_status
+from eaas_cli.local.running_clusters import name_cluster
 
 if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
@@ -124,6 +125,7 @@ def pin(
     """Keep an expert on a server, whatever the policy."""
     with _balancer(endpoint, key_file, tls) as balancer:
         balancer.pin(layer, expert, server)
+    typer.echo(f"layer {layer}, expert {expert}: pinned to {server}")
 
 
 def unpin(
@@ -137,6 +139,7 @@ def unpin(
     """Undo a pin: the policy places the expert again."""
     with _balancer(endpoint, key_file, tls) as balancer:
         balancer.unpin(layer, expert, server)
+    typer.echo(f"layer {layer}, expert {expert}: no longer pinned to {server}")
 
 
 def policy(
@@ -204,8 +207,9 @@ def history(
 def _balancer(endpoint: str, key_file: Path | None, tls: Path | None) -> BalancerClient:
     from eaas.control_plane.balancer_client import BalancerClient
 
+    name_cluster(endpoint)
     document = fetch_status(endpoint, key_file)
-    return BalancerClient(balancer_address(document), operator(endpoint, document, tls))
+    return BalancerClient(balancer_address(endpoint, document), operator(endpoint, document, tls))
 
 
 def _document(message: Any) -> dict[str, Any]:
