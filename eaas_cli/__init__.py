@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 __all__ = ["main"]
 
@@ -18,6 +18,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Modules of the extra `cli`.
 _CLI = ("typer", "rich", "httpx")
+
+_Handler = Callable[[int, FrameType | None], None]
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
         _on_ctrl_c(_end_at_once, signal.default_int_handler)
 
 
-def _on_ctrl_c(handler: Any, former: Any) -> None:
+def _on_ctrl_c(handler: _Handler, former: _Handler) -> None:
     """Replace the former handler, and no other: the parent or the command may have had SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is former:
         signal.signal(signal.SIGINT, handler)

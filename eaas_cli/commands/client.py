@@ -17,7 +17,8 @@ from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.server_records import OPERATOR_PATH, find
-from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
+from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
+from eaas_cli.commands.servers import operator
 from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
 from eaas_cli.local.running_clusters import name_cluster
 
@@ -123,10 +124,16 @@ def unreachable_text(reasons: Mapping[str, str]) -> str:
 
 
 def status(
-    endpoint: Endpoint = DEFAULT_ENDPOINT, key_file: KeyToShow = None, as_json: Json = False
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
+    as_json: Json = False,
 ) -> None:
     """Show the members of a cluster and whether every expert has a live replica."""
     document = fetch_status(endpoint, key_file)
+    if tls is not None:
+        # The endpoint needs no certificate; a wrong --tls is an error, as in the commands that need one.
+        operator(endpoint, document, tls)
     if as_json:
         typer.echo(json.dumps(document))
         return

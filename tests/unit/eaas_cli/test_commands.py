@@ -80,7 +80,6 @@ print(json.dumps(sorted({"torch", "transformers", "grpc"} & set(sys.modules))))
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["up"], "--model"),
         (["up", "--model", "x", "--servers", "0"], "--servers"),
         (["up", "--model", "x", "--nonsense"], "--nonsense"),
         (["generate", "hi", "--max-tokens", "0"], "--max-tokens"),
@@ -103,6 +102,9 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
         ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
         ("simulate validate", "gone; docs/scheduling.md keeps"),
         ("knobs train", "now `python -m benchmarks.knobs`"),
+        ("serve DIR --port 1", "`eaas up DIR`"),
+        ("ps -a", "`eaas status`"),
+        ("stop", "`eaas down`"),
     ],
 )
 def test_a_former_command_names_its_successor(former: str, successor: str) -> None:
