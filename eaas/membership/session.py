@@ -250,12 +250,19 @@ class MemberSession:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
         final = set(_FINAL)
+        silent: set[str] = set()
         while True:
             monitor = self._monitors.now
             try:
                 return self._register(monitor)
             except grpc.RpcError as error:
                 self._monitors.leave(monitor, error)
+                if monitor.address not in silent:
+                    silent.add(monitor.address)
+                    _logger.warning(
+                        "the monitor at %s does not answer yet (%s); trying for %.0f s",
+                        *(monitor.address, _why(error), timeout_s),
+                    )
                 pause_s = backoff.next_s()
                 final_now = error.code() in final
                 # Retry once, because a monitor that has just started may not have published its secret.

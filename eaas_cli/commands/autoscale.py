@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eaas.errors import ClusterError
-from eaas_cli.commands.options import DEFAULT_ENDPOINT, ConfigFile, Endpoint, KeyToShow, Tls
+from eaas_cli.commands.options import (
+    DEFAULT_ENDPOINT,
+    ConfigFile,
+    Endpoint,
+    KeyToShow,
+    Tls,
+    check_join,
+)
 from eaas_cli.commands.servers import monitor_addresses, operator
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.local.running_clusters import name_cluster
@@ -32,6 +39,7 @@ def autoscale(
         typer.Option(
             "--join",
             metavar="HOST:PORT[,...]",
+            callback=check_join,
             help="Address of the cluster's monitor, instead of --endpoint.",
             show_default=False,
         ),

@@ -69,9 +69,11 @@ def run(
     from eaas_cli.chaos.run import Settings
     from eaas_cli.chaos.schedule import KINDS
     from eaas_cli.local.interrupt import Interrupt, Interrupted
-    from eaas_cli.option_values import known
+    from eaas_cli.option_values import known, refuse_unwritable
 
     kinds = known("--faults", faults.split(",") if faults else KINDS, KINDS)
+    if history is not None:
+        refuse_unwritable("--history", history)
     named = str(model.resolve()) if model else ""
     settings = Settings(
         seed, 60 * minutes, kinds, servers, redundancy, transport, rate, max_tokens, named

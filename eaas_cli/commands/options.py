@@ -9,6 +9,7 @@ import typer
 
 from eaas.checkpoint.source import local_directory
 from eaas.config.environment import ENDPOINT_VARIABLE
+from eaas.errors import ConfigError
 from eaas_cli.local.running_clusters import chosen
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Tls",
     "Transport",
     "as_url",
+    "check_join",
 ]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
@@ -55,11 +57,25 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="cluster.yaml: settings of every role.", show_default=False),
 ]
+
+
+def check_join(given: str | None) -> str | None:
+    """Check the addresses of --join. Raises ConfigError: one is not HOST:PORT."""
+    for address in given.split(",") if given is not None else ():
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(
+                f"--join {given}: give HOST:PORT, the address of the monitor in `eaas status`"
+            )
+    return given
+
+
 Join = Annotated[
     str,
     typer.Option(
         "--join",
         metavar="HOST:PORT[,...]",
+        callback=check_join,
         help="Address of the cluster's monitor; of all monitors if there are several.",
         show_default=False,
     ),

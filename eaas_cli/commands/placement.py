@@ -111,7 +111,18 @@ def rebalance(
         typer.echo(json.dumps({"applied": answer.applied, "plan": _document(answer.plan)}))
         return
     _show(answer.plan, as_json=False)
-    typer.echo("The plan is being applied." if answer.applied else "Nothing changes.")
+    typer.echo(_applied(answer, force))
+
+
+def _applied(answer: balancer_pb2.RebalanceResponse, force: bool) -> str:
+    """Sentence on what `rebalance` applies of its plan: the moves, new shares alone, or nothing."""
+    from eaas.rpc.v1 import balancer_pb2
+
+    if not answer.applied:
+        return "Nothing changes."
+    if answer.plan.moves and (force or answer.plan.verdict == balancer_pb2.VERDICT_MOVES):
+        return "The moves are being applied."
+    return "New shares are being applied; no expert moves."
 
 
 def pin(
@@ -243,15 +254,18 @@ def _survival(answer: balancer_pb2.PlanResponse) -> str:
 
 
 def _moves(answer: balancer_pb2.PlanResponse) -> str:
-    """Text on a plan's loads and unloads of experts, and on their gain and when it has paid for them."""
+    """Text on a plan's loads and unloads of experts, and on their effect on the PAR."""
     if not answer.moves:
         return "nothing would move"
     line = f"{counted(answer.transit, 'load')} ({answer.bytes / 1e6:.1f} MB)"
     if unloads := len(answer.moves) - answer.transit:
         line += f" and {counted(unloads, 'unload')}"
     if not math.isfinite(answer.payback_s):
-        return f"{line}; no gain"
-    return f"{line}; gain {answer.gain:.3f}, paid back after {answer.payback_s:.1f} s"
+        return f"{line}, which would not lower the mean PAR"
+    return (
+        f"{line}, which would lower the mean PAR by {answer.gain:.3f} and pay back in "
+        f"{answer.payback_s:.1f} s"
+    )
 
 
 def _line(entry: balancer_pb2.HistoryEntry) -> str:
