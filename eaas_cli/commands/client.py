@@ -97,10 +97,13 @@ def status_table(document: dict[str, Any]) -> Any:
         title_justify="left",
         box=None,
     )
-    for column in ("MEMBER", "STATE", "PID", "ADDRESS"):
-        table.add_column(column)
+    # Long names and addresses fold in a narrow terminal; the other columns are never cut off.
+    table.add_column("MEMBER", overflow="fold")
+    for column in ("STATE", "PID"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("ADDRESS", overflow="fold")
     for column in ("LIFE", "EXPERTS", "IN FLIGHT"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for member in document["members"]:
         state = member["state"]
         table.add_row(

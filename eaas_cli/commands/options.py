@@ -151,6 +151,8 @@ KeyToShow = Annotated[
         help="File whose first API key is sent.",
         show_default="EAAS_API_KEY, or none",
         envvar="EAAS_ATTENTION_CLIENT__API_KEY_FILE",
+        # The name is longer than the column in a terminal of 80 columns.
+        show_envvar=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
