@@ -83,7 +83,7 @@ def unreachable_error(endpoint: str, error: Exception) -> str:
     why = str(error).partition("\n")[0] or type(error).__name__
     others = [str(up) for up in running() if up.endpoint != base_url(endpoint)]
     remedy = (
-        f"give --endpoint or EAAS_ENDPOINT: yours run at {', '.join(others)}"
+        f"give --endpoint or EAAS_ENDPOINT: your `eaas up` serves at {', '.join(others)}"
         if others
         else "start one with `eaas up`, or give --endpoint or EAAS_ENDPOINT"
     )

@@ -257,12 +257,6 @@ class MemberSession:
                 return self._register(monitor)
             except grpc.RpcError as error:
                 self._monitors.leave(monitor, error)
-                if monitor.address not in silent:
-                    silent.add(monitor.address)
-                    _logger.warning(
-                        "the monitor at %s does not answer yet (%s); trying for %.0f s",
-                        *(monitor.address, _why(error), timeout_s),
-                    )
                 pause_s = backoff.next_s()
                 final_now = error.code() in final
                 # Retry once, because a monitor that has just started may not have published its secret.
@@ -273,6 +267,12 @@ class MemberSession:
                         f"{self.monitor_address}: {_why(error)}{tls_hint(error)}; "
                         "check the address and that the monitor runs"
                     ) from error
+                if monitor.address not in silent:
+                    silent.add(monitor.address)
+                    _logger.warning(
+                        "the monitor at %s refuses or is silent (%s); trying for %.0f s",
+                        *(monitor.address, _why(error), timeout_s),
+                    )
             time.sleep(pause_s)
 
     def _register(self, monitor: MonitorConnection) -> None:

@@ -78,11 +78,11 @@ def autoscale(
     cluster = load_config(config, security=security, autoscaler=limits)
     loaded = cluster.autoscaler
     if join is None:
-        name_cluster(endpoint)
         document = fetch_status(endpoint, key_file)
         join = ",".join(monitor_addresses(endpoint, document))
         directory = cluster.security.tls_dir
         own = operator(endpoint, document, Path(directory) if directory else None)
+        name_cluster(endpoint)
     else:
         own = identity(cluster.security, OPERATOR)
     with Interrupt() as interrupt:

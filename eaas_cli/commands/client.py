@@ -174,17 +174,18 @@ def generate(
     url = f"{base_url(endpoint)}/v1/completions"
     timeout = httpx.Timeout(ANSWER_S, read=_TOKEN_S)
     headers = authorization(key_file)
-    name_cluster(endpoint)
     try:
         if as_json:
             response = httpx.post(url, json=body, headers=headers, timeout=timeout)
             check(response)
+            name_cluster(endpoint)
             typer.echo(json.dumps(response.json()))
             return
         with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as response:
             if response.is_error:
                 response.read()
             check(response)
+            name_cluster(endpoint)
             for line in response.iter_lines():
                 _print_chunk(line)
         typer.echo()

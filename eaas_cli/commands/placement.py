@@ -14,9 +14,8 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ConfigError
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
-from eaas_cli.commands.servers import balancer_address, operator
+from eaas_cli.commands.servers import balancer_of
 from eaas_cli.endpoint import fetch_status
-from eaas_cli.local.running_clusters import name_cluster
 
 if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
@@ -216,11 +215,7 @@ def history(
 
 
 def _balancer(endpoint: str, key_file: Path | None, tls: Path | None) -> BalancerClient:
-    from eaas.control_plane.balancer_client import BalancerClient
-
-    name_cluster(endpoint)
-    document = fetch_status(endpoint, key_file)
-    return BalancerClient(balancer_address(endpoint, document), operator(endpoint, document, tls))
+    return balancer_of(endpoint, fetch_status(endpoint, key_file), tls)
 
 
 def _document(message: Any) -> dict[str, Any]:
@@ -261,11 +256,9 @@ def _moves(answer: balancer_pb2.PlanResponse) -> str:
     if unloads := len(answer.moves) - answer.transit:
         line += f" and {counted(unloads, 'unload')}"
     if not math.isfinite(answer.payback_s):
-        return f"{line}, which would not lower the mean PAR"
-    return (
-        f"{line}, which would lower the mean PAR by {answer.gain:.3f} and pay back in "
-        f"{answer.payback_s:.1f} s"
-    )
+        return f"{line}, which would not lower the PAR"
+    effect = f"lower the PAR by {answer.gain:.3f} and pay back in {answer.payback_s:.1f} s"
+    return f"{line}, which would {effect}"
 
 
 def _line(entry: balancer_pb2.HistoryEntry) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
     from eaas.net.tls import Identity
 
-__all__ = ["balancer_address", "monitor_addresses", "operator", "register"]
+__all__ = ["balancer_address", "balancer_of", "monitor_addresses", "operator", "register"]
 
 _POLL_S = 0.2
 # Deadline per server that joins or leaves. It includes the loading of experts.
@@ -44,14 +44,9 @@ def scale(
     tls: Tls = None,
 ) -> None:
     """Start or stop expert servers under `eaas up`, one at a time; requests continue."""
-    from eaas.control_plane.balancer_client import BalancerClient
-
-    name_cluster(endpoint)
     document = fetch_status(endpoint, key_file)
     before = len(_servers(document))
-    with BalancerClient(
-        balancer_address(endpoint, document), operator(endpoint, document, tls)
-    ) as balancer:
+    with balancer_of(endpoint, document, tls) as balancer:
         request = balancer.scale(servers)
 
         def is_scaled(now: dict[str, Any]) -> bool:
@@ -91,13 +86,8 @@ def drain(
     tls: Tls = None,
 ) -> None:
     """Remove an expert server: others load its experts, then it ends; requests continue."""
-    from eaas.control_plane.balancer_client import BalancerClient
-
-    name_cluster(endpoint)
     document = fetch_status(endpoint, key_file)
-    with BalancerClient(
-        balancer_address(endpoint, document), operator(endpoint, document, tls)
-    ) as balancer:
+    with balancer_of(endpoint, document, tls) as balancer:
         balancer.drain(server)
         fewest = balancer.scale_state().fewest
     staying = [m for m in _servers(document) if m["state"] != "DRAINING" and m["id"] != server]
@@ -117,6 +107,20 @@ def drain(
 def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Select the live expert servers from a status document, whether they serve or not."""
     return live_members(document, "expert-server")
+
+
+def balancer_of(endpoint: str, document: dict[str, Any], tls: Path | None) -> BalancerClient:
+    """Connect to the balancer of a status document's cluster, and name the cluster on standard error.
+
+    Raises:
+        ClusterError: No balancer lives.
+        ConfigError: As `operator`.
+    """
+    from eaas.control_plane.balancer_client import BalancerClient
+
+    own, address = operator(endpoint, document, tls), balancer_address(endpoint, document)
+    name_cluster(endpoint)
+    return BalancerClient(address, own)
 
 
 def balancer_address(endpoint: str, document: dict[str, Any]) -> str:

@@ -35,7 +35,8 @@ def test_scale_and_drain(
 
     def run(*command: str) -> str:
         done = up.home.run(*command, "--endpoint", endpoint, timeout=120)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == f"cluster: {endpoint} ({shell_model.name})\n"
         return done.stdout
 
     def servers() -> set[str]:

@@ -22,10 +22,22 @@ def moves(loads: int, unloads: int) -> list[pb.Move]:
     ("loads", "unloads", "gain", "payback_s", "line"),
     [
         (0, 0, 0.0, math.inf, "nothing would move"),
-        (1, 0, 0.0, math.inf, "1 load (2.0 MB), which would not lower the mean PAR"),
-        (2, 1, 0.0, math.inf, "2 loads (4.0 MB) and 1 unload, which would not lower the mean PAR"),
-        (1, 2, 0.5, 3.0, "1 load (2.0 MB) and 2 unloads, which would lower the mean PAR by 0.500 and pay back in 3.0 s"),
-        (0, 1, 0.1, 0.0, "0 loads (0.0 MB) and 1 unload, which would lower the mean PAR by 0.100 and pay back in 0.0 s"),
+        (1, 0, 0.0, math.inf, "1 load (2.0 MB), which would not lower the PAR"),
+        (2, 1, 0.0, math.inf, "2 loads (4.0 MB) and 1 unload, which would not lower the PAR"),
+        (
+            1,
+            2,
+            0.5,
+            3.0,
+            "1 load (2.0 MB) and 2 unloads, which would lower the PAR by 0.500 and pay back in 3.0 s",
+        ),
+        (
+            0,
+            1,
+            0.1,
+            0.0,
+            "0 loads (0.0 MB) and 1 unload, which would lower the PAR by 0.100 and pay back in 0.0 s",
+        ),
     ],
 )
 def test_moves_of_a_plan(
