@@ -54,7 +54,7 @@ def up(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]",
+            metavar="DIR",
             help="The same as --model DIR.",
             parser=local_directory,
             show_default=False,
