@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,6 @@ from eaas_cli.commands import down
 from eaas_cli.local.running_clusters import Up
 from eaas_cli.ray import connection
 from service_box import free_port
-
-
-@pytest.fixture(autouse=True)
-def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "eaas",))
 
 
 def test_a_local_cluster_gets_sigterm_and_is_waited_for() -> None:

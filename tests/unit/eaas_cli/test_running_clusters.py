@@ -19,10 +19,9 @@ from eaas_cli.local import running_clusters
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "eaas",))
+def place(own_records: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("EAAS_ENDPOINT", raising=False)
-    return tmp_path / "eaas"
+    return own_records
 
 
 @pytest.fixture
