@@ -166,3 +166,10 @@ proto: setup-dev
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .venv-bench site build *.egg-info
+
+# make ignores a variable that nothing reads, so a mistyped one is an error here.
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+READ := $(if $(GIVEN),$(shell grep -oE '\$$\([A-Z_]+[),]|[A-Z_]+ [:?]?=' $(firstword $(MAKEFILE_LIST)) | tr -dc 'A-Z_\n' | sort -u))
+UNREAD := $(firstword $(filter-out $(READ),$(GIVEN)))
+NEAREST = $(shell $(PYTHON) -c 'import difflib, sys; name, *known = sys.argv[1:]; print(*difflib.get_close_matches(name.upper(), known, 1))' $(UNREAD) $(READ))
+$(if $(UNREAD),$(error there is no variable $(UNREAD); $(or $(NEAREST:%=did you mean %?),a program's own stands before make)))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Callable
+from types import FrameType
 
 __all__ = ["main"]
 
@@ -13,16 +16,24 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 # gRPC logs a line for each failed TLS handshake, so anybody who can connect could fill the disk.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-# The processes that this program starts import what is installed. In a clone, Python would look there first, where
-# an installed wheel leaves no compiled modules.
+# The processes that this program starts import what is installed. In a clone, Python would look there first, and
+# beside an installed wheel it has no compiled modules.
 os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 # Modules of the extra `cli`.
 _CLI = ("typer", "rich", "httpx")
 
+_Handler = Callable[[int, FrameType | None], None]
+
 
 def main() -> None:
-    """Run the `eaas` command line; without the packages of the extra `cli`, say what to install and exit."""
+    """Run the `eaas` command line; without the packages of the extra `cli`, say what to install and exit.
+
+    Ctrl-C ends it with code 130, unless the command handles it.
+    """
+    # Before the command and after it there is nothing to clean up, and a KeyboardInterrupt in an import or at
+    # the interpreter's end would be a traceback.
+    _on_ctrl_c(_end_at_once, signal.default_int_handler)
     try:
         from eaas_cli.commands import main as run
     except ModuleNotFoundError as error:
@@ -32,4 +43,20 @@ def main() -> None:
             f"eaas: error: the program needs {error.name}: install this package with its extra `cli`, "
             "`server` (expert servers) or `serve` (the HTTP endpoint)"
         )
-    run()
+    try:
+        _on_ctrl_c(signal.default_int_handler, _end_at_once)
+        run()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        _on_ctrl_c(_end_at_once, signal.default_int_handler)
+
+
+def _on_ctrl_c(handler: _Handler, former: _Handler) -> None:
+    """Replace the former handler, and no other: the parent or the command may have had SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) is former:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _end_at_once(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)

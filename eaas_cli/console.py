@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["print_table", "progress", "progress_bar", "table_console"]
 
 _PIPED_WIDTH = 160
+_WIDEST = 1000
 
 
 def table_console() -> Console:
@@ -30,7 +31,10 @@ def print_table(
     left: Sequence[str] = (),
     title: str | None = None,
 ) -> None:
-    """Print a table on standard output. All columns but the first and those in `left` are right-aligned."""
+    """Print a table on standard output. All columns but the first and those in `left` are right-aligned.
+
+    In a narrow terminal the lines run over, so that nothing is cut off.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
@@ -39,7 +43,10 @@ def print_table(
         table.add_column(column, justify="left" if is_left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    table_console().print(table)
+    console = table_console()
+    natural = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    console.width = max(natural, console.width)
+    console.print(table)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import httpx
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.http_client import failure, http_client
-from eaas_cli.local.running_clusters import latest_up, up_at
+from eaas_cli.local.running_clusters import running, up_at
 
 __all__ = [
     "ANSWER_S",
@@ -80,15 +80,14 @@ def base_url(endpoint: str) -> str:
 
 
 def unreachable_error(endpoint: str, error: Exception) -> str:
-    """Build the error text for an endpoint that does not answer; it names this user's last `eaas up`."""
+    """Build the error text for an endpoint that does not answer; it names this user's clusters."""
     why = failure(endpoint, error)
     if up_at(endpoint) is not None:
         return f"{endpoint}: your `eaas up` there does not answer ({why})"
-    up = latest_up()
-    running = (
-        "no `eaas up` of yours runs" if up is None else f"your last `eaas up` is at {up.endpoint}"
+    ups = running()
+    remedy = (
+        f"give --endpoint or EAAS_ENDPOINT: your `eaas up` serves at {', '.join(map(str, ups))}"
+        if ups
+        else "start one with `eaas up`, or give --endpoint or EAAS_ENDPOINT"
     )
-    return (
-        f"{endpoint}: no cluster answers there ({why}); {running}: start one, "
-        "or give --endpoint or EAAS_ENDPOINT"
-    )
+    return f"{endpoint}: no cluster answers there ({why}); {remedy}"

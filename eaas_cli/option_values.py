@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from eaas.errors import ConfigError
 
-__all__ = ["known", "numbers", "once", "positive_numbers", "words"]
+__all__ = ["known", "numbers", "once", "positive_numbers", "refuse_unwritable", "words"]
 
 _T = TypeVar("_T")
 
@@ -53,3 +54,14 @@ def known(option: str, names: Sequence[str], choices: Sequence[str]) -> tuple[st
 def once(values: Sequence[_T]) -> tuple[_T, ...]:
     """Keep each value once, in order of first appearance."""
     return tuple(dict.fromkeys(values))
+
+
+def refuse_unwritable(option: str, path: Path) -> None:
+    """Raise ConfigError if an option's file cannot be written. Commands call it before long work."""
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror}; give another file") from error

@@ -104,10 +104,14 @@ def local_directory(text: str | os.PathLike[str]) -> Path:
     """Return the directory that a path, a file:// URL, or a name in the cache of huggingface_hub names.
 
     Raises:
-        NotACheckpointError: It is another URL, or no one snapshot has that name (see `find_checkpoint`).
+        NotACheckpointError: It is empty or another URL, or no single snapshot has that name
+            (`find_checkpoint`).
         CheckpointError: The cache cannot be read.
     """
     text = os.fspath(text)
+    if not text:
+        # `Path("")` is the current directory.
+        raise NotACheckpointError("the model is empty: give the directory of a checkpoint")
     if not is_url(text):
         return find_checkpoint(text)
     parts = urlsplit(text)

@@ -250,6 +250,7 @@ class MemberSession:
         deadline = time.monotonic() + timeout_s
         backoff = Backoff()
         final = set(_FINAL)
+        silent: set[str] = set()
         while True:
             monitor = self._monitors.now
             try:
@@ -266,6 +267,12 @@ class MemberSession:
                         f"{self.monitor_address}: {_why(error)}{tls_hint(error)}; "
                         "check the address and that the monitor runs"
                     ) from error
+                if monitor.address not in silent:
+                    silent.add(monitor.address)
+                    _logger.warning(
+                        "the monitor at %s refuses or is silent (%s); trying for %.0f s",
+                        *(monitor.address, _why(error), timeout_s),
+                    )
             time.sleep(pause_s)
 
     def _register(self, monitor: MonitorConnection) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from eaas.config import MonitorConfig, SecurityConfig
 from eaas.errors import ConfigError
+from eaas.log import get_logger
 from eaas.net import server_records
 from eaas.net.api_keys import ApiKeys
 
@@ -25,6 +26,7 @@ __all__ = [
     "only_here",
 ]
 
+_logger = get_logger(__name__)
 _MONITOR_S = 10.0
 _POLL_S = 0.1
 
@@ -82,9 +84,12 @@ def member_secret(monitor_address: str, host: str, tls: Identity | None) -> str 
     # would try to register.
     addresses = [address.strip() for address in monitor_address.split(",")]
     deadline = time.monotonic() + _MONITOR_S
-    secret, listens = server_records.cluster_secret(monitor_address), False
+    secret, listens, waits = server_records.cluster_secret(monitor_address), False, False
     while secret is None and not listens and time.monotonic() < deadline:
         listens = any(map(_listens, addresses))
+        if not listens and not waits:
+            waits = True
+            _logger.warning("no monitor listens at %s yet: waiting for it", monitor_address)
         # A monitor publishes its secret just after it starts to listen.
         time.sleep(_POLL_S)
         secret = server_records.cluster_secret(monitor_address)

@@ -40,6 +40,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # The commands inherit it.
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 up.register(app)
 down.register(app)

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eaas.errors import ClusterError
-from eaas_cli.commands.options import DEFAULT_ENDPOINT, ConfigFile, Endpoint, KeyToShow, Tls
+from eaas_cli.commands.options import (
+    DEFAULT_ENDPOINT,
+    ConfigFile,
+    Endpoint,
+    KeyToShow,
+    Tls,
+    check_join,
+)
 from eaas_cli.commands.servers import monitor_addresses, operator
 from eaas_cli.endpoint import fetch_status
+from eaas_cli.local.running_clusters import name_cluster
 
 if TYPE_CHECKING:
     from balancer.autoscaler.live import LiveAutoscaler
@@ -31,6 +39,7 @@ def autoscale(
         typer.Option(
             "--join",
             metavar="HOST:PORT[,...]",
+            callback=check_join,
             help="Address of the cluster's monitor, instead of --endpoint.",
             show_default=False,
         ),
@@ -73,6 +82,7 @@ def autoscale(
         join = ",".join(monitor_addresses(endpoint, document))
         directory = cluster.security.tls_dir
         own = operator(endpoint, document, Path(directory) if directory else None)
+        name_cluster(endpoint)
     else:
         own = identity(cluster.security, OPERATOR)
     with Interrupt() as interrupt:

@@ -15,8 +15,6 @@ __all__ = ["register"]
 chaos = typer.Typer(
     help="Fault injection: break a cluster under load and check every answer.", no_args_is_help=True
 )
-# Exit code that a shell reports for a program that Ctrl-C ended.
-_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -71,9 +69,11 @@ def run(
     from eaas_cli.chaos.run import Settings
     from eaas_cli.chaos.schedule import KINDS
     from eaas_cli.local.interrupt import Interrupt, Interrupted
-    from eaas_cli.option_values import known
+    from eaas_cli.option_values import known, refuse_unwritable
 
     kinds = known("--faults", faults.split(",") if faults else KINDS, KINDS)
+    if history is not None:
+        refuse_unwritable("--history", history)
     named = str(model.resolve()) if model else ""
     settings = Settings(
         seed, 60 * minutes, kinds, servers, redundancy, transport, rate, max_tokens, named
@@ -83,8 +83,8 @@ def run(
             document = run_chaos(
                 checkpoint, settings, interrupt=interrupt, say=say, history_file=history
             )
-        except Interrupted:
-            raise typer.Exit(_INTERRUPTED) from None
+        except Interrupted as end:
+            raise typer.Exit(end.code) from None
     show(document, as_json, print_report)
     if document["violations"]:
         say(f"repeat it with: {document['repeat']}")

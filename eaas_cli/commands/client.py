@@ -19,8 +19,10 @@ from eaas.net.api_keys import authorization
 from eaas.net.http_client import http_client
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas.types import MemberState, Role
-from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow
+from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
+from eaas_cli.commands.servers import operator
 from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
+from eaas_cli.local.running_clusters import name_cluster
 
 __all__ = [
     "STATE_COLOURS",
@@ -98,10 +100,13 @@ def status_table(document: dict[str, Any]) -> Any:
         title_justify="left",
         box=None,
     )
-    for column in ("MEMBER", "STATE", "PID", "ADDRESS"):
-        table.add_column(column)
+    # Long names and addresses fold in a narrow terminal; the other columns are never cut off.
+    table.add_column("MEMBER", overflow="fold")
+    for column in ("STATE", "PID"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("ADDRESS", overflow="fold")
     for column in ("LIFE", "EXPERTS", "IN FLIGHT"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for member in document["members"]:
         state, is_server = member["state"], member["role"] == Role.EXPERT_SERVER.value
         table.add_row(
@@ -125,10 +130,16 @@ def unreachable_text(reasons: Mapping[str, str]) -> str:
 
 
 def status(
-    endpoint: Endpoint = DEFAULT_ENDPOINT, key_file: KeyToShow = None, as_json: Json = False
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    key_file: KeyToShow = None,
+    tls: Tls = None,
+    as_json: Json = False,
 ) -> None:
     """Show the members of a cluster and whether every expert has a live replica."""
     document = fetch_status(endpoint, key_file)
+    if tls is not None:
+        # The endpoint needs no certificate; a wrong --tls is an error, as in the commands that need one.
+        operator(endpoint, document, tls)
     if as_json:
         typer.echo(json.dumps(document))
         return
@@ -171,12 +182,14 @@ def generate(
             if as_json:
                 response = http.post(url, json=body)
                 check(response)
+                name_cluster(endpoint)
                 typer.echo(json.dumps(response.json()))
                 return
             with http.stream("POST", url, json=body) as response:
                 if response.is_error:
                     response.read()
                 check(response)
+                name_cluster(endpoint)
                 for line in response.iter_lines():
                     _print_chunk(line)
         typer.echo()

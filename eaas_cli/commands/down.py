@@ -1,4 +1,4 @@
-"""`eaas down`: end the cluster of the last `eaas up`, on this machine or on Ray."""
+"""`eaas down`: end a cluster of `eaas up`, on this machine or on Ray."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from eaas.errors import ClusterError
+from eaas.config.environment import ENDPOINT_VARIABLE
+from eaas.errors import ClusterError, ConfigError
 from eaas.net.server_records import started_at
+from eaas_cli.commands.options import as_url
 from eaas_cli.commands.up_on_ray import down_on_ray
-from eaas_cli.local.running_clusters import Up, latest_up
+from eaas_cli.local.running_clusters import Up, chosen, name_cluster, up_at
 
 __all__ = ["register"]
 
@@ -31,18 +33,34 @@ def down(
         typer.Option(
             "--on",
             help="This machine, or a Ray cluster (RAY_ADDRESS, or this machine's).",
-            show_default="where your last `eaas up` runs",
+            show_default="where your cluster runs",
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--endpoint",
+            metavar="URL",
+            help="HTTP endpoint of the cluster.",
+            show_default="your only cluster",
+            envvar=ENDPOINT_VARIABLE,
         ),
     ] = None,
 ) -> None:
-    """End the cluster of your last `eaas up`."""
-    up = latest_up(on)
-    if on == "ray" or (up is not None and up.on_ray):
+    """End a cluster that you started with `eaas up`."""
+    up = chosen(on) if endpoint is None else up_at(as_url(endpoint))
+    if up is not None:
+        if on is not None and up.on_ray != (on == "ray"):
+            raise ConfigError(f"{up} runs elsewhere: leave out --on {on}")
+        name_cluster(up.endpoint)
+    elif on != "ray":
+        where = "on this machine" if endpoint is None else f"at {endpoint}"
+        raise ClusterError(f"no `eaas up` of yours serves {where}")
+    if up is None or up.on_ray:
         down_on_ray()
-    elif up is None:
-        raise ClusterError("no `eaas up` of yours runs on this machine")
     else:
         _end(up)
+    typer.echo("ended")
 
 
 def _end(up: Up) -> None:

@@ -1,4 +1,4 @@
-"""Former commands, moved or removed. Each ends with an error that names its successor."""
+"""Former commands, and words of other programs. Each ends with an error that names the command to give."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ __all__ = ["register"]
 
 _IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "policies")
 _REMOVED = ("predict", "rebalance", "select", "traces")
+# What people type who know vllm, docker or ollama.
+_ELSEWHERE = {
+    **dict.fromkeys(("serve", "run", "start"), "up DIR"),
+    "stop": "down",
+    **dict.fromkeys(("ps", "list", "ls"), "status"),
+    "chat": "generate PROMPT",
+    "help": "--help",
+}
 
 
 def register(app: typer.Typer, bench: typer.Typer, simulate: typer.Typer) -> None:
@@ -27,6 +35,8 @@ def register(app: typer.Typer, bench: typer.Typer, simulate: typer.Typer) -> Non
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
     _add(simulate, "simulate validate", "gone; docs/scheduling.md keeps its figures")
     _add(app, "knobs", _clone("benchmarks.knobs"))
+    for name, ours in _ELSEWHERE.items():
+        _add(app, name, f"`eaas {ours}` here")
 
 
 def _clone(module: str) -> str:

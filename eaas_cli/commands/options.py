@@ -9,7 +9,8 @@ import typer
 
 from eaas.checkpoint.source import local_directory
 from eaas.config.environment import ENDPOINT_VARIABLE
-from eaas_cli.local.running_clusters import latest_up
+from eaas.errors import ConfigError
+from eaas_cli.local.running_clusters import chosen
 
 __all__ = [
     "DEFAULT_ENDPOINT",
@@ -25,6 +26,8 @@ __all__ = [
     "Model",
     "Tls",
     "Transport",
+    "as_url",
+    "check_join",
 ]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
@@ -58,11 +61,25 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="cluster.yaml: settings of every role.", show_default=False),
 ]
+
+
+def check_join(given: str | None) -> str | None:
+    """Check the addresses of --join. Raises ConfigError: one is not HOST:PORT."""
+    for address in given.split(",") if given is not None else ():
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(
+                f"--join {given}: give HOST:PORT, the address of the monitor in `eaas status`"
+            )
+    return given
+
+
 Join = Annotated[
     str,
     typer.Option(
         "--join",
         metavar="HOST:PORT[,...]",
+        callback=check_join,
         help="Address of the cluster's monitor; of all monitors if there are several.",
         show_default=False,
     ),
@@ -70,12 +87,18 @@ Join = Annotated[
 
 
 def _find_endpoint(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
-    """Choose the endpoint: the given one, else that of this user's last `eaas up`, else the default."""
+    """Choose the endpoint: the given one, else that of this user's only cluster, else the default."""
     source = context.get_parameter_source(str(parameter.name))
-    if source is None or source.name != "DEFAULT":
-        return given
-    up = latest_up()
+    # With --join the endpoint is not used.
+    if source is None or source.name != "DEFAULT" or context.params.get("join"):
+        return as_url(given)
+    up = chosen()
     return given if up is None else up.endpoint
+
+
+def as_url(endpoint: str) -> str:
+    """Add the `http://` that people leave out of an endpoint."""
+    return endpoint if "://" in endpoint else f"http://{endpoint}"
 
 
 Endpoint = Annotated[
@@ -84,7 +107,7 @@ Endpoint = Annotated[
         "--endpoint",
         metavar="URL",
         help="HTTP endpoint of the cluster.",
-        show_default=f"your last `eaas up`, else {DEFAULT_ENDPOINT}",
+        show_default=f"your only cluster, else {DEFAULT_ENDPOINT}",
         envvar=ENDPOINT_VARIABLE,
         callback=_find_endpoint,
     ),
@@ -132,6 +155,8 @@ KeyToShow = Annotated[
         help="File whose first API key is sent.",
         show_default="EAAS_API_KEY, or none",
         envvar="EAAS_ATTENTION_CLIENT__API_KEY_FILE",
+        # The name is longer than the column in a terminal of 80 columns.
+        show_envvar=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

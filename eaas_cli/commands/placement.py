@@ -14,7 +14,7 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ConfigError
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
-from eaas_cli.commands.servers import balancer_address, operator
+from eaas_cli.commands.servers import balancer_of
 from eaas_cli.endpoint import fetch_status
 
 if TYPE_CHECKING:
@@ -110,7 +110,18 @@ def rebalance(
         typer.echo(json.dumps({"applied": answer.applied, "plan": _document(answer.plan)}))
         return
     _show(answer.plan, as_json=False)
-    typer.echo("The plan is being applied." if answer.applied else "Nothing changes.")
+    typer.echo(_applied(answer, force))
+
+
+def _applied(answer: balancer_pb2.RebalanceResponse, force: bool) -> str:
+    """Sentence on what `rebalance` applies of its plan: the moves, new shares alone, or nothing."""
+    from eaas.rpc.v1 import balancer_pb2
+
+    if not answer.applied:
+        return "Nothing changes."
+    if answer.plan.moves and (force or answer.plan.verdict == balancer_pb2.VERDICT_MOVES):
+        return "The moves are being applied."
+    return "New shares are being applied; no expert moves."
 
 
 def pin(
@@ -124,6 +135,7 @@ def pin(
     """Keep an expert on a server, whatever the policy."""
     with _balancer(endpoint, key_file, tls) as balancer:
         balancer.pin(layer, expert, server)
+    typer.echo(f"layer {layer}, expert {expert}: pinned to {server}")
 
 
 def unpin(
@@ -137,6 +149,7 @@ def unpin(
     """Undo a pin: the policy places the expert again."""
     with _balancer(endpoint, key_file, tls) as balancer:
         balancer.unpin(layer, expert, server)
+    typer.echo(f"layer {layer}, expert {expert}: no longer pinned to {server}")
 
 
 def policy(
@@ -202,10 +215,7 @@ def history(
 
 
 def _balancer(endpoint: str, key_file: Path | None, tls: Path | None) -> BalancerClient:
-    from eaas.control_plane.balancer_client import BalancerClient
-
-    document = fetch_status(endpoint, key_file)
-    return BalancerClient(balancer_address(document), operator(endpoint, document, tls))
+    return balancer_of(endpoint, fetch_status(endpoint, key_file), tls)
 
 
 def _document(message: Any) -> dict[str, Any]:
@@ -239,15 +249,16 @@ def _survival(answer: balancer_pb2.PlanResponse) -> str:
 
 
 def _moves(answer: balancer_pb2.PlanResponse) -> str:
-    """Text on a plan's loads and unloads of experts, and on their gain and when it has paid for them."""
+    """Text on a plan's loads and unloads of experts, and on their effect on the PAR."""
     if not answer.moves:
         return "nothing would move"
     line = f"{counted(answer.transit, 'load')} ({answer.bytes / 1e6:.1f} MB)"
     if unloads := len(answer.moves) - answer.transit:
         line += f" and {counted(unloads, 'unload')}"
     if not math.isfinite(answer.payback_s):
-        return f"{line}; no gain"
-    return f"{line}; gain {answer.gain:.3f}, paid back after {answer.payback_s:.1f} s"
+        return f"{line}, which would not lower the PAR"
+    effect = f"lower the PAR by {answer.gain:.3f} and pay back in {answer.payback_s:.1f} s"
+    return f"{line}, which would {effect}"
 
 
 def _line(entry: balancer_pb2.HistoryEntry) -> str:

@@ -14,13 +14,13 @@ from eaas.counted import counted
 from eaas.errors import ClusterError, ConfigError
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, KeyToShow, Tls
 from eaas_cli.endpoint import fetch_status, live_members
-from eaas_cli.local.running_clusters import up_at
+from eaas_cli.local.running_clusters import name_cluster, up_at
 
 if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
     from eaas.net.tls import Identity
 
-__all__ = ["balancer_address", "monitor_addresses", "operator", "register"]
+__all__ = ["balancer_address", "balancer_of", "monitor_addresses", "operator", "register"]
 
 _POLL_S = 0.2
 # Deadline per server that joins or leaves. It includes the loading of experts.
@@ -44,11 +44,9 @@ def scale(
     tls: Tls = None,
 ) -> None:
     """Start or stop expert servers under `eaas up`, one at a time; requests continue."""
-    from eaas.control_plane.balancer_client import BalancerClient
-
     document = fetch_status(endpoint, key_file)
     before = len(_servers(document))
-    with BalancerClient(balancer_address(document), operator(endpoint, document, tls)) as balancer:
+    with balancer_of(endpoint, document, tls) as balancer:
         request = balancer.scale(servers)
 
         def is_scaled(now: dict[str, Any]) -> bool:
@@ -60,7 +58,8 @@ def scale(
             return False
 
         otherwise = f"there are not {counted(servers, 'server')}"
-        _wait(document, endpoint, key_file, is_scaled, otherwise, 1 + abs(servers - before))
+        if not _wait(document, endpoint, key_file, is_scaled, otherwise, 1 + abs(servers - before)):
+            typer.echo(f"nothing to do: the cluster has {counted(servers, 'server')}")
 
 
 def _check_request(balancer: BalancerClient, request: int, servers: int) -> None:
@@ -87,10 +86,8 @@ def drain(
     tls: Tls = None,
 ) -> None:
     """Remove an expert server: others load its experts, then it ends; requests continue."""
-    from eaas.control_plane.balancer_client import BalancerClient
-
     document = fetch_status(endpoint, key_file)
-    with BalancerClient(balancer_address(document), operator(endpoint, document, tls)) as balancer:
+    with balancer_of(endpoint, document, tls) as balancer:
         balancer.drain(server)
         fewest = balancer.scale_state().fewest
     staying = [m for m in _servers(document) if m["state"] != "DRAINING" and m["id"] != server]
@@ -112,14 +109,29 @@ def _servers(document: dict[str, Any]) -> list[dict[str, Any]]:
     return live_members(document, "expert-server")
 
 
-def balancer_address(document: dict[str, Any]) -> str:
+def balancer_of(endpoint: str, document: dict[str, Any], tls: Path | None) -> BalancerClient:
+    """Connect to the balancer of a status document's cluster, and name the cluster on standard error.
+
+    Raises:
+        ClusterError: No balancer lives.
+        ConfigError: As `operator`.
+    """
+    from eaas.control_plane.balancer_client import BalancerClient
+
+    own, address = operator(endpoint, document, tls), balancer_address(endpoint, document)
+    name_cluster(endpoint)
+    return BalancerClient(address, own)
+
+
+def balancer_address(endpoint: str, document: dict[str, Any]) -> str:
     """Find the live balancer's address in a status document, for a call to it by a command or `eaas up`.
 
     Raises ClusterError: there is none.
     """
     for member in live_members(document, "balancer"):
         return str(member["address"])
-    raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
+    monitors = ",".join(str(m["address"]) for m in live_members(document, "monitor")) or "HOST:PORT"
+    raise _none_lives(endpoint, document, "balancer", f"`eaas balancer --join {monitors}`")
 
 
 def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
@@ -129,10 +141,26 @@ def monitor_addresses(endpoint: str, document: dict[str, Any]) -> list[str]:
     """
     found = [str(member["address"]) for member in live_members(document, "monitor")]
     if not found:
-        raise ClusterError(
-            f"{endpoint}: this cluster has no live monitor: start one with `eaas monitor`"
-        )
+        raise _none_lives(endpoint, document, "monitor", "`eaas monitor` at the same address")
     return found
+
+
+def _none_lives(endpoint: str, document: dict[str, Any], role: str, command: str) -> ClusterError:
+    """Build the error for a role without a live process: where it was, and what starts it again."""
+    former = [m for m in document["members"] if m["role"] == role]
+    states = ", ".join(f"pid {m['pid']} at {m['address']} is {m['state']}" for m in former)
+    up = up_at(endpoint)
+    if up is None:
+        remedy = f"start it again with {command}"
+    elif up.on_ray:
+        remedy = "Ray starts it again: try again in a minute"
+    else:
+        remedy = "start it again with the command that `eaas up` printed when it ended"
+        if former:
+            remedy += f", or `kill -CONT {former[-1]['pid']}` if it was stopped"
+    return ClusterError(
+        f"{endpoint}: this cluster has no live {role}{states and f' ({states})'}: {remedy}"
+    )
 
 
 def operator(endpoint: str, document: dict[str, Any], directory: Path | None) -> Identity | None:
@@ -170,13 +198,17 @@ def _wait(
     is_done: Callable[[dict[str, Any]], bool],
     otherwise: str,
     servers: int,
-) -> None:
+) -> bool:
     """Poll the status and print servers' changes until `is_done`. `before`: status before the request.
+
+    Returns:
+        Whether a server changed.
 
     Raises ClusterError: not done in time (`otherwise` says what is missing), or the endpoint is silent.
     """
     deadline = time.monotonic() + servers * _SERVER_S
     printed: dict[str, str] = {m["id"]: m["state"] for m in before["members"]}
+    changed = False
     heard_at = time.monotonic()
     while True:
         try:
@@ -192,8 +224,9 @@ def _wait(
             if member["role"] == "expert-server" and printed.get(name) != state:
                 typer.echo(f"{name}: {state}")
                 printed[name] = state
+                changed = True
         if is_done(document):
-            return
+            return changed
         if time.monotonic() > deadline:
             raise ClusterError(f"after {servers * _SERVER_S:.0f} s {otherwise}: see `eaas status`")
         time.sleep(_POLL_S)

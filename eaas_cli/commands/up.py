@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from eaas.checkpoint.source import local_directory
 from eaas.counted import counted
 from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas.log import print_line
@@ -17,7 +18,7 @@ from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
 from eaas_cli.commands.greeting import greet, key_file, passes_text
 from eaas_cli.commands.loading import loading_shown, loading_text, print_lines
-from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, Model, ServedModelName, Tls
+from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, ServedModelName, Tls
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
@@ -50,7 +51,25 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    model: Model,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="The same as --model DIR.",
+            parser=local_directory,
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            help="Directory of a Hugging Face MoE checkpoint.",
+            parser=local_directory,
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
     on: Annotated[
         Literal["local", "ray"],
         typer.Option(
@@ -111,19 +130,22 @@ def up(
 
     On this machine Ctrl-C ends it. On Ray the command returns once the cluster serves; `eaas down` ends it.
     """
-    from eaas.config import load_config
-    from eaas_cli.local import LocalCluster
-    from eaas_cli.local.devices import parse_devices, server_count
     from eaas_cli.local.interrupt import Interrupt, Interrupted
 
-    if on == "ray" and devices is not None:
-        raise ConfigError(
-            "--devices: on Ray set expert_server.device: cuda, and Ray gives each server a GPU"
-        )
-    gpus = parse_devices(devices) if devices is not None else ()
-    servers = server_count(servers, gpus)
-    prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
+    checkpoint = _only(model, directory)
+    # Imports and all that follows are inside, because a signal must end a half-started cluster in order.
     with Interrupt() as interrupt:
+        from eaas.config import load_config
+        from eaas_cli.local import LocalCluster
+        from eaas_cli.local.devices import parse_devices, server_count
+
+        if on == "ray" and devices is not None:
+            raise ConfigError(
+                "--devices: on Ray set expert_server.device: cuda, and Ray gives each server a GPU"
+            )
+        gpus = parse_devices(devices) if devices is not None else ()
+        servers = server_count(servers, gpus)
+        prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
         settings = load_config(
             config,
             security={"tls_dir": tls and str(tls), "insecure": insecure or None},
@@ -136,49 +158,77 @@ def up(
             },
             expert_server={"kernel": kernel, "quantization": quantization},
         )
-        if on == "ray":
-            if log_dir is not None:
-                raise ConfigError(
-                    "--log-dir: on Ray the logs are in Ray's log directory of each node"
-                )
-            up_on_ray(model, servers, redundancy, engine, settings, config, interrupt)
-            return
-        cluster = LocalCluster(
-            model,
-            servers=servers,
-            redundancy=redundancy,
-            config=settings,
-            config_file=config,
-            log_dir=log_dir,
-            engine=engine,
-            operator_page=True,
-            devices=gpus,
-        )
-        started, tls_dir = time.monotonic(), settings.security.tls_dir
         try:
-            print_line(
-                f"starting {counted(servers, 'expert server')} and an attention client "
-                f"for {cluster.model} ({cluster.memory}) ..."
+            if on == "ray":
+                if log_dir is not None:
+                    raise ConfigError(
+                        "--log-dir: on Ray the logs are in Ray's log directory of each node"
+                    )
+                up_on_ray(checkpoint, servers, redundancy, engine, settings, config, interrupt)
+                return
+            cluster = LocalCluster(
+                checkpoint,
+                servers=servers,
+                redundancy=redundancy,
+                config=settings,
+                config_file=config,
+                log_dir=log_dir,
+                engine=engine,
+                operator_page=True,
+                devices=gpus,
             )
             start_s = _VLLM_START_S if engine == "vllm" else _START_S
-            with loading_shown(cluster) as show:
-                cluster.start(settings.balancer.apply_timeout_s + start_s, interrupt, show)
-            print_line(f"SERVING after {time.monotonic() - started:.1f} s")
-            with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else ""):
-                greet(
-                    cluster,
-                    {child.name: child.kernel for child in cluster.children.values()},
-                    passes_text(engine, settings),
-                    str(cluster.log_dir or _NO_LOGS),
-                    "kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.",
-                )
-                _watch(cluster, interrupt)
-        except Interrupted:
-            # The terminal may be closed.
-            with contextlib.suppress(OSError):
-                print_line("stopping ...")
-        finally:
-            cluster.stop()
+            _run(cluster, engine, interrupt, settings.balancer.apply_timeout_s + start_s)
+        except Interrupted as end:
+            raise typer.Exit(end.code) from None
+
+
+def _only(model: Path | None, directory: Path | None) -> Path:
+    """Return the checkpoint that --model or the argument names. Raises ConfigError: none, or two."""
+    given = {path for path in (model, directory) if path is not None}
+    if len(given) == 1:
+        return given.pop()
+    if given:
+        raise ConfigError(f"{directory} and --model {model} are two checkpoints: give one")
+    raise ConfigError("no checkpoint: give its directory, as in `eaas up DIR` or --model DIR")
+
+
+def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: float) -> None:
+    """Start the cluster and watch it until a signal, then end it.
+
+    Raises Interrupted: the signal came before the cluster served.
+    """
+    from eaas_cli.local.interrupt import Interrupted
+
+    started, settings = time.monotonic(), cluster.config
+    tls_dir = settings.security.tls_dir
+    try:
+        print_line(
+            f"starting {counted(cluster.servers, 'expert server')} and an attention client "
+            f"for {cluster.model} ({cluster.memory}) ..."
+        )
+        with loading_shown(cluster) as show:
+            cluster.start(start_s, interrupt, show)
+        print_line(f"SERVING after {time.monotonic() - started:.1f} s")
+        name = settings.attention_client.model_names(cluster.model)[0]
+        with recorded(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else "", name):
+            greet(
+                cluster,
+                {child.name: child.kernel for child in cluster.children.values()},
+                passes_text(engine, settings),
+                str(cluster.log_dir or _NO_LOGS),
+                "kill -9 an expert server's PID while it answers. Ctrl-C ends the cluster.",
+            )
+            _watch(cluster, interrupt)
+    except Interrupted:
+        # The terminal may be closed.
+        with contextlib.suppress(OSError):
+            print_line("stopping ...")
+        # It has an endpoint once it serves.
+        if not cluster.endpoint:
+            raise
+    finally:
+        cluster.stop()
 
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
@@ -223,7 +273,8 @@ def _balancer_address(cluster: LocalCluster) -> str | None:
     None: there is none, or the endpoint does not answer; then draining waits.
     """
     try:
-        return balancer_address(fetch_status(cluster.endpoint, key_file(cluster.config)))
+        document = fetch_status(cluster.endpoint, key_file(cluster.config))
+        return balancer_address(cluster.endpoint, document)
     except ClusterError:
         return None
 

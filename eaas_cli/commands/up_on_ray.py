@@ -90,7 +90,8 @@ def up_on_ray(
             cluster.pool.poll(_CONTROLLER_S)
             _print_summary(cluster, nodes, time.monotonic() - started)
             tls_dir = settings.security.tls_dir
-            record_on_ray(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else "")
+            name = settings.attention_client.model_names(cluster.model)[0]
+            record_on_ray(cluster.endpoint, str(Path(tls_dir).resolve()) if tls_dir else "", name)
         except BaseException:
             cluster.stop()
             raise

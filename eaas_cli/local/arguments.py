@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import tempfile
 from pathlib import Path
 
 from eaas.config import ClusterConfig
@@ -99,9 +100,11 @@ def refuse_few_servers(servers: int, redundancy: int, *, on_devices: bool = Fals
 
 
 def make_log_dir(wanted: Path) -> None:
-    """Create the directory of the child processes' logs. Raises ConfigError if that fails."""
+    """Create the directory of the child processes' logs; check it. Raises ConfigError if it is unusable."""
     try:
         wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            pass
     except OSError as error:
         raise ConfigError(
             f"--log-dir {wanted}: {error.strerror}; give another directory"

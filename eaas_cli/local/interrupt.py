@@ -12,7 +12,15 @@ __all__ = ["Interrupt", "Interrupted"]
 
 
 class Interrupted(Exception):
-    """A signal asked this process to end: its command ends the child processes, if any, and returns."""
+    """A signal asked this process to end: its command ends the child processes, if any, and returns.
+
+    Attributes:
+        code: Exit code of a command that had not done its work: 128 + the signal's number, as in a shell.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number
 
 
 class Interrupt(SignalLine):
@@ -25,7 +33,7 @@ class Interrupt(SignalLine):
 
     def __init__(self) -> None:
         super().__init__(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._interrupted = False
+        self._number = 0
 
     def __exit__(self, *error: object) -> None:
         if self._has_come():
@@ -41,7 +49,7 @@ class Interrupt(SignalLine):
     def check(self) -> None:
         """Raise Interrupted if a signal has come, now or before an earlier check."""
         if self._has_come():
-            raise Interrupted
+            raise Interrupted(self._number)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep for `timeout_s`. Raises Interrupted as soon as a signal comes."""
@@ -52,6 +60,7 @@ class Interrupt(SignalLine):
             self.check()
 
     def _has_come(self) -> bool:
-        while not self._interrupted and select.select([self._reader], [], [], 0)[0]:
-            self._interrupted = self._reader.recv(1)[0] in self._signals
-        return self._interrupted
+        while not self._number and select.select([self._reader], [], [], 0)[0]:
+            number = self._reader.recv(1)[0]
+            self._number = number if number in self._signals else 0
+        return self._number != 0

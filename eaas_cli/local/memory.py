@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eaas.checkpoint.files import CheckpointFiles
@@ -10,8 +12,8 @@ from eaas.errors import ConfigError
 __all__ = ["MemoryNeed", "memory_need"]
 
 _GB = 1e9
-# Parts of the bytes of bfloat16 weights, scales included.
-_PARTS = {"none": 1.0, "int8": 0.51, "int4": 0.27}
+# Bytes of a weight, scales included.
+_BYTES = {"int8": 1.02, "int4": 0.54}
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,13 @@ class MemoryNeed:
         experts: Bytes of one replica of every routed expert.
         replicas: Replicas of each expert.
         others: Bytes of the other weights, in the attention client.
+        smaller: Further values of --quantization, and the part of `experts` that each takes.
     """
 
     experts: int
     replicas: int
     others: int
+    smaller: tuple[tuple[str, float], ...] = ()
 
     @property
     def total(self) -> int:
@@ -40,14 +44,33 @@ class MemoryNeed:
         return f"{experts}; other weights {self.others / _GB:.1f} GB"
 
     def refuse_more_than(self, free: int) -> None:
-        """Raise ConfigError if the weights take more than the free memory, in bytes."""
+        """Raise ConfigError if the weights take more than the free memory, in bytes; it names what fits."""
         if self.total <= free:
             return
-        fewer = self.experts + self.others <= free and self.replicas > 1
-        remedy = "give --redundancy 1" if fewer else "give --quantization int4, or more machines"
+        fitting = self._fitting(free)
+        remedy = "no option makes it fit: take a machine with more memory, or several"
+        if fitting:
+            remedy = f"give {' or '.join(fitting)}, or take another machine"
         raise ConfigError(
             f"the model takes {self.total / _GB:.1f} GB of memory ({self}), and {free / _GB:.1f} GB are "
             f"free: {remedy}"
+        )
+
+    def _fitting(self, free: int) -> list[str]:
+        """List the mildest options that fit: fewer replicas, or quantisation; both only if neither does."""
+        fewer = range(self.replicas - 1, 0, -1)
+
+        def first(choices: Iterable[tuple[str, int, float]]) -> list[str]:
+            totals = ((o, self.experts * count * part + self.others) for o, count, part in choices)
+            return [f"{o} ({total / _GB:.1f} GB)" for o, total in totals if total <= free][:1]
+
+        return [
+            *first((f"--redundancy {count}", count, 1.0) for count in fewer),
+            *first((f"--quantization {q}", self.replicas, part) for q, part in self.smaller),
+        ] or first(
+            (f"--quantization {q} --redundancy {count}", count, part)
+            for q, part in self.smaller
+            for count in fewer
         )
 
 
@@ -59,8 +82,12 @@ def memory_need(files: CheckpointFiles, replicas: int, quantization: str) -> Mem
         replicas: Replicas of each expert in the cluster.
         quantization: `expert_server.quantization`.
     """
-    experts = sum(
-        entry.nbytes for name, entry in files.tensors.items() if ".experts." in f".{name}."
-    )
-    others = sum(entry.nbytes for entry in files.tensors.values()) - experts
-    return MemoryNeed(int(experts * _PARTS[quantization]), replicas, others)
+    experts = [entry for name, entry in files.tensors.items() if ".experts." in f".{name}."]
+    stored = sum(entry.nbytes for entry in experts)
+    others = sum(entry.nbytes for entry in files.tensors.values()) - stored
+    weights = sum(math.prod(entry.shape) for entry in experts)
+    now = int(weights * _BYTES[quantization]) if quantization in _BYTES else stored
+    # A checkpoint that is quantised already stays as it is.
+    choices = () if files.matrices or not now else _BYTES.items()
+    smaller = tuple((name, weights * size / now) for name, size in choices if weights * size < now)
+    return MemoryNeed(now, replicas, others, smaller)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from eaas.errors import ClusterError, EaasError
+from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas.launcher_pipe import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.pidfd import PidfdProcess
@@ -54,6 +54,17 @@ def _lifeline(_launcher: int) -> int:
     return read_fd
 
 
+def _open_log(log_dir: Path | None, name: str) -> IO[bytes]:
+    try:
+        if log_dir is None:
+            return tempfile.TemporaryFile()
+        return (log_dir / f"{name}.log").open("ab+")
+    except OSError as error:
+        raise ConfigError(
+            f"the log of {name}: {error}; give another directory with --log-dir"
+        ) from error
+
+
 class ChildProcess:
     """A child process of the launcher: a role, the fork server or part of a benchmark.
 
@@ -67,6 +78,9 @@ class ChildProcess:
         pass_fds: Descriptors that the child inherits, under the same numbers.
         fork_server: Forks the process, which is fast. None: it is executed.
         ended_pids: Former processes of this name that have ended.
+
+    Raises:
+        ConfigError: The log cannot be written.
     """
 
     def __init__(
@@ -83,11 +97,7 @@ class ChildProcess:
         self.ended_pids = tuple(ended_pids)
         self.arguments = tuple(arguments)
         # Closed by `reap`.
-        self._log: IO[bytes] = (
-            tempfile.TemporaryFile()  # noqa: SIM115
-            if log_dir is None
-            else (log_dir / f"{name}.log").open("ab+")
-        )
+        self._log = _open_log(log_dir, name)
         self.address: str | None = None
         # The kernel that an expert server announced.
         self.kernel: str | None = None

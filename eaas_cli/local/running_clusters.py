@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,10 +14,19 @@ from urllib.parse import urlsplit
 
 from eaas import user_files
 from eaas.errors import ConfigError
-from eaas.log import get_logger
+from eaas.log import get_logger, print_line
 from eaas.net.server_records import started_at
 
-__all__ = ["Up", "forget_on_ray", "latest_up", "record_on_ray", "recorded", "up_at"]
+__all__ = [
+    "Up",
+    "chosen",
+    "forget_on_ray",
+    "name_cluster",
+    "record_on_ray",
+    "recorded",
+    "running",
+    "up_at",
+]
 
 _log = get_logger(__name__)
 _PREFIX = "up-"
@@ -34,6 +44,7 @@ class Up:
         pid: Process id of the launcher; 0 for a cluster on Ray, which has none.
         started: Start time of the launcher (`eaas.net.server_records.ServerRecord.started`).
         serving_at: Seconds since boot, a clock that all processes share.
+        model: Name of the model in requests.
     """
 
     endpoint: str
@@ -41,37 +52,43 @@ class Up:
     pid: int
     started: int
     serving_at: float
+    model: str = ""
 
     @property
     def on_ray(self) -> bool:
         """Whether the cluster runs on Ray."""
         return self.pid == 0
 
+    def __str__(self) -> str:
+        return f"{self.endpoint} ({self.model})" if self.model else self.endpoint
+
 
 @contextlib.contextmanager
-def recorded(endpoint: str, tls_dir: str) -> Iterator[None]:
+def recorded(endpoint: str, tls_dir: str, model: str) -> Iterator[None]:
     """Record a running cluster during the block, so that this user's commands find its endpoint.
 
     Args:
         endpoint: URL of its HTTP endpoint.
         tls_dir: Directory of certificates; empty: no TLS.
+        model: Name of the model in requests.
     """
     pid = os.getpid()
-    _write(f"{_PREFIX}{pid}", Up(endpoint, tls_dir, pid, started_at(pid), _now()))
+    _write(f"{_PREFIX}{pid}", Up(endpoint, tls_dir, pid, started_at(pid), _now(), model))
     try:
         yield
     finally:
         user_files.remove(f"{_PREFIX}{pid}")
 
 
-def record_on_ray(endpoint: str, tls_dir: str) -> None:
+def record_on_ray(endpoint: str, tls_dir: str, model: str) -> None:
     """Record a cluster on Ray, so that this user's commands on this machine find its endpoint.
 
     Args:
         endpoint: URL of its HTTP endpoint.
         tls_dir: Directory of certificates; empty: no TLS.
+        model: Name of the model in requests.
     """
-    _write(_ON_RAY, Up(endpoint, tls_dir, 0, 0, _now()))
+    _write(_ON_RAY, Up(endpoint, tls_dir, 0, 0, _now(), model))
 
 
 def forget_on_ray() -> None:
@@ -79,13 +96,29 @@ def forget_on_ray() -> None:
     user_files.remove(_ON_RAY)
 
 
-def latest_up(on: Literal["local", "ray"] | None = None) -> Up | None:
-    """Find this user's newest running `eaas up`, which commands call if no --endpoint is given.
-
-    `on`: where it runs; None: anywhere.
-    """
+def running(on: Literal["local", "ray"] | None = None) -> list[Up]:
+    """List this user's clusters that serve, oldest first. `on`: where they run; None: anywhere."""
     ups = (up for up in _running() if on is None or up.on_ray == (on == "ray"))
-    return max(ups, key=lambda up: up.serving_at, default=None)
+    return sorted(ups, key=lambda up: up.serving_at)
+
+
+def chosen(on: Literal["local", "ray"] | None = None) -> Up | None:
+    """Find this user's only running cluster, for commands without an endpoint; None: none runs.
+
+    Raises ConfigError: there are several; commands do not guess.
+    """
+    ups = running(on)
+    if len(ups) > 1:
+        raise ConfigError(
+            f"{len(ups)} clusters of yours run: {', '.join(map(str, ups))}: "
+            "name one with --endpoint or EAAS_ENDPOINT"
+        )
+    return ups[0] if ups else None
+
+
+def name_cluster(endpoint: str) -> None:
+    """Print on standard error the cluster that a command acts on, if its output does not name it."""
+    print_line(f"cluster: {up_at(endpoint) or endpoint}", sys.stderr)
 
 
 def up_at(endpoint: str) -> Up | None:

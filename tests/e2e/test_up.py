@@ -23,6 +23,8 @@ from typing import Any
 import httpx
 import pytest
 
+from eaas_cli.local.running_clusters import recorded
+
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 
@@ -84,22 +86,30 @@ def test_status_json(up: Any) -> None:
     assert sum(m["experts"] for m in document["members"]) == 48
 
 
-def test_commands_find_the_last_up(up: Any) -> None:
+def test_commands_name_their_cluster_and_do_not_guess(up: Any) -> None:
     home = up.home
-    done = home.run("status", "--json")
-    assert (done.returncode, json.loads(done.stdout)["endpoint"]) == (0, up.endpoint), done.stderr
+    # A second cluster of this user. Other tests may run more.
+    with recorded("http://127.0.0.1:1", "", "second"):
+        for words in (("status",), ("scale", "2"), ("down",)):
+            done = home.run(*words)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            for named in (up.endpoint, "http://127.0.0.1:1 (second)", "EAAS_ENDPOINT"):
+                assert named in done.stderr
+    done = home.run("scale", "3", "--endpoint", up.endpoint.removeprefix("http://"))
+    assert (done.returncode, done.stdout) == (0, "nothing to do: the cluster has 3 servers\n")
+    assert done.stderr.startswith(f"cluster: {up.endpoint} (")
     home.environment["EAAS_ENDPOINT"] = "http://127.0.0.1:1"
     try:
         done = home.run("status")
         assert done.returncode == 2
         # The error names the endpoint that was tried, and the running one.
         assert "http://127.0.0.1:1: no cluster" in done.stderr
-        assert f"`eaas up` is at {up.endpoint}" in done.stderr
+        assert up.endpoint in done.stderr
         done = home.run("status", "--json", "--endpoint", up.endpoint)
         assert done.returncode == 0, done.stderr
     finally:
         del home.environment["EAAS_ENDPOINT"]
-    for words in ((), ("--endpoint", up.endpoint), ("--join", up.member("monitor")["address"])):
+    for words in (("--endpoint", up.endpoint), ("--join", up.member("monitor")["address"])):
         with subprocess.Popen(
             [sys.executable, "-m", "eaas_cli", "autoscale", "--dry-run", *words],
             env=home.environment,

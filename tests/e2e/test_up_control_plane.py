@@ -35,7 +35,8 @@ def test_scale_and_drain(
 
     def run(*command: str) -> str:
         done = up.home.run(*command, "--endpoint", endpoint, timeout=120)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == f"cluster: {endpoint} ({shell_model.name})\n"
         return done.stdout
 
     def servers() -> set[str]:
@@ -84,8 +85,9 @@ def test_scale_and_drain(
     assert up.status()["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     refused = up.home.run("drain", "nobody", "--endpoint", endpoint)
     assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
-    assert "'nobody' is no live expert server" in refused.stderr
+    cluster, error = refused.stderr.splitlines()
+    assert cluster.startswith(f"cluster: {endpoint} ")
+    assert "'nobody' is no live expert server" in error
 
 
 def test_a_killed_fork_server_is_restarted(two: Any, eager_text: str) -> None:

@@ -73,17 +73,21 @@ def test_nothing_is_left(
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
 )
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_nothing_is_left_of_an_interrupted_start(
     shell_model: Path, start_up: Callable[..., Any], name: str, seed: int
 ) -> None:
     up = start_up(shell_model, "--servers", "1", "--redundancy", "1")
     up.wait_output("(starting)")
     time.sleep(random.Random(f"{name} {seed}").uniform(0, 6))
-    if name == "SIGTERM":
-        up.signal(signal.SIGTERM)
-    else:
+    if name == "SIGKILL":
         up.process.kill()
-    up.process.wait(10)
+    else:
+        up.signal(signal.Signals[name])
+    code = up.process.wait(10)
     up.home.assert_nothing_left()
     assert "Traceback" not in up.output
+    number = signal.Signals[name]
+    # 0 if it served already.
+    interrupted = -number if name == "SIGKILL" else 0 if "SERVING" in up.output else 128 + number
+    assert code == interrupted

@@ -163,6 +163,7 @@ def test_row_33_everything_goes_on_while_certificates_change(up: Any, operator: 
         # Whoever connects now shows the new ones: operators, a server that is started, clients to it, the
         # balancer to one that is to leave.
         operator.run("scale", "3", *operator.key, *operator.tls)
+        assert "expert-server-2" in operator.run("status", *operator.key, *operator.tls)
         operator.run("drain", "expert-server-0", *operator.key, *operator.tls)
         wanted = len(texts) + 2
         up.until(lambda: len(texts) >= wanted)

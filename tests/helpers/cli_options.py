@@ -9,10 +9,11 @@ __all__ = ["OPTIONS"]
 
 # COMMAND: OPTION=DEFAULT as JSON (a string without quotes, unless it would be a number); no default: None.
 _TEXT = """\
-up: --model --on=local --servers --devices --redundancy=2 --engine=transformers --transport --host --port
-    --kernel --quantization --served-model-name --api-key-file --tls --insecure=false --config --log-dir
-down: --on
-status: --endpoint=URL --api-key-file --json=false
+up: directory --model --on=local --servers --devices --redundancy=2 --engine=transformers --transport --host
+    --port --kernel --quantization --served-model-name --api-key-file --tls --insecure=false --config
+    --log-dir
+down: --on --endpoint
+status: --endpoint=URL --api-key-file --tls --json=false
 top: --endpoint=URL --once=false --api-key-file --tls --json=false
 generate: prompt --endpoint=URL --max-tokens=64 --temperature --api-key-file --json=false
 scale: servers --endpoint=URL --api-key-file --tls

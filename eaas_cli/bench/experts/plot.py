@@ -10,6 +10,7 @@ from typing import Any
 
 from eaas.errors import ConfigError
 from eaas_cli.bench.experts.plan import AUTO, DTYPES
+from eaas_cli.option_values import refuse_unwritable
 
 __all__ = ["check_plot", "draw_plot"]
 
@@ -25,8 +26,7 @@ def check_plot(path: Path) -> None:
         )
     if path.suffix != ".png":
         raise ConfigError(f"--plot {path}: give the name of a .png file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no directory {path.parent}: make it first")
+    refuse_unwritable("--plot", path)
 
 
 def draw_plot(document: dict[str, Any], path: Path) -> None:

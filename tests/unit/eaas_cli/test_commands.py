@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 import eaas
 from cli_options import OPTIONS
-from eaas.errors import ConfigError
+from eaas.errors import ConfigError, EaasError
 from eaas_cli.commands import app, placement
 from eaas_cli.endpoint import unreachable_error
 from eaas_cli.local.running_clusters import recorded
@@ -81,7 +82,6 @@ print(json.dumps(sorted({"torch", "transformers", "grpc"} & set(sys.modules))))
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["up"], "--model"),
         (["up", "--model", "x", "--servers", "0"], "--servers"),
         (["up", "--model", "x", "--nonsense"], "--nonsense"),
         (["generate", "hi", "--max-tokens", "0"], "--max-tokens"),
@@ -104,6 +104,9 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
         ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
         ("simulate validate", "gone; docs/scheduling.md keeps"),
         ("knobs train", "now `python -m benchmarks.knobs`"),
+        ("serve DIR --port 1", "`eaas up DIR`"),
+        ("ps -a", "`eaas status`"),
+        ("stop", "`eaas down`"),
     ],
 )
 def test_a_former_command_names_its_successor(former: str, successor: str) -> None:
@@ -147,6 +150,32 @@ def test_a_policy_is_set_with_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None
     assert CliRunner().invoke(app, words).stdout == "policy set to scalpel (was spread)\n"
     told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert told == {"policy": "scalpel", "knobs": {"k": 1.5, "budget": 3.0}, "before": "spread"}
+
+
+@pytest.mark.parametrize("words", [[], ["status"], ["bench"], ["bench", "serve"], ["vllm"]])
+def test_h_is_help(words: list[str]) -> None:
+    short, long = (CliRunner().invoke(app, [*words, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert short.stdout == long.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["up"], "no checkpoint: .* `eaas up DIR` or --model DIR"),
+        (["up", "x", "--model", "y"], "x and --model y are two checkpoints: give one"),
+        (["up", "--model", ""], "the model is empty: give the directory"),
+        (["up", ""], "the model is empty: give the directory"),
+        (["up", "/absent"], "/absent does not exist"),
+        (["up", "/absent", "--model", "/absent"], "/absent does not exist"),
+        (["balancer", "--join", "localhost"], "--join localhost: give HOST:PORT"),
+        (["autoscale", "--join", "h:1,h"], "--join h:1,h: give HOST:PORT"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_starts(words: list[str], why: str) -> None:
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, EaasError)
+    assert re.match(why, str(error)), error
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:

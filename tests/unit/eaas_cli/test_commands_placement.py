@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+from typer.testing import CliRunner
 
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.counted import counted
 from eaas.rpc.v1 import balancer_pb2 as pb
+from eaas_cli.commands import app, placement
 from eaas_cli.commands.placement import _line, _moves
 
 
@@ -19,10 +22,22 @@ def moves(loads: int, unloads: int) -> list[pb.Move]:
     ("loads", "unloads", "gain", "payback_s", "line"),
     [
         (0, 0, 0.0, math.inf, "nothing would move"),
-        (1, 0, 0.0, math.inf, "1 load (2.0 MB); no gain"),
-        (2, 1, 0.0, math.inf, "2 loads (4.0 MB) and 1 unload; no gain"),
-        (1, 2, 0.5, 3.0, "1 load (2.0 MB) and 2 unloads; gain 0.500, paid back after 3.0 s"),
-        (0, 1, 0.1, 0.0, "0 loads (0.0 MB) and 1 unload; gain 0.100, paid back after 0.0 s"),
+        (1, 0, 0.0, math.inf, "1 load (2.0 MB), which would not lower the PAR"),
+        (2, 1, 0.0, math.inf, "2 loads (4.0 MB) and 1 unload, which would not lower the PAR"),
+        (
+            1,
+            2,
+            0.5,
+            3.0,
+            "1 load (2.0 MB) and 2 unloads, which would lower the PAR by 0.500 and pay back in 3.0 s",
+        ),
+        (
+            0,
+            1,
+            0.1,
+            0.0,
+            "0 loads (0.0 MB) and 1 unload, which would lower the PAR by 0.100 and pay back in 0.0 s",
+        ),
     ],
 )
 def test_moves_of_a_plan(
@@ -36,6 +51,46 @@ def test_moves_of_a_plan(
         payback_s=payback_s,
     )
     assert _moves(answer) == line
+
+
+@pytest.mark.parametrize(
+    ("applied", "verdict", "count", "words", "line"),
+    [
+        (False, pb.VERDICT_NOTHING, 2, [], "Nothing changes."),
+        (True, pb.VERDICT_MOVES, 2, [], "The moves are being applied."),
+        (True, pb.VERDICT_SHARES, 2, [], "New shares are being applied; no expert moves."),
+        (True, pb.VERDICT_SHARES, 2, ["--force"], "The moves are being applied."),
+        (
+            True,
+            pb.VERDICT_NOTHING,
+            0,
+            ["--force"],
+            "New shares are being applied; no expert moves.",
+        ),
+    ],
+)
+def test_rebalance_says_what_it_applies(
+    monkeypatch: pytest.MonkeyPatch,
+    applied: bool,
+    verdict: pb.Verdict,
+    count: int,
+    words: list[str],
+    line: str,
+) -> None:
+    answer = pb.RebalanceResponse(applied=applied)
+    answer.plan.MergeFrom(
+        pb.PlanResponse(verdict=verdict, moves=moves(count, 0), transit=count, payback_s=math.inf)
+    )
+    document = {
+        "tls": False,
+        "members": [{"role": "balancer", "state": "SERVING", "address": "127.0.0.1:1"}],
+    }
+    monkeypatch.setattr(placement, "fetch_status", lambda *_: document)
+    monkeypatch.setattr(BalancerClient, "rebalance", lambda *_, **__: answer)
+    result = CliRunner().invoke(app, ["rebalance", "--endpoint", "http://h:1", *words])
+    assert result.stdout.splitlines()[-1] == line
+    assert "no gain" not in result.stdout
+    assert result.stderr == "cluster: http://h:1\n"
 
 
 def test_an_unfinished_phase_has_no_time() -> None:

@@ -12,6 +12,7 @@ import eaas.control_plane.balancer_client
 from eaas.errors import ClusterError
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas_cli.commands import app, servers
+from eaas_cli.local.running_clusters import Up
 
 
 def status(*states: str) -> dict[str, Any]:
@@ -103,6 +104,39 @@ def test_every_server_that_joins_or_leaves_is_named(
     )
     servers.scale(3, "http://e")
     assert capsys.readouterr().out == "s1: SERVING\ns2: JOINING\ns2: SERVING\n"
+
+
+def test_nothing_to_do_is_said(
+    monkeypatch: pytest.MonkeyPatch, balancer: Balancer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(monkeypatch, *[status("SERVING")] * 2)
+    servers.scale(1, "http://e")
+    assert capsys.readouterr() == (
+        "nothing to do: the cluster has 1 server\n",
+        "cluster: http://e\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("up", "remedy"),
+    [
+        (None, "start it again with `eaas balancer --join h:9`"),
+        (Up("http://e", "", 1, 1, 1.0), "the command that `eaas up` printed when it ended, or"),
+        (Up("http://e", "", 0, 0, 1.0), "Ray starts it again: try again in a minute"),
+    ],
+)
+def test_without_a_live_balancer_the_error_says_what_starts_it(
+    monkeypatch: pytest.MonkeyPatch, up: Up | None, remedy: str
+) -> None:
+    monkeypatch.setattr(servers, "up_at", lambda _: up)
+    balancer = {"role": "balancer", "state": "DEAD", "address": "h:1", "pid": 7}
+    monitor = {"role": "monitor", "state": "SERVING", "address": "h:9", "pid": 8}
+    named = r"http://e: this cluster has no live balancer \(pid 7 at h:1 is DEAD\): "
+    with pytest.raises(ClusterError, match=named + f".*{remedy}"):
+        servers.balancer_address("http://e", {"members": [balancer, monitor]})
+    assert servers.monitor_addresses("http://e", {"members": [balancer, monitor]}) == ["h:9"]
+    with pytest.raises(ClusterError, match=r"no live monitor: (start|Ray)"):
+        servers.monitor_addresses("http://e", {"members": []})
 
 
 def test_a_refusal_of_the_launcher_ends_the_wait(

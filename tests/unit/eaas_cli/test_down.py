@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +18,6 @@ from eaas_cli.ray import connection
 from service_box import free_port
 
 
-@pytest.fixture(autouse=True)
-def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "eaas",))
-
-
 def test_a_local_cluster_gets_sigterm_and_is_waited_for() -> None:
     code = "import signal, time; signal.signal(15, lambda *_: exit(0)); print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as launcher:
@@ -30,13 +25,13 @@ def test_a_local_cluster_gets_sigterm_and_is_waited_for() -> None:
         launcher.stdout.read(1)
         up = Up("http://127.0.0.1:1", "", launcher.pid, started_at(launcher.pid), 1.0)
         user_files.write(f"up-{launcher.pid}", asdict(up))
-        down.down(None)
+        down.down()
         assert launcher.wait(0) == 0
 
 
 def test_without_a_cluster_it_says_so() -> None:
     with pytest.raises(ClusterError, match="no `eaas up` of yours"):
-        down.down(None)
+        down.down()
 
 
 def test_on_ray_it_asks_the_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +39,26 @@ def test_on_ray_it_asks_the_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(down, "down_on_ray", lambda: asked.append("ray"))
     down.down("ray")
     assert asked == ["ray"]
+
+
+def test_of_several_clusters_it_ends_the_named_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[Up] = []
+    monkeypatch.setattr(down, "_end", ended.append)
+    pid = os.getpid()
+    for port in (1, 2):
+        up = Up(f"http://127.0.0.1:{port}", "", pid, started_at(pid), float(port), "m")
+        user_files.write(f"up-{port}", asdict(up))
+    with pytest.raises(ConfigError, match=r"2 clusters of yours run: .*:1 .m., .*:2 .m."):
+        down.down()
+    with pytest.raises(ClusterError, match=r"no `eaas up` of yours serves at 127.0.0.1:3"):
+        down.down(endpoint="127.0.0.1:3")
+    with pytest.raises(ConfigError, match="leave out --on ray"):
+        down.down("ray", "127.0.0.1:1")
+    down.down(endpoint="127.0.0.1:1")
+    assert [up.endpoint for up in ended] == ["http://127.0.0.1:1"]
+    assert capsys.readouterr().err.endswith("cluster: http://127.0.0.1:1 (m)\n")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,9 @@ def test_a_signal_ends_every_wait_from_then_on(number: signal.Signals) -> None:
         interrupt.wait(0.01)
         timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
         timer.start()
-        with pytest.raises(Interrupted):
+        with pytest.raises(Interrupted) as caught:
             interrupt.wait(60)
+        assert caught.value.code == 128 + number
         timer.join()
         for _ in range(2):
             with pytest.raises(Interrupted):

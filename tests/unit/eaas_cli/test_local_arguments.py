@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from eaas.config import load_config
-from eaas_cli.local.arguments import client_words, vllm_words
+from eaas.errors import ConfigError
+from eaas_cli.local.arguments import client_words, make_log_dir, vllm_words
+from eaas_cli.local.process import ChildProcess
 
 
 def test_the_names_of_the_model_reach_both_engines() -> None:
@@ -15,3 +19,19 @@ def test_the_names_of_the_model_reach_both_engines() -> None:
         assert given[-4:] == ("--served-model-name", "big", "--served-model-name", "gpt-4o")
         plain = words(load_config(), "a", "m:1", Path("/models/demo"), operator_page=False)
         assert "--served-model-name" not in plain
+
+
+def test_a_log_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    # In /proc not even root makes a file.
+    for wanted in (tmp_path / "file", tmp_path / "file" / "x", Path("/proc/self")):
+        with pytest.raises(ConfigError, match=f"--log-dir {wanted}: .*give another directory"):
+            make_log_dir(wanted)
+    make_log_dir(tmp_path / "new" / "logs")
+    assert not list((tmp_path / "new" / "logs").iterdir())
+
+
+def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "monitor.log").mkdir()
+    with pytest.raises(ConfigError, match=r"the log of monitor: .*--log-dir"):
+        ChildProcess("monitor", ("--version",), tmp_path)

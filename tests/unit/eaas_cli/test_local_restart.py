@@ -113,7 +113,9 @@ def test_a_failed_start_ignores_other_clusters_monitors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Before its port is known, a monitor has the same arguments as those of other clusters."""
-    monkeypatch.setattr(cluster, "precheck", lambda _model: SimpleNamespace(tensors={}))
+    monkeypatch.setattr(
+        cluster, "precheck", lambda _model: SimpleNamespace(tensors={}, matrices={})
+    )
     asked: list[str] = []
     monkeypatch.setattr(
         cluster, "find_started_by_hand", lambda name, _arguments: asked.append(name)

@@ -1,10 +1,13 @@
 """The memory that a model takes is stated, and refused where it is not free."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from eaas.checkpoint import precheck
@@ -26,18 +29,62 @@ def checkpoint(path: Path) -> Path:
 
 def test_experts_count_once_for_each_replica(tmp_path: Path) -> None:
     files = precheck(checkpoint(tmp_path / "m"))
-    assert memory_need(files, 2, "none") == MemoryNeed(4000, 2, 400)
-    assert memory_need(files, 2, "none").total == 8400
-    assert memory_need(files, 3, "int4").experts < 1200
+    need = memory_need(files, 2, "none")
+    assert (need.experts, need.replicas, need.others, need.total) == (4000, 2, 400, 8400)
+    # Of 1,000 float32 weights.
+    assert need.smaller == (("int8", 0.255), ("int4", 0.135))
+    assert memory_need(files, 3, "int4") == MemoryNeed(540, 3, 400)
 
 
-def test_what_does_not_fit_is_refused_with_the_remedy() -> None:
+BF16 = (("int8", 0.51), ("int4", 0.27))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "smaller", "free_gb", "remedy"),
+    [
+        (2, BF16, 20, "give --redundancy 1 (16.0 GB) or --quantization int8 (16.2 GB), or"),
+        (2, BF16, 16, "give --redundancy 1 (16.0 GB) or --quantization int4 (10.5 GB), or"),
+        (2, BF16, 15, "give --quantization int4 (10.5 GB), or take another machine"),
+        (3, BF16, 10.2, "give --quantization int8 --redundancy 1 (10.1 GB), or"),
+        (4, BF16, 39, "give --redundancy 2 (28.0 GB) or --quantization int8 (28.5 GB), or"),
+        (2, BF16[1:], 7.5, "give --quantization int4 --redundancy 1 (7.2 GB), or"),
+        (2, BF16, 7, "no option makes it fit: take a machine with more memory"),
+        (2, (), 16, "give --redundancy 1 (16.0 GB), or take another machine"),
+        (1, (), 15, "no option makes it fit"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_fits(
+    replicas: int, smaller: tuple[tuple[str, float], ...], free_gb: float, remedy: str
+) -> None:
+    need = MemoryNeed(12_000_000_000, replicas, 4_000_000_000, smaller)
+    need.refuse_more_than(need.total)
+    with pytest.raises(ConfigError, match=re.escape(f"and {free_gb:.1f} GB are free: {remedy}")):
+        need.refuse_more_than(int(free_gb * 1e9))
+
+
+@given(
+    st.integers(1, 10**12),
+    st.integers(1, 8),
+    st.integers(0, 10**12),
+    st.sampled_from([(), BF16, BF16[1:]]),
+    st.integers(0, 10**13),
+)
+def test_each_named_figure_fits(
+    experts: int, replicas: int, others: int, smaller: tuple[tuple[str, float], ...], free: int
+) -> None:
+    need = MemoryNeed(experts, replicas, others, smaller)
+    if need.total <= free:
+        need.refuse_more_than(free)
+        return
+    with pytest.raises(ConfigError) as caught:
+        need.refuse_more_than(free)
+    remedy = str(caught.value).rpartition(" GB are free: ")[2]
+    named = [float(gb) for gb in re.findall(r"\(([0-9.]+) GB\)", remedy)]
+    assert all(gb <= free / 1e9 + 0.05 for gb in named)
+    least = experts * min([part for _, part in smaller], default=1.0) + others
+    assert bool(named) == (least <= free)
+
+
+def test_the_need_is_stated() -> None:
     need = MemoryNeed(12_000_000_000, 2, 4_000_000_000)
-    need.refuse_more_than(28_000_000_000)
-    with pytest.raises(
-        ConfigError, match=r"takes 28\.0 GB .*, and 20\.0 GB are free: .*--redundancy 1"
-    ):
-        need.refuse_more_than(20_000_000_000)
-    with pytest.raises(ConfigError, match="--quantization int4, or more machines"):
-        need.refuse_more_than(15_000_000_000)
     assert str(need) == "experts 12.0 GB, 2 replicas 24.0 GB; other weights 4.0 GB"

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from eaas import user_files
 from eaas.config import load_config
+from eaas.errors import ConfigError
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint
-from eaas_cli.local import running_clusters as last_up
+from eaas_cli.local import running_clusters
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "eaas",))
+def place(own_records: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("EAAS_ENDPOINT", raising=False)
-    return tmp_path / "eaas"
+    return own_records
 
 
 @pytest.fixture
@@ -36,14 +36,16 @@ def endpoint_of() -> Callable[..., str]:
     return lambda *arguments: CliRunner().invoke(app, arguments).stdout.strip()
 
 
-def test_the_endpoint_is_the_given_one_or_that_of_the_last_up(
+def test_the_endpoint_is_the_given_one_or_that_of_the_only_cluster(
     endpoint_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert endpoint_of() == DEFAULT_ENDPOINT
-    with last_up.recorded("http://127.0.0.1:1234", ""):
+    with running_clusters.recorded("http://127.0.0.1:1234", "", "m"):
         assert endpoint_of() == "http://127.0.0.1:1234"
         assert endpoint_of("--endpoint", DEFAULT_ENDPOINT) == DEFAULT_ENDPOINT
-        monkeypatch.setenv("EAAS_ENDPOINT", "http://127.0.0.1:77")
+        assert endpoint_of("--endpoint", "localhost:9") == "http://localhost:9"
+        assert endpoint_of("--endpoint", "https://h/v1") == "https://h/v1"
+        monkeypatch.setenv("EAAS_ENDPOINT", "127.0.0.1:77")
         assert endpoint_of() == "http://127.0.0.1:77"
         assert endpoint_of("--endpoint", "http://h:9") == "http://h:9"
         load_config()
@@ -54,24 +56,51 @@ def test_the_endpoint_is_the_given_one_or_that_of_the_last_up(
 
 
 def write_up(name: str, endpoint: str, started: int, at: float) -> None:
-    document = {"endpoint": endpoint, "tls_dir": "/t", "pid": os.getpid()}
+    document = {"endpoint": endpoint, "tls_dir": "/t", "pid": os.getpid(), "model": "m"}
     user_files.write(name, document | {"started": started, "serving_at": at})
 
 
-def test_the_latest_running_up_counts_and_dead_records_go(place: Path) -> None:
-    started = last_up.started_at(os.getpid())
+def test_several_clusters_are_named_and_none_is_chosen(place: Path) -> None:
+    started = running_clusters.started_at(os.getpid())
+    write_up("up-1", "http://127.0.0.1:1", started, 7.0)
+    write_up("up-2", "http://127.0.0.1:2", started, 5.0)
+    command = typer.Typer()
+
+    @command.command()
+    def show(endpoint: Endpoint = DEFAULT_ENDPOINT, join: str | None = None) -> None:
+        typer.echo(endpoint)
+
+    refused = CliRunner().invoke(command, [])
+    assert isinstance(refused.exception, ConfigError)
+    assert str(refused.exception) == (
+        "2 clusters of yours run: http://127.0.0.1:2 (m), http://127.0.0.1:1 (m): "
+        "name one with --endpoint or EAAS_ENDPOINT"
+    )
+    for words in (["--endpoint", "http://127.0.0.1:2"], ["--join", "h:1"]):
+        assert CliRunner().invoke(command, words).exit_code == 0
+
+
+def test_a_cluster_is_named_with_its_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_up("up-1", "http://127.0.0.1:1", running_clusters.started_at(os.getpid()), 5.0)
+    running_clusters.name_cluster("http://localhost:1/v1")
+    running_clusters.name_cluster("http://h:2")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "cluster: http://127.0.0.1:1 (m)\ncluster: http://h:2\n")
+
+
+def test_running_clusters_count_and_dead_records_go(place: Path) -> None:
+    started = running_clusters.started_at(os.getpid())
     write_up("up-1", "http://127.0.0.1:1", started, 5.0)
     write_up("up-2", "http://127.0.0.1:2", started, 7.0)
     write_up("up-3", "http://127.0.0.1:3", started - 1, 9.0)
     user_files.write("up-4", {"endpoint": "of another version"})
-    latest = last_up.latest_up()
-    assert latest is not None
-    assert latest.endpoint == "http://127.0.0.1:2"
+    endpoints = [up.endpoint for up in running_clusters.running()]
+    assert endpoints == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     assert not (place / "up-3.json").exists()
-    found = last_up.up_at("http://localhost:1/v1")
+    found = running_clusters.up_at("http://localhost:1/v1")
     assert found is not None
     assert found.tls_dir == "/t"
-    assert last_up.up_at("http://127.0.0.1:3") is None
+    assert running_clusters.up_at("http://127.0.0.1:3") is None
 
 
 def test_a_cluster_serves_without_a_directory_for_records(
@@ -79,8 +108,8 @@ def test_a_cluster_serves_without_a_directory_for_records(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(user_files, "candidates", lambda: (tmp_path / "file" / "eaas",))
-    with last_up.recorded("http://127.0.0.1:1", ""):
-        assert last_up.latest_up() is None
+    with running_clusters.recorded("http://127.0.0.1:1", "", "m"):
+        assert running_clusters.chosen() is None
 
 
 def test_a_cluster_on_ray_is_found_while_its_endpoint_listens(
@@ -88,13 +117,13 @@ def test_a_cluster_on_ray_is_found_while_its_endpoint_listens(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        last_up.record_on_ray(endpoint, "/t")
+        running_clusters.record_on_ray(endpoint, "/t", "m")
         assert endpoint_of() == endpoint
-        up = last_up.latest_up("ray")
+        up = running_clusters.chosen("ray")
         assert up is not None
         assert (up.on_ray, up.tls_dir) == (True, "/t")
-        assert last_up.latest_up("local") is None
+        assert running_clusters.chosen("local") is None
     # The Ray cluster ended without `eaas down`.
     assert endpoint_of() == DEFAULT_ENDPOINT
-    last_up.forget_on_ray()
+    running_clusters.forget_on_ray()
     assert not list(user_files.read_all())

@@ -139,6 +139,20 @@ def test_leaving_a_monitor_keeps_streams_to_the_next_one(
     member.close()
 
 
+def test_a_wait_for_silent_monitors_is_logged_once_for_each(
+    boxes: dict[str, Box], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.Backoff, "next_s", lambda _: 0.001)
+    boxes["a:1"].refusals = [unavailable("down")] * 2
+    boxes["b:2"].refusals = [unavailable("away")] * 2
+    session("a:1,b:2").close()
+    waits = [r.getMessage() for r in caplog.records if "trying for 10 s" in r.getMessage()]
+    assert waits == [
+        f"the monitor at {at} refuses or is silent (UNAVAILABLE: {why}); trying for 10 s"
+        for at, why in (("a:1", "down"), ("b:2", "away"))
+    ]
+
+
 def test_each_cause_of_a_failed_registration_is_logged_once(
     boxes: dict[str, Box], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,12 +133,15 @@ def test_who_has_a_secret() -> None:
     assert member_secret("127.0.0.1:4242", "127.0.0.1", Identity.__new__(Identity)) is None
 
 
-def test_a_member_waits_for_its_monitors_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_waits_for_its_monitors_secret_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(listen_policy, "_POLL_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         open_to_all = "{}:{}".format(*listener.getsockname())
         # It listens, and has left none.
         assert member_secret(open_to_all, "127.0.0.1", None) is None
+    assert not caplog.records
 
     def later() -> None:
         time.sleep(0.2)
@@ -148,3 +151,5 @@ def test_a_member_waits_for_its_monitors_secret(monkeypatch: pytest.MonkeyPatch)
     monitor.start()
     assert member_secret(open_to_all, "127.0.0.1", None) == SECRET
     monitor.join()
+    (record,) = caplog.records
+    assert record.getMessage() == f"no monitor listens at {open_to_all} yet: waiting for it"

@@ -1,0 +1,44 @@
+"""Tables in narrow terminals."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from eaas_cli import console
+from eaas_cli.commands.client import status_table
+
+ID = "expert-server-gpu-node-17.cluster.example.com-123456"
+ADDRESS = "gpu-node-17.cluster.example.com:50051"
+
+
+def test_a_wide_table_runs_over_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = io.StringIO()
+    narrow = Console(file=file, width=20, highlight=False)
+    monkeypatch.setattr(console, "table_console", lambda: narrow)
+    console.print_table(("name", "a long heading"), [("the first row of all", "12,345.678 ms")])
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert lines == [
+        "name                  a long heading",
+        "the first row of all   12,345.678 ms",
+    ]
+
+
+def test_long_names_in_the_table_of_members_fold() -> None:
+    member = {"id": ID, "state": "SERVING", "pid": 4194304, "address": ADDRESS}
+    member |= {"incarnation": 1, "experts": 171, "in_flight": 0}
+    coverage = {"min_replicas": 2, "uncovered": []}
+    document = {"endpoint": "http://h:1", "epoch": 1, "coverage": coverage, "members": [member]}
+    file = io.StringIO()
+    Console(file=file, width=80, highlight=False).print(status_table(document))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    cells = lines[2].split()
+    assert (cells[1], cells[2], cells[-2:]) == ("SERVING", "4194304", ["171", "0"])
+    shown = "".join("".join(line.split()) for line in lines)
+    assert "…" not in shown
+    assert {*ID, *ADDRESS} <= {*shown}
