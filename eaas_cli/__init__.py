@@ -16,8 +16,8 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 # gRPC logs a line for each failed TLS handshake, so anybody who can connect could fill the disk.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-# The processes that this program starts import what is installed. In a clone, Python would look there first, and
-# beside an installed wheel it has no compiled modules.
+# The processes that this program starts import what is installed, not what the current directory holds: in a
+# clone, no compiled modules lie beside an installed wheel.
 os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 # Modules of the extra `cli`.
