@@ -6,16 +6,29 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 if TYPE_CHECKING:
     from expert_server.kernels.gpu.kernel import TritonKernel
 
-__all__ = ["interpreted_kernel", "needs_triton"]
+__all__ = ["interpreted_kernel", "needs_triton", "round_rows_alike"]
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed (extra `triton`)"
 )
+
+
+def round_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a row of a product round the same wherever it stands in a tile, as it does on a GPU.
+
+    The interpreter multiplies by NumPy, whose library rounds the last rows of a matrix otherwise on some machines.
+    """
+
+    def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        return np.einsum("ik,kj->ij", a, b, dtype=dtype)
+
+    monkeypatch.setattr(np, "matmul", multiply)
 
 
 @cache

@@ -23,7 +23,7 @@ from expert_server.kernels.gpu.memory import memory_limit, taken
 from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.trial import ExpertSizes
 from fake_device import FakeDevice
-from interpreted_triton import interpreted_kernel, needs_triton
+from interpreted_triton import interpreted_kernel, needs_triton, round_rows_alike
 
 pytestmark = needs_triton
 
@@ -58,8 +58,11 @@ def test_a_batch_waits_once(tokens: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("can_pin", [True, False])
-def test_from_slot_to_slot(can_pin: bool, dtype: torch.dtype, caplog: Any) -> None:
+def test_from_slot_to_slot(
+    can_pin: bool, dtype: torch.dtype, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each request's rows are read where they are, and its result is where it belongs."""
+    round_rows_alike(monkeypatch)
     device = FakeDevice(can_pin)
     kernel = kernel_on(device, dtype=torch.float32)
     memory = mmap.mmap(-1, 1 << 16)
