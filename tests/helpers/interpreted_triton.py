@@ -22,7 +22,7 @@ needs_triton = pytest.mark.skipif(
 def round_rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a row of a product round the same wherever it stands in a tile, as it does on a GPU.
 
-    The interpreter multiplies by NumPy, whose library rounds the last rows of a matrix otherwise on some machines.
+    The interpreter multiplies by NumPy, whose library rounds some rows otherwise on some machines.
     """
 
     def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
