@@ -41,19 +41,20 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
     """Make the environment and install; a machine that lacks something ends this with one line."""
     began = time.monotonic()
     refuse_unfit_machine()
-    if not (venv / "bin/python").exists():
-        _run([sys.executable, "-m", "venv", str(venv)])
     python = venv / "bin/python"
-    pip = [str(python), "-m", "pip"]
-    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
-        # An environment without pip, as an image has it.
-        pip = [sys.executable, "-m", "pip"]
+    # An image has an environment without pip, and pip beside it. Where an interrupted set-up left neither, venv
+    # completes the environment.
+    pythons = [str(python), sys.executable] if python.exists() else []
+    pip = next((found for each in pythons if _works(found := [each, "-m", "pip"])), None)
+    if pip is None:
+        _run([sys.executable, "-m", "venv", str(venv)])
+        pip = [str(python), "-m", "pip"]
     index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
     has_cpu_builds = bool(index) and answers(index)
     print(source_of_torch(index, has_cpu_builds), flush=True)
     with tempfile.TemporaryDirectory() as tools:
-        quiet = ["--quiet", "--disable-pip-version-check", "--target", tools]
-        _run([*pip, "install", *quiet, "-c", str(ROOT / "constraints.txt"), "uv"])
+        quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--target"]
+        _run([*pip, "install", *quiet, tools, "-c", str(ROOT / "constraints.txt"), "uv"])
         configured = _output([*pip, "config", "list"])
         command = [f"{tools}/bin/uv", "pip", "install", "--no-config", "--system-certs"]
         command += ["--python", str(python), "--index-strategy", "unsafe-best-match"]
@@ -149,6 +150,10 @@ def uv_variables(settings: Mapping[str, Sequence[str]]) -> dict[str, str]:
 def _run(command: Sequence[str]) -> None:
     if status := subprocess.run(command).returncode:
         sys.exit(status)
+
+
+def _works(pip: Sequence[str]) -> bool:
+    return subprocess.run([*pip, "--version"], capture_output=True).returncode == 0
 
 
 def _output(command: Sequence[str]) -> str:
