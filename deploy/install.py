@@ -40,12 +40,12 @@ _OPTIONS = {
 def main(venv: Path, arguments: Sequence[str]) -> None:
     """Make the environment and install; a machine that lacks something ends this with one line."""
     began = time.monotonic()
-    refuse_unfit_machine()
     python = venv / "bin/python"
-    # An image has an environment without pip, and pip beside it. Where an interrupted set-up left neither, venv
-    # completes the environment.
+    # An image has an environment without pip, and pip beside it. Where an interrupted set-up left neither, the
+    # environment is made again.
     pythons = [str(python), sys.executable] if python.exists() else []
     pip = next((found for each in pythons if _works(found := [each, "-m", "pip"])), None)
+    refuse_unfit_machine(makes_environment=pip is None)
     if pip is None:
         _run([sys.executable, "-m", "venv", str(venv)])
         pip = [str(python), "-m", "pip"]
@@ -73,12 +73,12 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
     print(f"{venv}: installed in {time.monotonic() - began:.0f} s", flush=True)
 
 
-def refuse_unfit_machine() -> None:
-    """Exit with one line if Python is too old, or if it, a compiler or C headers are not all there."""
+def refuse_unfit_machine(makes_environment: bool) -> None:
+    """Exit with one line if Python is too old, or if venv, a compiler or C headers are missing."""
     if sys.version_info < (3, 11):  # noqa: UP036 (an older Python may run this file)
         sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ...")
     missing = []
-    if find_spec("ensurepip") is None and find_spec("pip") is None:
+    if makes_environment and find_spec("ensurepip") is None:
         missing.append("python3-venv")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing.append("python3-dev")
