@@ -41,8 +41,8 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
     """Make the environment and install; a machine that lacks something ends this with one line."""
     began = time.monotonic()
     python = venv / "bin/python"
-    # An image has an environment without pip, and pip beside it. Where an interrupted set-up left neither, the
-    # environment is made again.
+    # An image has an environment without pip, and pip beside it. Where an interrupted set-up left neither,
+    # the environment is made again.
     pythons = [str(python), sys.executable] if python.exists() else []
     pip = next((found for each in pythons if _works(found := [each, "-m", "pip"])), None)
     refuse_unfit_machine(makes_environment=pip is None)
