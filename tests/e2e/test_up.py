@@ -199,7 +199,8 @@ def test_generate(up: Any, prompt: tuple[str, int], eager_text: str) -> None:
     text, tokens = prompt
     words = ("generate", text, "--max-tokens", str(tokens), "--endpoint", up.endpoint)
     printed = up.home.run(*words)
-    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.returncode == 0
+    assert printed.stderr == f"cluster: {up.endpoint} (org/demo)\n"
     assert printed.stdout == eager_text + "\n"
     document = json.loads(up.home.run(*words, "--json").stdout)
     assert document["choices"][0]["text"] == eager_text

@@ -24,6 +24,8 @@ def endpoint() -> Iterator[str]:
 
 
 def test_a_snapshot_of_a_healthy_cluster(box: Box, endpoint: str) -> None:
+    for server in box.servers.values():
+        server.busy = 0.5
     with remote_reader(box.monitor, endpoint) as reader:
         eventually(
             lambda: (snapshot := reader.look()).par is not None and snapshot.bound is not None
