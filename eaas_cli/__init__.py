@@ -16,10 +16,6 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 # gRPC logs a line for each failed TLS handshake, so anybody who can connect could fill the disk.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-# The processes that this program starts import what is installed, not what the current directory holds: in a
-# clone, no compiled modules lie beside an installed wheel.
-os.environ.setdefault("PYTHONSAFEPATH", "1")
-
 # Modules of the extra `cli`.
 _CLI = ("typer", "rich", "httpx")
 
@@ -31,6 +27,9 @@ def main() -> None:
 
     Ctrl-C ends it with code 130, unless the command handles it.
     """
+    # The processes that this program starts import what is installed, not what the current directory holds: a
+    # clone has no compiled modules if a wheel is installed. Benchmarks, which only a clone has, do not come here.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     # Before the command and after it there is nothing to clean up, and a KeyboardInterrupt in an import or at
     # the interpreter's end would be a traceback.
     _on_ctrl_c(_end_at_once, signal.default_int_handler)
