@@ -27,8 +27,9 @@ def main() -> None:
 
     Ctrl-C ends it with code 130, unless the command handles it.
     """
-    # The processes that this program starts import what is installed, not what the current directory holds: a
-    # clone has no compiled modules if a wheel is installed. Benchmarks, which only a clone has, do not come here.
+    # The processes that this program starts import what is installed, not what the current directory holds:
+    # in a clone, no compiled modules lie beside an installed wheel. Benchmarks run in a clone alone, and do
+    # not come here.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # Before the command and after it there is nothing to clean up, and a KeyboardInterrupt in an import or at
     # the interpreter's end would be a traceback.
