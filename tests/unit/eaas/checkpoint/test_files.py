@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint import precheck
 from eaas.checkpoint.files import read_files
 from eaas.errors import (
     CheckpointError,
@@ -192,9 +192,9 @@ def test_a_missing_tokenizer(tmp_path: Path, name: str) -> None:
     for other in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         (tmp_path / other).write_text("{}")
     with pytest.raises(NotACheckpointError, match=r"has no tokenizer\.json: .*hf download"):
-        refuse_missing_tokenizer(tmp_path)
+        precheck(tmp_path, tokenizer=True)
     (tmp_path / name).write_text("{}")
-    refuse_missing_tokenizer(tmp_path)
+    precheck(tmp_path, tokenizer=True)
 
 
 def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:
