@@ -134,3 +134,27 @@ def test_a_machine_without_a_compiler_gets_one_line_and_no_environment(tmp_path:
     (line,) = done.stderr.splitlines()
     assert "apt-get install gcc" in line
     assert os.listdir(tmp_path) == []
+
+
+def test_an_installation_that_did_not_end_is_done_again_from_the_start(tmp_path: Path) -> None:
+    """uv takes a package for complete that it was linking when it was killed."""
+    python, uv, log = tmp_path / "venv/bin/python", tmp_path / "uv", tmp_path / "log"
+    python.parent.mkdir(parents=True)
+    # What pip does here: it has no settings, and puts uv into a directory.
+    python.write_text(
+        '#!/bin/sh\n[ "$3" = install ] || exit 0\nwhile [ "$1" != --target ]; do shift; done\n'
+        f'mkdir -p "$2/bin" && cp {uv} "$2/bin/uv"\n'
+    )
+    uv.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit "$STATUS"\n')
+    for program in (python, uv):
+        program.chmod(0o755)
+    for status in (1, 0, 0):
+        done = subprocess.run(
+            [sys.executable, ROOT / "deploy/install.py", tmp_path / "venv", "six"],
+            env=os.environ | {"TORCH_INDEX": "", "STATUS": str(status)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == status, done.stderr
+    assert ["--reinstall" in line for line in log.read_text().splitlines()] == [False, True, False]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from cgroup_tree import CgroupTree
 from eaas import control_groups
 from eaas.config import ClusterConfig, ExpertServerConfig
 from eaas.cores import limit_thread_pools, usable_cores
 from eaas_cli.local import LocalCluster, cluster
-from tests.helpers.cgroup_tree import CgroupTree
 
 
 @pytest.fixture(autouse=True)

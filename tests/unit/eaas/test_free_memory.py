@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cgroup_tree import CgroupTree
 from eaas.free_memory import free_bytes
-from tests.helpers.cgroup_tree import CgroupTree
 
 
 def test_the_least_of_machine_and_control_groups(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ DEAD = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the proxies and certificates of whoever runs the tests."""
+    """Without the proxies and certificates of the environment that runs the tests."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
