@@ -27,13 +27,12 @@ def main() -> None:
 
     Ctrl-C ends it with code 130, unless the command handles it.
     """
-    # The processes that this program starts import what is installed, not what the current directory holds:
-    # in a clone, no compiled modules lie beside an installed wheel. Benchmarks run in a clone alone, and do
-    # not come here.
-    os.environ.setdefault("PYTHONSAFEPATH", "1")
     # Before the command and after it there is nothing to clean up, and a KeyboardInterrupt in an import or at
     # the interpreter's end would be a traceback.
     _on_ctrl_c(_end_at_once, signal.default_int_handler)
+    # The processes that this one starts import what is installed, not what the current directory holds: in a
+    # clone, no compiled modules lie beside an installed wheel.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         from eaas_cli.commands import main as run
     except ModuleNotFoundError as error:

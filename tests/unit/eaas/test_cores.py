@@ -62,7 +62,9 @@ def test_libraries_are_told_of_a_quota(
 def test_a_cluster_divides_the_cores_among_its_servers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servers: int, wanted: int, threads: int
 ) -> None:
-    monkeypatch.setattr(cluster, "precheck", lambda _model: SimpleNamespace(tensors={}))
+    monkeypatch.setattr(
+        cluster, "precheck", lambda _model, **_: SimpleNamespace(tensors={}, matrices={})
+    )
     commands: list[list[str]] = []
 
     def child(name: str, arguments: list[str], *_: object, **__: object) -> Any:
