@@ -111,7 +111,7 @@ def _token_times(url: str) -> object:
 
 def _generate(*options: str) -> Callable[[str], object]:
     return lambda url: (
-        CliRunner().invoke(app, ["generate", "a", "--endpoint", url, *options]).output
+        CliRunner().invoke(app, ["generate", "a", "--endpoint", url, *options]).stdout
     )
 
 
