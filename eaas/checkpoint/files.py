@@ -226,21 +226,20 @@ def _read_json(source: Source, name: str) -> bytearray | None:
     return text
 
 
-def _counts_experts(part: object) -> bool:
-    """Whether a config or a part of it has a number above 1 in a field for experts."""
-    if not isinstance(part, dict):
-        return False
-    return any(
-        (_OF_EXPERTS.search(name) and _most(value) > 1) or _counts_experts(value)
-        for name, value in part.items()
-    )
-
-
-def _most(value: object) -> float:
-    """A number, or the largest in a list (some configs have one for each layer); else 0."""
-    if isinstance(value, list):
-        return max(map(_most, value), default=0)
-    return value if isinstance(value, int | float) else 0
+def _counts_experts(config: dict[str, Any]) -> bool:
+    """Whether a config or a part of it has a number above 1, or a list with one, in a field for experts."""
+    parts = [config]
+    while parts:
+        for name, value in parts.pop().items():
+            if isinstance(value, dict):
+                parts.append(value)
+            # Some configs have a number for each layer.
+            numbers = value if isinstance(value, list) else [value]
+            if _OF_EXPERTS.search(name) and any(
+                isinstance(n, int | float) and n > 1 for n in numbers
+            ):
+                return True
+    return False
 
 
 def _no_config(source: Source) -> NotACheckpointError:

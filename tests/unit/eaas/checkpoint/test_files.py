@@ -168,6 +168,13 @@ def test_a_model_without_experts_is_refused(tmp_path: Path, config: dict[str, ob
     refused(path, DenseModelError, "config.json", "llama", "another engine")
 
 
+def test_a_deep_config_is_searched(tmp_path: Path) -> None:
+    part: dict[str, object] = {}
+    for _ in range(480):
+        part = {"part": part}
+    refused(write(tmp_path / "x", config={"model_type": "llama", **part}), DenseModelError, "llama")
+
+
 @pytest.mark.parametrize(
     ("config", "tensor"),
     [
