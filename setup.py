@@ -1,5 +1,6 @@
 """The compiled parts: slots, dispatch, splits, selection, planning, the kernel, a benchmark's floor."""
 
+import copy
 import os
 
 from setuptools import Extension, setup
@@ -22,6 +23,12 @@ class BuildInClone(build_ext):
         """Compile as many extensions at a time as there are cores."""
         super().finalize_options()
         self.parallel = self.parallel or len(os.sched_getaffinity(0))
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build in a directory of its own: extensions compile the same sources with other options."""
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        super(BuildInClone, own).build_extension(ext)
 
     def run(self) -> None:
         """Build."""

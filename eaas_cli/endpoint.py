@@ -9,7 +9,7 @@ import httpx
 
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import failure, http_client
+from eaas.net.http_client import failure, http_settings
 from eaas_cli.local.running_clusters import running, up_at
 
 __all__ = [
@@ -40,7 +40,7 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
     headers = authorization(key_file)
     try:
         url = f"{base_url(endpoint)}/eaas/v1/status"
-        with http_client(url, headers=headers, timeout=ANSWER_S) as http:
+        with httpx.Client(**http_settings(url), headers=headers, timeout=ANSWER_S) as http:
             response = http.get(url)
         if response.status_code == httpx.codes.UNAUTHORIZED:
             check(response)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import async_http_client
+from eaas.net.http_client import http_settings
 from eaas_cli.bench.stream import Answer, ask
 
 __all__ = ["Round", "Streams"]
@@ -94,8 +94,8 @@ class Streams:
 
     async def _all(self) -> None:
         timeout = httpx.Timeout(10.0, read=_READ_S)
-        async with async_http_client(
-            self._endpoint(), headers=authorization(), timeout=timeout
+        async with httpx.AsyncClient(
+            **http_settings(self._endpoint()), headers=authorization(), timeout=timeout
         ) as client:
             done = asyncio.gather(*(self._one(client, prompt) for prompt in self._prompts))
             while not done.done():

@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from eaas.checkpoint.formats import StoredMatrix, find_matrices
@@ -28,7 +27,7 @@ from eaas.errors import (
 )
 from eaas.hub_cache import complete_download
 
-__all__ = ["CheckpointFiles", "dense", "precheck", "read_files", "refuse_missing_tokenizer"]
+__all__ = ["CheckpointFiles", "dense", "precheck", "read_files"]
 
 # Limit of config.json and of the index.
 _MAX_JSON_BYTES = 100_000_000
@@ -93,40 +92,25 @@ class CheckpointFiles:
         return sample
 
 
-def precheck(path: str | os.PathLike[str]) -> CheckpointFiles:
+def precheck(path: str | os.PathLike[str], *, tokenizer: bool = False) -> CheckpointFiles:
     """Check early that a directory has a complete safetensors checkpoint of a known format, without torch.
 
     Args:
         path: A local directory, or a name in the cache of huggingface_hub. Nothing is downloaded.
+        tokenizer: Whether it must have a vocabulary, too, as attention clients need one.
 
     Returns:
         Its files, with all headers.
 
     Raises:
-        NotACheckpointError: No directory, no readable config.json, or no safetensors.
+        NotACheckpointError: No directory, no readable config.json, no safetensors, or no vocabulary.
         MissingShardError: The index names a missing shard or tensor.
         CorruptShardError: A shard or the index is truncated or broken.
         DenseModelError: Neither config nor tensors speak of experts.
         UnsupportedModelError: The checkpoint is quantised in a way that is not supported.
         CheckpointError: A file cannot be read.
     """
-    return read_files(path)
-
-
-def refuse_missing_tokenizer(directory: Path) -> None:
-    """Raise NotACheckpointError if a checkpoint has no vocabulary, which attention clients need.
-
-    Raises CheckpointError: The directory cannot be read.
-    """
-    try:
-        names = os.listdir(directory)
-    except OSError as error:
-        raise _unreadable(error, directory) from error
-    if not any(map(_VOCABULARY.fullmatch, names)):
-        raise NotACheckpointError(
-            f"{directory} has no tokenizer.json: copy it from the model that this one was made of, or "
-            f"{complete_download(str(directory))}"
-        )
+    return read_files(path, tokenizer)
 
 
 def dense(source: Source, model_type: str) -> DenseModelError:
@@ -137,12 +121,18 @@ def dense(source: Source, model_type: str) -> DenseModelError:
     )
 
 
-def read_files(source: str | os.PathLike[str] | Source) -> CheckpointFiles:
+def read_files(source: str | os.PathLike[str] | Source, tokenizer: bool = False) -> CheckpointFiles:
     """Read config.json, the index and all shard headers of a checkpoint. Raises the errors of `precheck`."""
     try:
-        return _read_files(
+        files = _read_files(
             LocalSource(source) if isinstance(source, (str, os.PathLike)) else source
         )
+        if tokenizer and not any(map(_VOCABULARY.fullmatch, files.source.names())):
+            raise NotACheckpointError(
+                f"{files.source} has no tokenizer.json: copy it from the model that this one was made of, "
+                f"or {complete_download(str(files.source))}"
+            )
+        return files
     except OSError as error:
         raise _unreadable(error, source) from error
 
@@ -236,21 +226,20 @@ def _read_json(source: Source, name: str) -> bytearray | None:
     return text
 
 
-def _counts_experts(part: object) -> bool:
-    """Whether a config or a part of it has a number above 1 in a field for experts."""
-    if not isinstance(part, dict):
-        return False
-    return any(
-        (_OF_EXPERTS.search(name) and _most(value) > 1) or _counts_experts(value)
-        for name, value in part.items()
-    )
-
-
-def _most(value: object) -> float:
-    """A number, or the largest in a list (some configs have one for each layer); else 0."""
-    if isinstance(value, list):
-        return max(map(_most, value), default=0)
-    return value if isinstance(value, int | float) else 0
+def _counts_experts(config: dict[str, Any]) -> bool:
+    """Whether a config or a part of it has a number above 1, or a list with one, in a field for experts."""
+    parts = [config]
+    while parts:
+        for name, value in parts.pop().items():
+            if isinstance(value, dict):
+                parts.append(value)
+            # Some configs have a number for each layer.
+            numbers = value if isinstance(value, list) else [value]
+            if _OF_EXPERTS.search(name) and any(
+                isinstance(n, int | float) and n > 1 for n in numbers
+            ):
+                return True
+    return False
 
 
 def _no_config(source: Source) -> NotACheckpointError:

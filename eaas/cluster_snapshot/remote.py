@@ -12,7 +12,7 @@ from eaas.cluster_snapshot.counters import Counters, read_counters
 from eaas.cluster_snapshot.reader import SnapshotReader
 from eaas.errors import ClusterError
 from eaas.membership.monitors import Monitors
-from eaas.net.http_client import failure, http_client
+from eaas.net.http_client import failure, http_settings
 from eaas.net.tls import Identity
 from eaas.types import Member
 
@@ -57,7 +57,7 @@ def remote_reader(
             monitors.leave(monitor, error)
             raise
 
-    with http_client(endpoint, headers=dict(headers or {})) as http:
+    with httpx.Client(**http_settings(endpoint), headers=dict(headers or {})) as http:
 
         def counters(timeout_s: float) -> Counters:
             try:

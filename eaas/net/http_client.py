@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import urllib.request
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,29 +15,37 @@ import httpx
 from eaas.errors import ConfigError
 from eaas.net.loopback import is_loopback
 
-__all__ = ["async_http_client", "failure", "http_client"]
+__all__ = ["failure", "http_settings"]
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
-_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 
-
-def http_client(url: str, **settings: Any) -> httpx.Client:
-    """Make a client for the host of a URL. `settings` are httpx's own.
+def http_settings(url: str) -> dict[str, Any]:
+    """Choose proxy and certificates for an httpx client that calls a URL: keywords of its constructor.
 
     Raises:
         ConfigError: The proxy or the certificates that the environment names cannot be used.
     """
-    return _made(httpx.Client, url, settings)
-
-
-def async_http_client(url: str, **settings: Any) -> httpx.AsyncClient:
-    """Make an asynchronous client for the host of a URL. `settings` are httpx's own.
-
-    Raises:
-        ConfigError: The proxy or the certificates that the environment names cannot be used.
-    """
-    return _made(httpx.AsyncClient, url, settings)
+    name, proxy = _proxy(url)
+    # Of itself httpx would refuse every host because of a proxy that it cannot use.
+    settings: dict[str, Any] = {"trust_env": False, "proxy": proxy}
+    try:
+        if urlsplit(url).scheme == "https":
+            settings["verify"] = httpx.create_ssl_context()
+    except OSError as error:
+        what = next(
+            (f"{n}={os.environ[n]}" for n in _CERTIFICATES if os.environ.get(n)), "certificates"
+        )
+        raise ConfigError(f"{what}: {error.strerror or error}: correct or unset it") from error
+    try:
+        if proxy is not None:
+            httpx.HTTPTransport(proxy=proxy, verify=False).close()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        # The proxy's URL may hold a password.
+        raise ConfigError(
+            f"{name}: this proxy cannot be used ({error}): name an http:// proxy, or the host in no_proxy"
+        ) from error
+    return settings
 
 
 def failure(url: str, error: Exception) -> str:
@@ -49,26 +56,6 @@ def failure(url: str, error: Exception) -> str:
         why = str(error).partition("\n")[0] or type(error).__name__
     name, proxy = _proxy(url)
     return f"{why}, through the proxy of {name}" if proxy else why
-
-
-def _made(kind: Callable[..., _Client], url: str, settings: dict[str, Any]) -> _Client:
-    name, proxy = _proxy(url)
-    try:
-        if urlsplit(url).scheme == "https":
-            settings["verify"] = httpx.create_ssl_context()
-    except OSError as error:
-        what = next(
-            (f"{n}={os.environ[n]}" for n in _CERTIFICATES if os.environ.get(n)), "certificates"
-        )
-        raise ConfigError(f"{what}: {error.strerror or error}: correct or unset it") from error
-    try:
-        # Of itself httpx would refuse every host because of a proxy that it cannot use.
-        return kind(trust_env=False, proxy=proxy, **settings)
-    except (ImportError, ValueError, httpx.InvalidURL) as error:
-        # The proxy's URL may hold a password.
-        raise ConfigError(
-            f"{name}: this proxy cannot be used ({error}): name an http:// proxy, or the host in no_proxy"
-        ) from error
 
 
 def _proxy(url: str) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint import precheck
 
 __all__ = ["command", "end_on_sigterm", "model_or_demo", "say", "show"]
 
@@ -44,8 +44,7 @@ def model_or_demo(model: Path | None, **sizes: Any) -> Iterator[Path]:
     """
     if model is not None:
         # Before any process starts.
-        precheck(model)
-        refuse_missing_tokenizer(model)
+        precheck(model, tokenizer=True)
         yield model
         return
     from eaas_cli.demo_model import write_demo_model

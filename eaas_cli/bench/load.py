@@ -12,7 +12,7 @@ import numpy as np
 
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import async_http_client
+from eaas.net.http_client import http_settings
 from eaas_cli.bench.stream import ask
 
 __all__ = ["LoadResult", "Workload", "run_load"]
@@ -78,8 +78,8 @@ async def _run(base_url: str, workload: Workload) -> LoadResult:
     turns = asyncio.Semaphore(workload.concurrency)
     limits = httpx.Limits(max_connections=workload.concurrency)
     timeout = httpx.Timeout(10.0, read=_READ_S)
-    async with async_http_client(
-        base_url, headers=authorization(), timeout=timeout, limits=limits
+    async with httpx.AsyncClient(
+        **http_settings(base_url), headers=authorization(), timeout=timeout, limits=limits
     ) as client:
 
         async def one(index: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import httpx
 
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import async_http_client
+from eaas.net.http_client import http_settings
 from eaas_cli.bench.stream import Answer, ask
 from eaas_cli.chaos.history import Asked
 
@@ -23,8 +23,8 @@ _READ_S = 30.0
 
 
 def _client(base_url: str) -> httpx.AsyncClient:
-    return async_http_client(
-        base_url,
+    return httpx.AsyncClient(
+        **http_settings(base_url),
         headers=authorization(),
         timeout=httpx.Timeout(10.0, read=_READ_S),
         limits=httpx.Limits(max_connections=None),

@@ -16,7 +16,7 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import http_client
+from eaas.net.http_client import http_settings
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas.types import MemberState, Role
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
@@ -178,7 +178,7 @@ def generate(
     timeout = httpx.Timeout(ANSWER_S, read=_TOKEN_S)
     headers = authorization(key_file)
     try:
-        with http_client(url, headers=headers, timeout=timeout) as http:
+        with httpx.Client(**http_settings(url), headers=headers, timeout=timeout) as http:
             if as_json:
                 response = http.post(url, json=body)
                 check(response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -64,7 +65,8 @@ def down(
 
 
 def _end(up: Up) -> None:
-    os.kill(up.pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(up.pid, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
     while started_at(up.pid) == up.started:
         if time.monotonic() > deadline:

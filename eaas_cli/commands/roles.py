@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint import precheck
 from eaas.checkpoint.source import is_local, local_directory
 from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
@@ -100,9 +100,7 @@ def check_early(model: Path, tokenizer: bool) -> None:
     Raises CheckpointError: its files cannot be served.
     """
     if "torch" not in sys.modules:
-        precheck(model)
-        if tokenizer:
-            refuse_missing_tokenizer(model)
+        precheck(model, tokenizer=tokenizer)
 
 
 def security_of(tls: Path | None, insecure: bool) -> dict[str, Any]:

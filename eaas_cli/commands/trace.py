@@ -61,13 +61,12 @@ def record(
     ] = None,
 ) -> None:
     """Run a checkpoint and count the experts that its routers choose."""
-    from eaas.checkpoint import precheck, refuse_missing_tokenizer
+    from eaas.checkpoint import precheck
     from simulator.traces.file import check_target, write_trace
 
     # Check before the imports, which take seconds, so that a mistake is named at once.
     check_target(target)
-    precheck(model)
-    refuse_missing_tokenizer(model)
+    precheck(model, tokenizer=True)
     from simulator.traces.record import PROMPTS, read_prompts, record_trace
 
     texts = PROMPTS if prompts is None else read_prompts(prompts)

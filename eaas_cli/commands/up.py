@@ -18,7 +18,14 @@ from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
 from eaas_cli.commands.greeting import greet, key_file, passes_text
 from eaas_cli.commands.loading import loading_shown, loading_text, print_lines
-from eaas_cli.commands.options import ApiKeyFile, ConfigFile, Insecure, ServedModelName, Tls
+from eaas_cli.commands.options import (
+    MODEL_HELP,
+    ApiKeyFile,
+    ConfigFile,
+    Insecure,
+    ServedModelName,
+    Tls,
+)
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
@@ -54,8 +61,8 @@ def up(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="DIR",
-            help="The same as --model DIR.",
+            metavar="DIR|ORG/NAME",
+            help="The same as --model.",
             parser=local_directory,
             show_default=False,
         ),
@@ -64,9 +71,9 @@ def up(
         Path | None,
         typer.Option(
             "--model",
-            help="Directory of a Hugging Face MoE checkpoint.",
+            help=MODEL_HELP,
             parser=local_directory,
-            metavar="DIR",
+            metavar="DIR|ORG/NAME",
             show_default=False,
         ),
     ] = None,

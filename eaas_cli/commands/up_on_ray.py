@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint import precheck
 from eaas.counted import counted
 from eaas.errors import ClusterError, ConfigError
 from eaas.log import print_line
@@ -62,8 +62,8 @@ def up_on_ray(
     from eaas_cli.ray.connection import connected
 
     refuse_few_servers(servers, redundancy)
-    need = memory_need(precheck(model), redundancy, settings.expert_server.quantization)
-    refuse_missing_tokenizer(model)
+    files = precheck(model, tokenizer=True)
+    need = memory_need(files, redundancy, settings.expert_server.quantization)
     started = time.monotonic()
     with connected():
         from eaas_cli.ray.actors import ControllerActor, ray_cluster

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint import precheck
 from eaas.config import ClusterConfig
 from eaas.cores import server_core, usable_cores
 from eaas.errors import ClusterError
@@ -110,14 +110,15 @@ class LocalCluster:
 
             refuse_expired(self.tls.directory)
         self.memory = memory_need(
-            precheck(model), redundancy, self.config.expert_server.quantization
+            precheck(model, tokenizer=attention_client),
+            redundancy,
+            self.config.expert_server.quantization,
         )
         # The experts of GPUs take none of this machine's memory.
         on_gpus = devices or self.config.expert_server.device != "cpu"
         here = replace(self.memory, experts=0) if on_gpus else self.memory
         here.refuse_more_than(free_bytes())
         if attention_client:
-            refuse_missing_tokenizer(model)
             if engine == "vllm":
                 refuse_missing_vllm()
             check_endpoint_port(client.host, client.port)

@@ -18,9 +18,12 @@ __all__ = ["NEEDS_VLLM", "PYTHON", "ROOT", "environment", "generate", "run"]
 ROOT = Path(__file__).parents[2]
 _VARIABLE = "EAAS_VLLM_PYTHON"
 # Removed, because `eaas` refuses unknown variables of that form.
-PYTHON = Path(os.environ.pop(_VARIABLE, ROOT / ".venv-vllm" / "bin" / "python"))
+_given = os.environ.pop(_VARIABLE, None)
+PYTHON = Path(_given or ROOT / ".venv-vllm/bin/python")
+# A set-up that failed leaves an environment without vLLM; the stamp is its last file.
 NEEDS_VLLM = pytest.mark.skipif(
-    not PYTHON.is_file(), reason=f"no vLLM: `make setup-vllm`, or set {_VARIABLE}"
+    not (PYTHON if _given else ROOT / ".venv-vllm/.serving").is_file(),
+    reason=f"no vLLM: `make setup-vllm`, or set {_VARIABLE}",
 )
 # Starting vLLM takes about a minute, of which most is its imports.
 _GENERATE_S = 400.0

@@ -21,7 +21,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import failure, http_client
+from eaas.net.http_client import failure, http_settings
 from eaas.net.tls import Identity
 from eaas.types import Role
 
@@ -112,7 +112,7 @@ def _monitor_of(endpoint: str) -> str:
     """Ask an HTTP endpoint for the address of its cluster's monitor, which `load` then joins through."""
     url = f"{endpoint.rstrip('/').removesuffix('/v1')}/eaas/v1/status"
     try:
-        with http_client(url, headers=authorization(), timeout=5.0) as http:
+        with httpx.Client(**http_settings(url), headers=authorization(), timeout=5.0) as http:
             response = http.get(url).raise_for_status()
         members = response.json()["members"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:

@@ -41,7 +41,8 @@ def alerts(snapshot: ClusterSnapshot) -> list[Node]:
         pairs = [f"{layer}/{expert}" for layer, expert in snapshot.uncovered]
         count = counted(len(pairs), "expert")
         named = _first_few(pairs)
-        lines["uncovered"] = f"{count} uncovered: no live replica of layer/expert {named}"
+        # More of them are a new alert.
+        lines[f"{count} uncovered"] = f"{count} uncovered: no live replica of layer/expert {named}"
     told = [h("p", line, class_="alert", key=key) for key, line in lines.items()]
     return told + _dead_servers(snapshot)
 

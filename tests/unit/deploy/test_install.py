@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -20,10 +21,10 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def index(status: int, body: bytes) -> Iterator[str]:
+def index(status: int, body: bytes, path: str = "/whl/torch/") -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = status if self.path == "/whl/torch/" else 404
+            found = status if self.path == path else 404
             self.send_response(found)
             self.end_headers()
             self.wfile.write(body)
@@ -45,18 +46,40 @@ def index(status: int, body: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_an_index_with_torch_answers(slash: str) -> None:
     with index(200, b'<a href="torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl">') as url:
-        assert answers(url + slash)
+        assert answers(url + slash, {})
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, b""), (503, b"torch-1"), (200, b"Sign in")])
 def test_a_refusal_or_another_page_is_no_index(status: int, body: bytes) -> None:
     with index(status, body) as url:
-        assert not answers(url)
+        assert not answers(url, {})
 
 
 @pytest.mark.parametrize("url", ["", "no URL", "http://[", "http://127.0.0.1:{port}"])
 def test_without_an_answer_there_is_no_index(url: str) -> None:
-    assert not answers(url.replace("{port}", str(free_port())))
+    assert not answers(url.replace("{port}", str(free_port())), {})
+
+
+def test_a_server_of_another_protocol_is_no_index() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert not answers(f"http://127.0.0.1:{port}", {})
+        thread.join()
+
+
+def test_the_index_is_asked_through_pips_proxy() -> None:
+    with index(200, b"torch-1", path="http://torch.invalid/whl/torch/") as url:
+        proxy = url.removesuffix("/whl")
+        assert answers("http://torch.invalid/whl", {"proxy": [proxy]})
 
 
 def test_the_nearer_of_pips_settings_holds() -> None:
@@ -64,6 +87,7 @@ def test_the_nearer_of_pips_settings_holds() -> None:
         "global.index-url='https://far.example/simple'\n"
         "global.extra-index-url='https://a.example https://b.example'\n"
         "install.find-links='/wheels\\n/more'\n"
+        "install.index-url='https://install.example/simple'\n"
         "list.format='columns'\n"
         ":env:.index-url='https://near.example/simple'\n"
         ":env:.disable-pip-version-check='1'\n"
@@ -81,7 +105,7 @@ def test_pips_settings_become_options_of_uv() -> None:
         "extra-index-url": ["https://a.example", "https://b.example"],
         "find-links": ["/wheels"],
         "disable-pip-version-check": ["1"],
-        "timeout": ["60"],
+        "default-timeout": ["60"],
         "proxy": ["http://proxy.example:3128"],
     }
     assert uv_options(settings) == [
@@ -110,3 +134,27 @@ def test_a_machine_without_a_compiler_gets_one_line_and_no_environment(tmp_path:
     (line,) = done.stderr.splitlines()
     assert "apt-get install gcc" in line
     assert os.listdir(tmp_path) == []
+
+
+def test_an_installation_that_did_not_end_is_done_again_from_the_start(tmp_path: Path) -> None:
+    """uv takes a package for complete that it was linking when it was killed."""
+    python, uv, log = tmp_path / "venv/bin/python", tmp_path / "uv", tmp_path / "log"
+    python.parent.mkdir(parents=True)
+    # What pip does here: it has no settings, and puts uv into a directory.
+    python.write_text(
+        '#!/bin/sh\n[ "$3" = install ] || exit 0\nwhile [ "$1" != --target ]; do shift; done\n'
+        f'mkdir -p "$2/bin" && cp {uv} "$2/bin/uv"\n'
+    )
+    uv.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexit "$STATUS"\n')
+    for program in (python, uv):
+        program.chmod(0o755)
+    for status in (1, 0, 0):
+        done = subprocess.run(
+            [sys.executable, ROOT / "deploy/install.py", tmp_path / "venv", "six"],
+            env=os.environ | {"TORCH_INDEX": "", "STATUS": str(status)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == status, done.stderr
+    assert ["--reinstall" in line for line in log.read_text().splitlines()] == [False, True, False]

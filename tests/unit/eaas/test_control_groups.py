@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cgroup_tree import CgroupTree
 from eaas.control_groups import core_quota, free_bytes
-from tests.helpers.cgroup_tree import CgroupTree
 
 GIB = 1 << 30
 NO_LIMIT = 9223372036854771712  # what version 1 shows

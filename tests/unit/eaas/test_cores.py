@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from cgroup_tree import CgroupTree
 from eaas import control_groups
 from eaas.config import ClusterConfig, ExpertServerConfig
 from eaas.cores import limit_thread_pools, usable_cores
 from eaas_cli.local import LocalCluster, cluster
-from tests.helpers.cgroup_tree import CgroupTree
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,9 @@ def test_libraries_are_told_of_a_quota(
 def test_a_cluster_divides_the_cores_among_its_servers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, servers: int, wanted: int, threads: int
 ) -> None:
-    monkeypatch.setattr(cluster, "precheck", lambda _model: SimpleNamespace(tensors={}, matrices={}))
+    monkeypatch.setattr(
+        cluster, "precheck", lambda _model, **_: SimpleNamespace(tensors={}, matrices={})
+    )
     commands: list[list[str]] = []
 
     def child(name: str, arguments: list[str], *_: object, **__: object) -> Any:

@@ -192,8 +192,8 @@ def test_an_unreachable_endpoint_is_one_line() -> None:
 
 def test_the_address_of_an_own_cluster_is_named_once() -> None:
     timeout = httpx.ReadTimeout("")
-    with recorded("http://127.0.0.1:1", "", "m"):
+    with recorded("http://127.0.0.1:1", "", "demo"):
         told = "http://localhost:1/v1: your `eaas up` there does not answer (ReadTimeout)"
         assert unreachable_error("http://localhost:1/v1", timeout) == told
         elsewhere = unreachable_error("http://127.0.0.1:2", timeout)
-    assert "your `eaas up` serves at http://127.0.0.1:1 (m)" in elsewhere
+    assert elsewhere.endswith("your `eaas up` serves at http://127.0.0.1:1 (demo)")

@@ -114,7 +114,7 @@ def test_a_failed_start_ignores_other_clusters_monitors(
 ) -> None:
     """Before its port is known, a monitor has the same arguments as those of other clusters."""
     monkeypatch.setattr(
-        cluster, "precheck", lambda _model: SimpleNamespace(tensors={}, matrices={})
+        cluster, "precheck", lambda _model, **_: SimpleNamespace(tensors={}, matrices={})
     )
     asked: list[str] = []
     monkeypatch.setattr(

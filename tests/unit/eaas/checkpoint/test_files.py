@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eaas.checkpoint import precheck, refuse_missing_tokenizer
+from eaas.checkpoint import precheck
 from eaas.checkpoint.files import read_files
 from eaas.errors import (
     CheckpointError,
@@ -168,6 +168,13 @@ def test_a_model_without_experts_is_refused(tmp_path: Path, config: dict[str, ob
     refused(path, DenseModelError, "config.json", "llama", "another engine")
 
 
+def test_a_deep_config_is_searched(tmp_path: Path) -> None:
+    part: dict[str, object] = {}
+    for _ in range(480):
+        part = {"part": part}
+    refused(write(tmp_path / "x", config={"model_type": "llama", **part}), DenseModelError, "llama")
+
+
 @pytest.mark.parametrize(
     ("config", "tensor"),
     [
@@ -192,9 +199,9 @@ def test_a_missing_tokenizer(tmp_path: Path, name: str) -> None:
     for other in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
         (tmp_path / other).write_text("{}")
     with pytest.raises(NotACheckpointError, match=r"has no tokenizer\.json: .*hf download"):
-        refuse_missing_tokenizer(tmp_path)
+        precheck(tmp_path, tokenizer=True)
     (tmp_path / name).write_text("{}")
-    refuse_missing_tokenizer(tmp_path)
+    precheck(tmp_path, tokenizer=True)
 
 
 def test_an_index_of_pickles_is_refused(tmp_path: Path) -> None:

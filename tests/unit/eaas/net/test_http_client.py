@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from eaas.errors import ConfigError
-from eaas.net.http_client import async_http_client, failure, http_client
+from eaas.net.http_client import failure, http_settings
 from eaas.net.loopback import is_loopback
 from range_server import RangeServer
 
@@ -21,7 +21,7 @@ DEAD = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the proxies and certificates of whoever runs the tests."""
+    """Without the proxies and certificates of the environment that runs the tests."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -64,11 +64,11 @@ def test_loopback_goes_to_no_proxy(
     monkeypatch: pytest.MonkeyPatch, server: RangeServer, name: str, proxy: str
 ) -> None:
     monkeypatch.setenv(name, proxy)
-    with http_client(server.url) as http:
+    with httpx.Client(**http_settings(server.url)) as http:
         assert http.get(f"{server.url}/file").text == "here"
 
     async def ask() -> str:
-        async with async_http_client(server.url) as client:
+        async with httpx.AsyncClient(**http_settings(server.url)) as client:
             return (await client.get(f"{server.url}/file")).text
 
     assert asyncio.run(ask()) == "here"
@@ -79,7 +79,7 @@ def test_other_hosts_go_to_the_proxy(
     monkeypatch: pytest.MonkeyPatch, server: RangeServer, name: str
 ) -> None:
     monkeypatch.setenv(name, server.url.removeprefix("http://").partition("/")[0])
-    with http_client(ELSEWHERE) as http:
+    with httpx.Client(**http_settings(ELSEWHERE)) as http:
         assert http.get(ELSEWHERE).is_success
     assert server.targets == [ELSEWHERE]
 
@@ -91,9 +91,12 @@ def test_no_proxy_excepts_a_host_also_from_an_unusable_proxy(
     with pytest.raises(
         ConfigError, match=r"^all_proxy: this proxy cannot be used \(.*socks.*no_proxy$"
     ):
-        http_client(ELSEWHERE)
+        httpx.Client(**http_settings(ELSEWHERE))
     monkeypatch.setenv("no_proxy", "other, 192.0.2.1")
-    with http_client(ELSEWHERE, timeout=0.01) as http, pytest.raises(httpx.TransportError):
+    with (
+        httpx.Client(**http_settings(ELSEWHERE), timeout=0.01) as http,
+        pytest.raises(httpx.TransportError),
+    ):
         http.get(ELSEWHERE)
 
 
@@ -104,8 +107,8 @@ def test_a_missing_file_of_certificates(
     message = r"^SSL_CERT_FILE=/nowhere/ca\.pem: No such file or directory: correct or unset it$"
     for url in ("https://192.0.2.1", "https://localhost"):
         with pytest.raises(ConfigError, match=message):
-            http_client(url)
-    http_client(ELSEWHERE).close()
+            httpx.Client(**http_settings(url))
+    httpx.Client(**http_settings(ELSEWHERE)).close()
 
 
 def test_a_failure_is_one_line_without_the_url(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,9 @@ def test_the_first_uncovered_experts_are_named() -> None:
     assert "1/3" in text(shown)
     many = snapshot(SERVING, holds=[[0, 0, 0, 0]])
     assert "8 experts uncovered" in text(many)
+    # A viewer who dismissed the first alert sees the second one.
+    keys = [alerts(found)[0].attributes["key"] for found in (shown, many)]
+    assert keys[0] != keys[1]
     assert "1/2" not in text(many)
 
 
