@@ -29,7 +29,13 @@ def test_a_wide_table_runs_over_and_loses_nothing(
 
 
 def test_long_names_in_the_table_of_members_fold() -> None:
-    member = {"id": ID, "state": "SERVING", "pid": 4194304, "address": ADDRESS, "role": "expert-server"}
+    member = {
+        "id": ID,
+        "state": "SERVING",
+        "pid": 4194304,
+        "address": ADDRESS,
+        "role": "expert-server",
+    }
     member |= {"incarnation": 1, "experts": 171, "in_flight": 0}
     coverage = {"min_replicas": 2, "uncovered": []}
     document = {"endpoint": "http://h:1", "epoch": 1, "coverage": coverage, "members": [member]}
