@@ -34,9 +34,10 @@ def find_checkpoint(text: str) -> Path:
     """
     path = Path(text)
     if not os.path.exists(path):
-        if not (_REPOSITORY.fullmatch(text) or text.startswith(_PREFIX)):
+        name = text.rstrip("/")
+        if not (_REPOSITORY.fullmatch(name) or name.startswith(_PREFIX)):
             return path
-        path = _in_cache(text)
+        path = _in_cache(name)
     if not _is_repository(path):
         return path
     try:
@@ -106,7 +107,7 @@ def _snapshot(repository: Path) -> Path:
         name = _name(repository)
         raise NotACheckpointError(f"{repository} has no snapshot: `hf download {name}` first")
     raise NotACheckpointError(
-        f"{repository} has no refs/main and several snapshots: give the path of one: "
+        f"{repository} has several snapshots and no refs/main that names one: give the path of one: "
         f"{', '.join(str(folder / revision) for revision in revisions)}"
     )
 

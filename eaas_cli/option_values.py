@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from eaas.errors import ConfigError
 
-__all__ = ["known", "numbers", "once", "positive_numbers", "refuse_unwritable", "words"]
+__all__ = ["known", "log_directory", "numbers", "once", "positive_numbers", "refuse_unwritable", "words"]
 
 _T = TypeVar("_T")
 
@@ -54,6 +54,13 @@ def known(option: str, names: Sequence[str], choices: Sequence[str]) -> tuple[st
 def once(values: Sequence[_T]) -> tuple[_T, ...]:
     """Keep each value once, in order of first appearance."""
     return tuple(dict.fromkeys(values))
+
+
+def log_directory(text: str) -> Path:
+    """Parse --log-dir. Raises ConfigError if it is empty: `Path("")` is the current directory."""
+    if not text:
+        raise ConfigError("--log-dir is empty: give a directory, or leave it out to keep no logs")
+    return Path(text)
 
 
 def refuse_unwritable(option: str, path: Path) -> None:

@@ -30,6 +30,7 @@ from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
 from eaas_cli.local.running_clusters import recorded
+from eaas_cli.option_values import log_directory
 
 if TYPE_CHECKING:
     from eaas_cli.local import LocalCluster
@@ -130,7 +131,12 @@ def up(
     config: ConfigFile = None,
     log_dir: Annotated[
         Path | None,
-        typer.Option(help="Directory to keep the processes' logs in.", show_default="not kept"),
+        typer.Option(
+            help="Directory to keep the processes' logs in.",
+            parser=log_directory,
+            metavar="DIR",
+            show_default="not kept",
+        ),
     ] = None,
 ) -> None:
     """Run a cluster: monitor, balancer, expert servers, attention client, endpoint.

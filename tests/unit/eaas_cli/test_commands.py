@@ -166,6 +166,7 @@ def test_h_is_help(words: list[str]) -> None:
         (["up", "x", "--model", "y"], "x and --model y are two checkpoints: give one"),
         (["up", "--model", ""], "the model is empty: give the directory"),
         (["up", ""], "the model is empty: give the directory"),
+        (["up", "x", "--log-dir", ""], "--log-dir is empty: give a directory"),
         (["up", "/absent"], "/absent does not exist"),
         (["up", "/absent", "--model", "/absent"], "/absent does not exist"),
         (["balancer", "--join", "localhost"], "--join localhost: give HOST:PORT"),
