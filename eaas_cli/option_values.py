@@ -9,7 +9,15 @@ from typing import TypeVar
 
 from eaas.errors import ConfigError
 
-__all__ = ["known", "log_directory", "numbers", "once", "positive_numbers", "refuse_unwritable", "words"]
+__all__ = [
+    "known",
+    "log_directory",
+    "numbers",
+    "once",
+    "positive_numbers",
+    "refuse_unwritable",
+    "words",
+]
 
 _T = TypeVar("_T")
 
