@@ -17,6 +17,7 @@ from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
+from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
@@ -78,7 +79,12 @@ def build_app(
         attribution: Records which servers compute a token's experts, for requests that ask; None: never.
         dashboard: Serves the page at `/`; None: no page.
         compiler: Compiles the forward passes; None: they stay uncompiled.
+
+    Raises:
+        CheckpointError: generation_config.json has a value that no request may have.
+        ConfigError: The key-value cache does not fit into memory.
     """
+    defaults = Defaults.of(model.generation_config, tokenizer, model.config)
     # transformers warns about each request and about settings that are intended.
     for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -91,7 +97,7 @@ def build_app(
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces
-    service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics)
+    service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics, defaults)
     chat, text = ChatHandler(service), TextHandler(service)
     accepted = AcceptedRequests(limits.max_requests)
 

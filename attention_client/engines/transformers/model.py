@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["count_passes", "load_model", "remote_experts"]
+__all__ = ["count_passes", "generation_config", "load_model", "remote_experts"]
 
 _IMPLEMENTATION = "eaas"
 
@@ -162,7 +161,7 @@ def load_model(
             f"{path} lacks {len(report['missing_keys'])} tensor(s), for example {names}: "
             "complete the download"
         )
-    _load_generation_config(model, path)
+    model.generation_config = generation_config(checkpoint)
     rows = LiveRows()
     rows.attach(model)
     tap = RouteTap(checkpoint.shape)
@@ -217,12 +216,17 @@ def _remote_module(model: PreTrainedModel) -> Any | None:
     return None if remote is None or remote._eaas_cluster is None else remote
 
 
-def _load_generation_config(model: PreTrainedModel, path: Path) -> None:
-    """Load the checkpoint's own end tokens and sampling defaults into the model, if it has any."""
+def generation_config(checkpoint: Checkpoint) -> GenerationConfig:
+    """Return the checkpoint's own end tokens and sampling defaults, or those that its config.json has.
+
+    Raises:
+        CheckpointError: generation_config.json cannot be read.
+    """
+    path = checkpoint.path
     if not (path / "generation_config.json").is_file():
-        return
+        return GenerationConfig.from_model_config(checkpoint.config)
     try:
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+        return GenerationConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}/generation_config.json cannot be used ({' '.join(str(error).split())[:200]}): "

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-__all__ = ["History", "Penalties", "penalize"]
+__all__ = ["MOST_SCORE", "History", "Penalties", "penalize"]
 
-_MOST = 1e30  # a score beyond it becomes infinite when it is divided by a temperature
+MOST_SCORE = 1e30
+"""Largest score; the least is its negative. A larger one, divided by a temperature, may become infinite."""
 
 
 class Penalties(Protocol):
@@ -76,6 +77,8 @@ def penalize(
 ) -> None:
     """Apply the penalties of some rows in place, all rows at once.
 
+    A score of -inf, a banned token's, stays; a finite one stays finite, so that it is above those.
+
     Args:
         scores_RV: float32 (R, V).
         rows: Indices of the rows with penalties.
@@ -94,7 +97,8 @@ def penalize(
     presence_U = spread([each.presence_penalty for each in settings], torch.float32)
     frequency_U = spread([each.frequency_penalty for each in settings], torch.float32)
     repetition_U = spread([each.repetition_penalty for each in settings], torch.float32)
-    score_U = scores_RV[row_U, token_U]
-    score_U = torch.where(score_U > 0, score_U / repetition_U, score_U * repetition_U)
+    before_U = scores_RV[row_U, token_U]
+    score_U = torch.where(before_U > 0, before_U / repetition_U, before_U * repetition_U)
     score_U -= frequency_U * count_U + presence_U * (count_U > 0)
-    scores_RV[row_U, token_U] = score_U.clamp_(max=_MOST)
+    score_U.clamp_(-MOST_SCORE, MOST_SCORE)
+    scores_RV[row_U, token_U] = score_U.masked_fill_(before_U == -torch.inf, -torch.inf)

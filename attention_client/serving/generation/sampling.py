@@ -25,7 +25,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.draws import Draw, draw, key
-from attention_client.serving.generation.penalties import History, penalize
+from attention_client.serving.generation.penalties import MOST_SCORE, History, penalize
 from attention_client.serving.generation.scores import Scores, score
 from attention_client.serving.grammars.guide import Grammar, Guide, restrict
 
@@ -125,10 +125,14 @@ class Row(NamedTuple):
 def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """Choose each row's next token; return them, int64 (R,).
 
+    A token that a grammar or `min_length` bans is never chosen while the row has another one.
+
     Args:
         scores_RV: float32 (R, V), the rows' logits, overwritten.
         rows: The rows.
     """
+    # From here on -inf means banned: whatever a model computes, another token is above.
+    scores_RV.nan_to_num_(-MOST_SCORE, MOST_SCORE, -MOST_SCORE).clamp_(-MOST_SCORE, MOST_SCORE)
     for index, row in enumerate(rows):
         if row.allowed is not None:
             restrict(scores_RV[index], row.allowed)

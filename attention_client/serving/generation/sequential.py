@@ -72,6 +72,8 @@ class SequentialEngine:
     def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
         self._attribution = attribution
         self._model = model.eval()
+        # `generate` would take what a request leaves open from here; a request has all settings itself.
+        model.generation_config = GenerationConfig()
         self._generate = GenerateManager()  # its thread is a daemon and needs no start
         self._jobs: dict[str, _Job] = {}
         self._current: str | None = None
@@ -142,7 +144,6 @@ class SequentialEngine:
         config = GenerationConfig(
             max_new_tokens=work.max_tokens,
             do_sample=False,  # the sampler leaves one token to choose
-            repetition_penalty=1.0,
             # -1 matches no token; None would select the model's own end tokens.
             eos_token_id=list(work.end_tokens) or -1,
             pad_token_id=0,

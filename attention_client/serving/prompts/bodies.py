@@ -24,10 +24,14 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 from attention_client.serving.prompts.fields import (
     Bias,
+    MinP,
     Prompts,
+    RepetitionPenalty,
     Stops,
     Strict,
     ToolChoice,
+    TopK,
+    TopP,
     unsupported,
 )
 from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
@@ -165,12 +169,12 @@ class GenerationRequest(Body, ConstraintFields):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Bias = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
     stop: Stops = Field([])

@@ -6,10 +6,23 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-__all__ = ["MOST_PROMPTS", "Bias", "Prompts", "Stops", "Strict", "ToolChoice", "unsupported"]
+__all__ = [
+    "FLOAT32_MAX",
+    "MOST_PROMPTS",
+    "Bias",
+    "MinP",
+    "Prompts",
+    "RepetitionPenalty",
+    "Stops",
+    "Strict",
+    "ToolChoice",
+    "TopK",
+    "TopP",
+    "unsupported",
+]
 
 _STOPS = 16
 _STOP_CHARACTERS = 1024
@@ -18,6 +31,10 @@ _TOKEN_ID = "[0-9]{1,10}"
 
 MOST_PROMPTS = 1024
 """Most prompts of one request."""
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+"""Largest number of float32, in which the next token is chosen; a larger one would be infinite there."""
+# The least number of float32 with all its digits. A device may take a smaller one for 0.
+_FLOAT32_MIN = 2.0**-126
 
 
 class Strict(BaseModel):
@@ -170,3 +187,11 @@ Bias = Annotated[dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema
 """What is added to the logits of tokens, by token id."""
 ToolChoice = Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)]
 """auto, none, required, or a function by name."""
+TopP = Annotated[float, Field(ge=_FLOAT32_MIN, le=1)]
+"""Probability of the tokens that nucleus sampling keeps."""
+TopK = Annotated[int, Field(ge=-1, lt=2**31)]
+"""Number of likeliest tokens to keep; 0 and -1: all."""
+MinP = Annotated[float, Field(ge=0, le=1)]
+"""Least probability to keep, as a part of the likeliest token's."""
+RepetitionPenalty = Annotated[float, Field(ge=_FLOAT32_MIN, le=FLOAT32_MAX)]
+"""Factor between logits, which makes no logit NaN."""

@@ -26,7 +26,11 @@ class ChatHandler(Handler):
     request_class = ChatRequest
     id_prefix = "chatcmpl"
     answer_object, chunk_object = "chat.completion", "chat.completion.chunk"
-    default_tokens = 1024
+
+    @staticmethod
+    def default_tokens(of_model: int | None) -> int:
+        """Return the model's default; without one, 1024."""
+        return of_model or 1024
 
     def parser(self, request: ChatRequest, prompt: list[int]) -> Any | None:
         """Return the parser of reasoning and tool calls (transformers'); None if answers are plain text."""

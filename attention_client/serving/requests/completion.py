@@ -18,7 +18,11 @@ class TextHandler(Handler):
     request_class = CompletionRequest
     id_prefix = "cmpl"
     answer_object = chunk_object = "text_completion"
-    default_tokens = 16  # OpenAI's
+
+    @staticmethod
+    def default_tokens(of_model: int | None) -> int:
+        """Return OpenAI's default, 16, or the model's if it is less."""
+        return min(of_model or 16, 16)
 
     def echo(self, request: CompletionRequest, prompt: list[int], index: int) -> str | None:
         """Return the prompt's text if the request asks for it: as it was given, or of its token ids."""

@@ -53,7 +53,6 @@ class Handler:
     id_prefix: ClassVar[str]
     answer_object: ClassVar[str]
     chunk_object: ClassVar[str]
-    default_tokens: ClassVar[int]
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -141,6 +140,11 @@ class Handler:
     def echo(self, request: Any, prompt: list[int], index: int) -> str | None:
         """Return the text that goes before each answer to the request's prompt `index`; None: no text."""
         return None
+
+    @staticmethod
+    @abstractmethod
+    def default_tokens(of_model: int | None) -> int:
+        """Return the most tokens of an answer to a request that names none, from the model's own default."""
 
     @abstractmethod
     def logprobs_form(self, request: Any) -> LogprobsForm:
@@ -281,7 +285,9 @@ class Handler:
     def _budget(self, request: GenerationRequest, prompt: list[int]) -> int:
         budget = request.token_budget
         if budget is None:
-            return min(self.default_tokens, self._service.max_model_len - len(prompt))
+            service = self._service
+            wanted = self.default_tokens(service.defaults.max_tokens)
+            return min(wanted, service.max_model_len - len(prompt))
         return budget
 
     def _work(
@@ -306,7 +312,7 @@ class Handler:
             id=work_id,
             prompt=prompt,
             max_tokens=max(1, budget),  # the engine processes a prompt to its first token
-            end_tokens=stops if ignores_end else (*service.end_tokens, *stops),
+            end_tokens=stops if ignores_end else (*service.defaults.end_tokens, *stops),
             sampling=self._sampling(request, len(prompt), choice, grammar),
             min_tokens=request.min_tokens or 0,
             servers=bool(options is not None and options.include_servers),
@@ -319,7 +325,8 @@ class Handler:
         choice: int,
         grammar: Grammar | None,
     ) -> Sampling:
-        defaults = self._service.sampling
+        defaults = self._service.defaults.sampling
+        ends = self._service.defaults.end_tokens
         temperature = request.temperature
         if temperature is None:
             asked = (request.top_p, request.top_k, request.min_p)
@@ -329,14 +336,14 @@ class Handler:
             temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
             top_p=defaults.top_p if request.top_p is None else request.top_p,
             top_k=defaults.top_k if request.top_k is None else max(request.top_k, 0),
-            min_p=request.min_p or 0.0,
+            min_p=defaults.min_p if request.min_p is None else request.min_p,
             seed=secrets.randbits(63) if request.seed is None else request.seed + choice,
             prompt_length=prompt_length,
             min_length=prompt_length + request.min_tokens if request.min_tokens else 0,
-            end_tokens=(*self._service.end_tokens, *(request.stop_token_ids or ())),
+            end_tokens=(*ends, *(request.stop_token_ids or ())),
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
-            repetition_penalty=request.repetition_penalty or 1.0,
+            repetition_penalty=request.repetition_penalty or defaults.repetition_penalty,
             logit_bias=tuple(request.biased_tokens.items()),
             logprobs=request.likeliest,
             prompt_logprobs=self.scores_prompts(request),

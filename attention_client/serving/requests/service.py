@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from transformers.cli.serving.utils import CBWorkerDeadError, get_response_template
 
+from attention_client.serving.context_length import context_length
 from attention_client.serving.errors import ApiError
+from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine import Engine
-from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
@@ -21,6 +23,7 @@ from attention_client.serving.requests.token_texts import TokenTexts
 
 __all__ = ["Service"]
 
+_LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -36,6 +39,7 @@ class Service:
         engine: Engine,
         limits: ServeLimits,
         metrics: ServeMetrics,
+        defaults: Defaults,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -46,30 +50,19 @@ class Service:
         self._names = {name, *aliases}
         self._created = self.clock()
         text_config = model.config.get_text_config()
-        bounds = (
-            limits.max_model_len,
-            getattr(text_config, "max_position_embeddings", None),
-            engine.capacity,
-        )
+        bounds = (limits.max_model_len, context_length(text_config), engine.capacity)
         self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
         self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
         tools = get_response_template(tokenizer, model) is not None
         self.prompts = PromptPool(
             tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size), tools)
         )
-        defaults = model.generation_config
-        ends = defaults.eos_token_id
-        if ends is None:
-            ends = tokenizer.eos_token_id
-        ends = [ends] if isinstance(ends, int) else ends or ()
-        self.end_tokens = tuple(end for end in ends if 0 <= end < text_config.vocab_size)
-        self.grammars = GrammarCompiler(tokenizer, int(text_config.vocab_size), self.end_tokens)
-        self.sampling = Sampling()
-        if defaults.do_sample:
-            self.sampling = Sampling(
-                temperature=1.0 if defaults.temperature is None else defaults.temperature,
-                top_p=1.0 if defaults.top_p is None else defaults.top_p,
-                top_k=defaults.top_k or 0,
+        self.defaults = defaults
+        self.grammars = GrammarCompiler(tokenizer, int(text_config.vocab_size), defaults.end_tokens)
+        if defaults.ignored:
+            _LOG.warning(
+                "generation_config.json: %s: not supported, so answers do not follow them",
+                ", ".join(defaults.ignored),
             )
 
     @staticmethod

@@ -1,0 +1,127 @@
+"""What a checkpoint decides for requests that do not: its generation_config.json and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError
+
+from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.prompts.fields import (
+    FLOAT32_MAX,
+    MinP,
+    RepetitionPenalty,
+    Strict,
+    TopK,
+    TopP,
+)
+from eaas.errors import CheckpointError
+
+__all__ = ["Defaults"]
+
+# Fields that change transformers' answers and not this endpoint's, with the value that changes nothing.
+_NOT_DONE: dict[str, Any] = {
+    "bad_words_ids": [],
+    "begin_suppress_tokens": [],
+    "constraints": None,
+    "diversity_penalty": 0,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": [],
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1,
+    "max_length": None,
+    "max_time": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "penalty_alpha": 0,
+    "sequence_bias": {},
+    "stop_strings": [],
+    "suppress_tokens": [],
+    "token_healing": False,
+    "top_h": 1,
+    "typical_p": 1,
+    "watermarking_config": None,
+}
+
+
+class _Fields(Strict):
+    """The fields that decide, with the bounds that requests have."""
+
+    do_sample: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=FLOAT32_MAX)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
+    eos_token_id: int | list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A model's defaults, which follow vLLM's, except that `do_sample` must be true for a temperature.
+
+    Attributes:
+        sampling: Settings of a request without its own.
+        max_tokens: Most tokens of an answer to a request that does not say; None: the endpoint decides.
+        end_tokens: Tokens that end an answer: those of generation_config.json and the tokenizer's.
+        ignored: Names of fields that would change an answer and do not.
+    """
+
+    sampling: Sampling
+    max_tokens: int | None
+    end_tokens: tuple[int, ...]
+    ignored: tuple[str, ...]
+
+    @classmethod
+    def of(cls, generation_config: Any, tokenizer: Any, config: Any) -> Self:
+        """Read the defaults of a model.
+
+        Args:
+            generation_config: transformers' `GenerationConfig` of the checkpoint.
+            tokenizer: The checkpoint's tokenizer.
+            config: The model's config. End tokens beyond its vocabulary cannot occur.
+
+        Raises:
+            CheckpointError: A field has a value that no request may have.
+        """
+        given = generation_config.to_dict()
+        try:
+            fields = _Fields.model_validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            file = "config.json" if given.get("_from_model_config") else "generation_config.json"
+            raise CheckpointError(
+                f"{file}: {first['loc'][0]} {first['input']!r} cannot be used ({first['msg']}): change or "
+                "remove it"
+            ) from None
+        sampling = Sampling(
+            temperature=_or(fields.temperature, 1.0) if fields.do_sample else 0.0,
+            top_p=_or(fields.top_p, 1.0),
+            top_k=max(_or(fields.top_k, 0), 0),
+            min_p=_or(fields.min_p, 0.0),
+            repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        )
+        ends = fields.eos_token_id
+        named = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
+        vocabulary = config.get_text_config().vocab_size
+        known = (end for end in named if end is not None and 0 <= end < vocabulary)
+        ignored = (
+            name for name, neutral in _NOT_DONE.items() if given.get(name) not in (None, neutral)
+        )
+        return cls(sampling, fields.max_new_tokens, tuple(dict.fromkeys(known)), tuple(ignored))
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
