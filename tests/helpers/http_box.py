@@ -55,6 +55,15 @@ CONFIGS = {
         kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
         first_k_dense_replace=1,
     ),
+    # 128 positions.
+    "yarn": Qwen3MoeConfig(
+        **COMMON | {"max_position_embeddings": 32}, head_dim=8, intermediate_size=64,
+        moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
     # Its linear attention has no paged form: the sequential engine serves it.
     "qwen3_next": Qwen3NextConfig(
         **COMMON, head_dim=8, moe_intermediate_size=16, shared_expert_intermediate_size=16,

@@ -102,9 +102,9 @@ class Defaults:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             file = "config.json" if given.get("_from_model_config") else "generation_config.json"
+            reason = first["msg"].removeprefix("Value error, ")
             raise CheckpointError(
-                f"{file}: {first['loc'][0]} {first['input']!r} cannot be used ({first['msg']}): change or "
-                "remove it"
+                f"{file}: {first['loc'][0]} {first['input']!r} cannot be used ({reason}): change or remove it"
             ) from None
         sampling = Sampling(
             temperature=_or(fields.temperature, 1.0) if fields.do_sample else 0.0,

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 __all__ = [
@@ -177,6 +177,15 @@ def _tool_choice(value: Any) -> Any:
     )
 
 
+def _positive(value: float) -> float:
+    if not _FLOAT32_MIN <= value <= FLOAT32_MAX:
+        raise ValueError("must be above 0 and finite, also in float32")
+    return value
+
+
+_POSITIVE = AfterValidator(_positive)
+_POSITIVE_SCHEMA = {"type": "number", "minimum": _FLOAT32_MIN, "maximum": FLOAT32_MAX}
+
 Stops = Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)]
 """Stop strings: one, or a list."""
 Prompts = Annotated[
@@ -187,11 +196,11 @@ Bias = Annotated[dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema
 """What is added to the logits of tokens, by token id."""
 ToolChoice = Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)]
 """auto, none, required, or a function by name."""
-TopP = Annotated[float, Field(ge=_FLOAT32_MIN, le=1)]
+TopP = Annotated[float, _POSITIVE, Field(le=1), WithJsonSchema(_POSITIVE_SCHEMA | {"maximum": 1})]
 """Probability of the tokens that nucleus sampling keeps."""
 TopK = Annotated[int, Field(ge=-1, lt=2**31)]
 """Number of likeliest tokens to keep; 0 and -1: all."""
 MinP = Annotated[float, Field(ge=0, le=1)]
 """Least probability to keep, as a part of the likeliest token's."""
-RepetitionPenalty = Annotated[float, Field(ge=_FLOAT32_MIN, le=FLOAT32_MAX)]
+RepetitionPenalty = Annotated[float, _POSITIVE, WithJsonSchema(_POSITIVE_SCHEMA)]
 """Factor between logits, which makes no logit NaN."""

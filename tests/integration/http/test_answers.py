@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import openai
 import pytest
+import torch
 
 from eaas.errors import ExpertsUnavailableError
-from http_box import CHAT, Box, error_of, events
+from http_box import CHAT, Box, error_of, events, tiny_model
 
 pytestmark = pytest.mark.integration
 
@@ -178,6 +180,28 @@ def test_default_budgets(box: Box) -> None:
     answer = box.http.post("/v1/chat/completions", json=CHAT | {"ignore_eos": True}).json()
     usage, room = answer["usage"], box.http.get("/v1/models/tiny").json()["max_model_len"]
     assert usage["total_tokens"] == room == 24 * 8  # less than 1024 fits
+
+
+def test_the_context_is_the_extended_one() -> None:
+    with closing(Box("yarn")) as box:
+        prompt = list(range(40))  # more than max_position_embeddings
+        prompt_1T = torch.tensor([prompt])
+        expected = tiny_model("yarn").generate(
+            prompt_1T,
+            attention_mask=torch.ones_like(prompt_1T),
+            max_new_tokens=88,
+            do_sample=False,
+            eos_token_id=-1,
+        )[0, 40:]
+        answer = box.complete(prompt, max_tokens=88)
+        assert answer["choices"][0]["text"] == box.tokenizer.decode(
+            expected, skip_special_tokens=True
+        )
+        assert answer["usage"]["total_tokens"] == 128
+        assert box.http.get("/v1/models/tiny").json()["max_model_len"] == 128
+        body = {"prompt": prompt, "max_tokens": 89}
+        response = box.http.post("/v1/completions", json=body)
+        assert error_of(response)["code"] == "context_length_exceeded"
 
 
 def test_one_token_answers_never_hang(box: Box) -> None:

@@ -168,12 +168,12 @@ SETTINGS = st.fixed_dictionaries(
     optional={
         "n": st.integers(1, 3),
         "temperature": st.floats(0, 2),
-        "top_p": st.floats(0, 1, exclude_min=True),
+        "top_p": st.floats(2.0**-126, 1),
         "top_k": st.integers(-1, 300),
         "min_p": st.floats(0, 1),
         "presence_penalty": st.floats(-2, 2),
         "frequency_penalty": st.floats(-2, 2),
-        "repetition_penalty": st.floats(0, exclude_min=True, allow_infinity=False),
+        "repetition_penalty": st.floats(2.0**-126, 3.4e38),
         "logit_bias": st.dictionaries(
             st.integers(0, 259).map(str), st.floats(-100, 100), max_size=4
         ),

@@ -80,6 +80,13 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        # What is 0 or infinite in float32.
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+        ({"repetition_penalty": 3.5e38}, "repetition_penalty"),
+        ({"repetition_penalty": 10**400}, "repetition_penalty"),
+        ({"top_p": 1e-50}, "top_p"),
+        ({"min_p": float("inf")}, "min_p"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias"),
         ({"min_p": 1.1}, "min_p"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),

@@ -184,3 +184,57 @@ def test_no_setting_brings_a_forbidden_token_back(temperature: float) -> None:
     assert free in (7, 8)
     allowed[7] = False
     assert choose(random_scores(1), rows[:1]).tolist() == [3]
+
+
+FLOAT32 = {"min_value": 2.0**-126, "max_value": 3.4e38}
+LEGAL = st.builds(
+    Sampling,
+    # generation_config.json may have any temperature; below 1e-5 it is 0.
+    temperature=st.sampled_from([0.0, 1e-5, 1.0, 2.0, 1e30]) | st.floats(1e-5, 3.4e38),
+    top_p=st.just(1.0) | st.floats(2.0**-126, 1),
+    top_k=st.sampled_from([0, 1, VOCABULARY - 1, VOCABULARY, 2**31 - 1]),
+    min_p=st.sampled_from([0.0, 1e-50, 1.0]) | st.floats(0, 1),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.just(1.0) | st.floats(**FLOAT32),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, VOCABULARY - 1), st.floats(-100, 100)), max_size=5
+    ).map(tuple),
+    end_tokens=st.lists(st.integers(0, VOCABULARY - 1), max_size=3).map(tuple),
+    min_length=st.sampled_from([0, 9]),
+)
+# A model may also compute what is no number.
+LOGITS = st.sampled_from(
+    [0.0, -3.0, 3.0, 1e-40, 1e38, -1e38, torch.inf, -torch.inf, torch.nan]
+) | st.floats(-50, 50, width=32)
+
+
+@given(LEGAL, st.lists(LOGITS, min_size=VOCABULARY, max_size=VOCABULARY), st.data())
+def test_no_legal_settings_make_a_banned_token_possible(
+    sampling: Sampling, logits: list[float], data: st.DataObject
+) -> None:
+    """Neither before the minimum length nor in a grammar, whatever the model computes."""
+    tokens = st.integers(0, VOCABULARY - 1)
+    history = History(2)
+    history.extend(data.draw(st.lists(tokens, max_size=8)))
+    allowed = None
+    legal = set(range(VOCABULARY))
+    if sampling.min_length:
+        legal -= set(sampling.end_tokens)
+    else:
+        legal = data.draw(st.sets(tokens, min_size=1))
+        allowed = np.zeros(VOCABULARY, bool)
+        allowed[list(legal)] = True
+    row = Row(0, sampling, 8, history, allowed)
+    assert choose(torch.tensor([logits]), [row]).item() in legal
+
+
+def test_an_extreme_penalty_leaves_other_tokens_in_their_order() -> None:
+    scores_BV = random_scores(1)
+    best, second = scores_BV[0].topk(2).indices.tolist()
+    history = History(1)
+    history.extend([best])
+    for penalty in (2.0**-126, 3.4e38):
+        row = Row(0, Sampling(repetition_penalty=penalty), 1, history)
+        assert choose(scores_BV.clone(), [row]).tolist() == [best if penalty < 1 else second]
