@@ -132,7 +132,7 @@ def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         rows: The rows.
     """
     # From here on -inf means banned: whatever a model computes, another token is above.
-    scores_RV.nan_to_num_(-MOST_SCORE, MOST_SCORE, -MOST_SCORE).clamp_(-MOST_SCORE, MOST_SCORE)
+    scores_RV.nan_to_num_(nan=-MOST_SCORE).clamp_(-MOST_SCORE, MOST_SCORE)
     for index, row in enumerate(rows):
         if row.allowed is not None:
             restrict(scores_RV[index], row.allowed)
