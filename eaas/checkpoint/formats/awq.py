@@ -26,8 +26,9 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def awq_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
-    version = one_of(config, ("version", "checkpoint_format", "format"), "gemm")
-    if version != "gemm" or config.get("backend") == "llm-awq":
+    default = "llm-awq" if config.get("backend") == "llm-awq" else "gemm"
+    version = one_of(config, ("version", "checkpoint_format", "format"), default)
+    if version != "gemm":
         raise Unreadable(f"awq version {version!r} is not supported (supported: gemm, 4 bits)")
     for key, entry in tensors.items():
         if not key.endswith(_QWEIGHT):

@@ -61,7 +61,9 @@ def matches(field: str, pattern: str, module: str) -> bool:
     try:
         return re.match(pattern, module) is not None
     except re.error as error:
-        raise Unreadable(f"{field} has an invalid regular expression, {pattern!r}: {error}") from error
+        raise Unreadable(
+            f"{field} has an invalid regular expression, {pattern!r}: {error}"
+        ) from error
 
 
 def group_of(weight: str, inputs: int, groups: int, stated: int | None) -> int:

@@ -47,7 +47,9 @@ def gptq_matrices(
             f"gptq with checkpoint_format {version!r} is not supported (supported: {', '.join(_LESS)})"
         )
     if config.get("adapter"):
-        raise Unreadable("gptq with an adapter, which is computed beside the weights, is not supported")
+        raise Unreadable(
+            "gptq with an adapter, which is computed beside the weights, is not supported"
+        )
     for key, entry in tensors.items():
         if not key.endswith(_QWEIGHT):
             continue
@@ -93,9 +95,7 @@ def _settings(config: Mapping[str, Any], module: str) -> tuple[str, Mapping[str,
     return "the section", config
 
 
-def _bits(
-    module: str, rule: str, stated: int | None, shapes: Mapping[str, tuple[int, ...]]
-) -> int:
+def _bits(module: str, rule: str, stated: int | None, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the bits of a code, by the shapes: published sections may state others."""
     (words, rows), (groups, zero_words) = shapes["qweight"], shapes["qzeros"]
     if shapes["scales"] == (groups, rows):

@@ -73,9 +73,7 @@ def find_matrices(
     return matrices, config
 
 
-def _matrices(
-    file: str, section: Section, tensors: Mapping[str, Entry]
-) -> dict[str, StoredMatrix]:
+def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict[str, StoredMatrix]:
     method = section.method
     if not isinstance(method, str) or method not in _READERS:
         what = "with no quant_method" if method is None else f"quantised with {method!r}"

@@ -77,9 +77,7 @@ def side_section(
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UnsupportedModelError(
-                f"{place(file)} is not JSON ({error}): {_COPY}"
-            ) from error
+            raise UnsupportedModelError(f"{place(file)} is not JSON ({error}): {_COPY}") from error
         if not isinstance(fields, dict):
             raise _no_mapping(place(file), fields)
         return _section(file, fields, method)
