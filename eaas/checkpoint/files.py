@@ -162,8 +162,8 @@ def _read_files(source: Source) -> CheckpointFiles:
     model_type = config["model_type"]
     if not _counts_experts(config) and not any(map(_OF_EXPERTS.search, (model_type, *tensors))):
         raise dense(source, model_type)
-    matrices, config = find_matrices(source.place, partial(_read_json, source), config, tensors)
-    return CheckpointFiles(source, config, headers, tensors, matrices)
+    matrices, described = find_matrices(source.place, partial(_read_json, source), config, tensors)
+    return CheckpointFiles(source, described, headers, tensors, matrices)
 
 
 def _read_config(source: Source) -> dict[str, Any]:

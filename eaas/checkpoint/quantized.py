@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DAMAGED", "QuantizedMatrix", "WeightFormat", "concatenate"]
 
-DAMAGED = "if the shard's SHA-256 is not the published one, download it again, else use another version of the model"
+DAMAGED = "if the shard is not as published (SHA-256), download it again, else use another version"
 """Remedy for numbers that no weight has: this copy is damaged, or was published so."""
 
 

@@ -1,4 +1,4 @@
-"""Steps that several formats share: numbers of a section, groups of inputs, packed codes, blocks of scales."""
+"""Steps that several formats share: fields of a section, groups of inputs, packed codes, blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FP8: e4m3 codes, scales of blocks or channels (`quant_method` fp8, as DeepSeek and Qwen publish it; modelopt).
+"""FP8 (`quant_method` fp8, as DeepSeek and Qwen publish it; modelopt): e4m3, scales of blocks or channels.
 
 Tensors: X (F8_E4M3), X_scale_inv or X_scale (any float; what a code is multiplied by).
 """

@@ -1,4 +1,4 @@
-"""Quantised checkpoints as a whole: every weight is the dequantised one, or one line says what does not fit."""
+"""Whole quantised checkpoints: each weight is the dequantised one, or one line says what does not fit."""
 
 import json
 from collections.abc import Callable

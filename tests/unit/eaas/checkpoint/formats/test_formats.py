@@ -360,7 +360,7 @@ def test_a_section_that_is_no_mapping_is_refused(tmp_path: Path, section: object
     path = write(tmp_path, SCHEMES["fp8"], {"m.weight": weight()})
     config = {"model_type": "qwen3_moe", "quantization_config": section}
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match="quantization_config is .* where a mapping"):
+    with pytest.raises(UnsupportedModelError, match=r"quantization_config is .* where a mapping"):
         read_files(path)
 
 
