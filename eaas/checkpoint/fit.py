@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eaas.checkpoint.formats import StoredFormat, StoredMatrix
 from eaas.checkpoint.header import TensorEntry
@@ -40,6 +40,9 @@ def refuse_misfits(
         UnsupportedModelError: A weight has integers where the model has floats, or a matrix has other sizes.
     """
     places = skeleton.state_dict()
+    turned = {
+        name for name, module in skeleton.named_modules() if getattr(module, "is_transposed", False)
+    }
     for key, (target, pattern) in targets.items():
         wanted, matrix = places[target], matrices.get(key)
         if matrix is None:
@@ -50,7 +53,10 @@ def refuse_misfits(
                     "numbers, and config.json tells no format of it: use another version of the model"
                 )
             continue
-        shape = _as_stored(wanted.shape, skeleton.get_submodule(target.rpartition(".")[0]))
+        shape = tuple(wanted.shape)
+        if target.rpartition(".")[0] in turned:
+            # Formats have the inputs last.
+            shape = (*shape[:-2], shape[-1], shape[-2])
         # transformers' rules put experts, and their gate and up, one below the other.
         if matrix.shape != shape if pattern is None else matrix.shape[-1] != shape[-1]:
             raise UnsupportedModelError(
@@ -90,10 +96,3 @@ def _are_alike(first: StoredFormat | None, second: StoredFormat | None) -> bool:
         return first is second
     groups = {first.group, second.group} - {0}
     return len(groups) < 2 and replace(first, group=0) == replace(second, group=0)
-
-
-def _as_stored(shape: Any, module: nn.Module) -> tuple[int, ...]:
-    """Shape of a parameter with the inputs last, as formats store them."""
-    *outer, rows, inputs = shape if len(shape) > 1 else (1, *shape)
-    is_transposed = getattr(module, "is_transposed", False)
-    return (*outer, inputs, rows) if is_transposed else (*outer, rows, inputs)

@@ -29,8 +29,8 @@ _REMEDY = "use another version of the model, or dequantise it with transformers 
 _NARROW_FLOATS = ("F8_", "F6_", "F4")
 _BYTES = ("I8", "U8")
 _INTEGERS = (*_BYTES, "I16", "U16", "I32", "U32", "I64", "U64")
-# Of a weight that a tensor scales: no model of transformers has a parameter X beside a parameter X_scale.
-_SCALES = re.compile(r"(.+?)_scales?(?:_inv)?")
+# Of a tensor that scales a weight: no model of transformers has a parameter X beside a parameter X_scale.
+_SCALES = ("_scale", "_scale_inv", "_scales")
 _WEIGHTS = ("weight", "qweight", "weight_packed")
 # What SmoothQuant and AWQ divide a module's input by, if no layer before it does.
 _SMOOTHING = "pre_quant_scale"
@@ -93,12 +93,12 @@ def _unread(tensors: Mapping[str, Entry], parts: Collection[str]) -> str | None:
         if name in parts:
             continue
         last = name.rpartition(".")[2]
-        scaled = _SCALES.fullmatch(name)
+        scaled = name.removesuffix("_inv").rpartition("_")[0] if name.endswith(_SCALES) else None
         if (
             entry.dtype.startswith(_NARROW_FLOATS)
             or (entry.dtype in _BYTES and len(entry.shape) > 1 and not _TABLE.search(last))
             or (entry.dtype in _INTEGERS and last in _WEIGHTS)
-            or (scaled is not None and scaled[1] in tensors and scaled[1] not in parts)
+            or (scaled in tensors and scaled not in parts)
             or last == _SMOOTHING
         ):
             return name
