@@ -98,15 +98,19 @@ def _check(config: Mapping[str, Any], schemes: list[Mapping[str, Any]]) -> None:
             )
     if config.get("sparsity_config"):
         raise Unreadable("compressed-tensors with a sparsity_config is not supported")
-    transforms = (config.get("transform_config") or {}).get("config_groups") or {}
-    for transform in transforms.values():
-        for step in transform.get("apply") or ():
-            # Those at a weight are already in the weights.
-            if step.get("location") not in ("weight_input", "weight_output"):
-                raise Unreadable(
-                    "compressed-tensors with a transform_config that transforms the "
-                    f"{step.get('location')} of modules is not supported"
-                )
+    transforms = config.get("transform_config") or {}
+    steps = [
+        step.get("location")
+        for transform in transforms.get("config_groups", transforms).values()
+        for step in transform.get("apply", ({},))
+    ]
+    for location in steps:
+        # Those at a weight are already in the weights.
+        if location not in ("weight_input", "weight_output"):
+            raise Unreadable(
+                f"compressed-tensors with a transform_config that transforms the {location} of modules is "
+                "not supported"
+            )
     patterns = {
         "targets": [target for scheme in schemes for target in scheme.get("targets") or ()],
         "ignore": config.get("ignore") or (),

@@ -35,9 +35,10 @@ def set_section(path: Path, section: dict[str, Any]) -> None:
         SCHEMES["modelopt-fp8"],
         SCHEMES["modelopt-blocks"],
         Scheme(gptq(32).config, gptq(32).pack, file="quantize_config.json"),
+        Scheme(gptq(32).config | {"group_size": 16, "bits": 8}, gptq(32).pack),
         Scheme({"zero_point": True, "w_bit": 4}, SCHEMES["awq-32"].pack, file="quant_config.json"),
     ],
-    ids=["dynamic", "modelopt", "modelopt blocks", "autogptq", "autoawq"],
+    ids=["dynamic", "modelopt", "modelopt blocks", "autogptq", "wrong numbers", "autoawq"],
 )
 def test_every_weight_is_the_dequantised_one(
     checkpoint: Callable[..., Path], tmp_path: Path, scheme: Scheme

@@ -220,7 +220,7 @@ def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("location", ["input", "output", "k_cache"])
+@pytest.mark.parametrize("location", ["input", "output", "k_cache", None])
 def test_transforms_while_computing_are_refused(tmp_path: Path, location: str) -> None:
     steps = [{"location": "weight_input", "targets": ["Linear"]}, {"location": location}]
     transform = {"config_groups": {"u": {"type": "hadamard", "apply": steps}}}
