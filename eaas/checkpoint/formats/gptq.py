@@ -75,8 +75,8 @@ def gptq_matrices(
             StoredFormat(
                 _FORMATS[bits],
                 group,
-                # Zero points are always stored. A kernel for int4 is not slower with them.
-                has_zeros=bits == 4 or not settings.get("sym", True),
+                # All files have zero points. Kernels for int4 are not slower with them.
+                has_zeros=bits == 4 or not settings.get("sym"),
                 has_order=bool(settings.get("desc_act")),
             ),
             (rows, inputs),

@@ -76,9 +76,11 @@ def find_matrices(
 def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict[str, StoredMatrix]:
     method = section.method
     if not isinstance(method, str) or method not in _READERS:
-        what = "with no quant_method" if method is None else f"quantised with {method!r}"
+        known = ", ".join(_READERS)
         raise UnsupportedModelError(
-            f"{file}: {what}, which is not supported (supported: {', '.join(_READERS)}): {_REMEDY}"
+            f"{file}: its quantisation names no quant_method (supported: {known}): {_REMEDY}"
+            if method is None
+            else f"{file}: quantised with {method!r}, which is not supported (supported: {known}): {_REMEDY}"
         )
     try:
         return {matrix.name: matrix for matrix in _READERS[method](section.fields, tensors)}
@@ -108,13 +110,14 @@ def _unread(tensors: Mapping[str, Entry], parts: Collection[str]) -> str | None:
 def _not_described(
     place: Callable[[str], str], section: Section | None, name: str, entry: Entry
 ) -> UnsupportedModelError:
-    what = f"{place(entry.shard)}: tensor {name} ({entry.dtype}) belongs to a quantised weight"
+    tensor = f"{place(entry.shard)}: tensor {name} ({entry.dtype})"
     if section is None:
         files = ", ".join(SIDE_FILES)
         return UnsupportedModelError(
-            f"{what}, and neither config.json (quantization_config) nor one of {files} tells its format: "
-            "add the file that was published with the model"
+            f"{tensor} belongs to a quantised weight, and neither config.json (quantization_config) nor one of "
+            f"{files} tells its format: add the file that was published with the model"
         )
     return UnsupportedModelError(
-        f"{what}, which {section.method} of {section.file} does not read: {_REMEDY}"
+        f"{tensor} belongs to a quantised weight, which {section.method} of {section.file} does not read: "
+        f"{_REMEDY}"
     )

@@ -212,6 +212,14 @@ def test_tensors_decide_what_a_section_states_wrongly(
     torch.testing.assert_close(found[...], packed.weight_NK, rtol=0, atol=scheme.atol)
 
 
+@pytest.mark.parametrize(("sym", "has_zeros"), [(True, False), (False, True), (None, True)])
+def test_zero_points_of_gptq(tmp_path: Path, sym: bool | None, has_zeros: bool) -> None:
+    """They are in each file. Kernels leave out those that the section says to be the middle."""
+    scheme = changed("gptq-int8", sym=sym)
+    found = opened(write(tmp_path, scheme, stored(scheme.pack(weight()))))
+    assert found.matrix.stored.has_zeros is has_zeros
+
+
 def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
     packed = SCHEMES["fp8"].pack(weight())
     scheme = Scheme({"quant_method": "fp8"}, SCHEMES["fp8"].pack)
