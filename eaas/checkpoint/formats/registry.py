@@ -114,8 +114,8 @@ def _not_described(
     if section is None:
         files = ", ".join(SIDE_FILES)
         return UnsupportedModelError(
-            f"{tensor} belongs to a quantised weight, and neither config.json (quantization_config) nor one of "
-            f"{files} tells its format: add the file that was published with the model"
+            f"{tensor} belongs to a quantised weight, and neither config.json (quantization_config) nor one "
+            f"of {files} tells its format: add the file that was published with the model"
         )
     return UnsupportedModelError(
         f"{tensor} belongs to a quantised weight, which {section.method} of {section.file} does not read: "
