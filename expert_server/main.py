@@ -200,6 +200,7 @@ class ExpertServer:
                     self._source.directory if isinstance(self._source, LocalSource) else None,
                     config.share_bytes_per_s,
                     self.shape.digest,
+                    checkpoint.config_text,
                 ),
                 hotness,
                 self.drain,

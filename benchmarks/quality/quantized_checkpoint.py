@@ -42,12 +42,16 @@ class Scheme:
         pack: Packs a weight (N, K).
         atol: Largest difference of a reader's float32 values from the packed weight's.
         experts_only: Attention stays as it is.
+        attention: Packs attention's weights; None: `pack` does.
+        file: Where the section is, if not in config.json.
     """
 
     config: dict[str, Any]
     pack: Callable[[torch.Tensor], Packed]
     atol: float = 0.0
     experts_only: bool = False
+    attention: Callable[[torch.Tensor], Packed] | None = None
+    file: str = "config.json"
 
 
 def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -143,6 +147,29 @@ def _awq(group: int) -> Scheme:
     return Scheme(config, pack)
 
 
+def _mixed() -> Scheme:
+    """GPTQ in 4 bits, attention in 8 bits by a rule, as gptqmodel writes it."""
+    four, eight = gptq(32), gptq(32, 8)
+    rules = {"+:.*self_attn\\..*": {"bits": 8, "group_size": 32}, "-:.*mlp\\.gate$": {}}
+    return Scheme(four.config | {"dynamic": rules}, four.pack, attention=eight.pack)
+
+
+def _modelopt(algorithm: str, scheme: Scheme) -> Scheme:
+    """A scheme's codes, as ModelOpt names and shapes its scales."""
+
+    def pack(weight_NK: torch.Tensor) -> Packed:
+        packed = scheme.pack(weight_NK)
+        scale = packed.tensors.pop("weight_scale_inv", None)
+        if scale is not None:
+            packed.tensors["weight_scale"] = scale[:, None, :, None].contiguous()
+        packed.tensors["input_scale"] = torch.tensor(0.5)
+        return packed
+
+    section = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    config = {"producer": {"name": "modelopt", "version": "0.39.0"}, "quantization": section}
+    return Scheme(config, pack, file="hf_quant_config.json")
+
+
 def fp8(block: tuple[int, int] | None) -> Scheme:
     """e4m3 with a scale per block (`weight_scale_inv`) or for the whole matrix (`weight_scale`)."""
 
@@ -223,6 +250,8 @@ def _compressed(form: str, **weights: Any) -> Scheme:
 SCHEMES: dict[str, Scheme] = {
     "fp8": fp8((128, 128)),
     "fp8-tensor": fp8(None),
+    "modelopt-fp8": _modelopt("FP8", fp8(None)),
+    "modelopt-blocks": _modelopt("FP8_PB_WO", fp8((128, 128))),
     "mxfp4": mxfp4(),
     "gptq": gptq(128),
     "gptq-channel": gptq(-1),
@@ -230,6 +259,7 @@ SCHEMES: dict[str, Scheme] = {
     "gptq-zeros": gptq(64, symmetric=False),
     "gptq-v2": gptq(128, symmetric=False, v2=True),
     "gptq-int8": gptq(128, 8),
+    "gptq-mixed": _mixed(),
     "awq": _awq(128),
     "awq-32": _awq(32),
     "ct-int4": _compressed("pack-quantized", num_bits=4, strategy="group", group_size=32),
@@ -268,14 +298,16 @@ def quantized_copy(
                 exact[name] = tensor.float() if floats else tensor
                 continue
             # gpt-oss has all experts of a layer in a tensor (E, K, N).
-            packed = scheme.pack(tensor.transpose(1, 2) if tensor.dim() == 3 else tensor)
+            pack = (scheme.attention or scheme.pack) if ".self_attn." in name else scheme.pack
+            packed = pack(tensor.transpose(1, 2) if tensor.dim() == 3 else tensor)
             weight = packed.weight_NK.float()
             exact[name] = (weight.transpose(1, 2) if tensor.dim() == 3 else weight).contiguous()
             module = name.removesuffix(".weight")
             for part, value in packed.tensors.items():
                 stored[name + part if part.startswith("_") else f"{module}.{part}"] = value
     config = json.loads((model / "config.json").read_text())
-    section = {"quantization_config": scheme.config} if scheme.config else {}
+    is_inside = bool(scheme.config) and scheme.file == "config.json"
+    section = {"quantization_config": scheme.config} if is_inside else {}
     for path, tensors, change in (
         (to, stored, {"dtype": str(dtype).removeprefix("torch.")} | section),
         (plain, exact, {"dtype": "float32"}),
@@ -286,6 +318,8 @@ def quantized_copy(
                 shutil.copy(file, path)
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
         (path / "config.json").write_text(json.dumps(config | change))
+    if scheme.file != "config.json":
+        (to / scheme.file).write_text(json.dumps(scheme.config))
     return plain
 
 

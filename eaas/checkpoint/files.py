@@ -47,7 +47,7 @@ class CheckpointFiles:
 
     Attributes:
         source: Where the files are.
-        config: Content of config.json.
+        config: Content of config.json, with the section of a side file that tells the format.
         headers: Name of a shard -> header.
         tensors: Tensor name -> entry, for all shards.
         matrices: Name of a weight -> how it is stored, for all quantised weights.
@@ -162,8 +162,8 @@ def _read_files(source: Source) -> CheckpointFiles:
     model_type = config["model_type"]
     if not _counts_experts(config) and not any(map(_OF_EXPERTS.search, (model_type, *tensors))):
         raise dense(source, model_type)
-    matrices = find_matrices(source.place(CONFIG), config, tensors)
-    return CheckpointFiles(source, config, headers, tensors, matrices)
+    matrices, described = find_matrices(source.place, partial(_read_json, source), config, tensors)
+    return CheckpointFiles(source, described, headers, tensors, matrices)
 
 
 def _read_config(source: Source) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.files import CheckpointFiles, dense, read_files
+from eaas.checkpoint.fit import TORCH_DTYPES, common_format, refuse_misfits
 from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.quantized_slice import QuantizedSlice
@@ -47,7 +48,6 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 # Checkpoints that bring code for an architecture of transformers: their model_type -> architecture, and its
 # model_type in transformers. That code is not run.
 _SAME_AS = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3")}
-_TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class Checkpoint:
             checkpoint.stored_keys(checkpoint.other_keys())
         )
         checkpoint.shape = replace(checkpoint.shape, digest=digest)
+        refuse_misfits(
+            files.source.place, skeleton, checkpoint._targets, files.tensors, files.matrices
+        )
         return checkpoint
 
     @property
@@ -127,6 +130,11 @@ class Checkpoint:
     def keys(self) -> Mapping[str, str]:
         """All tensors of the checkpoint, as they are stored: name -> name of the shard that holds it."""
         return {name: entry.shard for name, entry in self._files.tensors.items()}
+
+    @property
+    def config_text(self) -> bytes:
+        """config.json, with the section of a side file that tells how the weights are stored."""
+        return json.dumps(self._files.config).encode()
 
     @property
     def is_quantized(self) -> bool:
@@ -214,22 +222,18 @@ class Checkpoint:
     def stored_format(self) -> StoredFormat | None:
         """Number format of the routed experts, if they are quantised.
 
-        Raises UnsupportedModelError if they have several.
+        Raises UnsupportedModelError if two have different ones.
         """
         matrices = self._files.matrices
-        formats = {
-            matrices[tensor.key].stored if tensor.key in matrices else None
-            for tensor in self.expert_tensors
-            if tensor.key in matrices
-            or len(self._shape_of(tensor.key)) - (tensor.expert is None) > 1
-        }
-        if len(formats) > 1:
-            names = ", ".join(sorted(str(each or "not quantised") for each in formats))
-            raise UnsupportedModelError(
-                f"{self.source}: its routed experts have several number formats ({names}): quantise all of "
-                "them alike"
-            )
-        return next(iter(formats), None)
+        return common_format(
+            self.source,
+            (
+                (tensor.key, matrices[tensor.key].stored if tensor.key in matrices else None)
+                for tensor in self.expert_tensors
+                if tensor.key in matrices
+                or len(self._shape_of(tensor.key)) - (tensor.expert is None) > 1
+            ),
+        )
 
     def _weights(self) -> frozenset[str]:
         """Names of all weights: quantised ones by the name that the model expects."""
@@ -381,7 +385,7 @@ def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
 
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
-    names = (_TORCH_DTYPES.get(entry.dtype) for entry in files.tensors.values())
+    names = (TORCH_DTYPES.get(entry.dtype) for entry in files.tensors.values())
     return getattr(torch, next((name for name in names if name), "float32"))  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,10 @@ from eaas.errors import CorruptShardError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["QuantizedMatrix", "WeightFormat", "concatenate"]
+__all__ = ["DAMAGED", "QuantizedMatrix", "WeightFormat", "concatenate"]
+
+DAMAGED = "if the shard is not as published (SHA-256), download it again, else use another version"
+"""Remedy for numbers that no weight has: this copy is damaged, or was published so."""
 
 
 class WeightFormat(StrEnum):
@@ -91,9 +94,9 @@ class QuantizedMatrix:
         else:
             is_number = bool(self.scales.isfinite().all())
         if not is_number:
-            raise CorruptShardError(f"{name}: a scale is NaN or infinite: download the shard again")
+            raise CorruptShardError(f"{name}: a scale is NaN or infinite: {DAMAGED}")
         if self.format is WeightFormat.FP8 and bool(((self.codes & 0x7F) == 0x7F).any()):
-            raise CorruptShardError(f"{name}: a weight is NaN: download the shard again")
+            raise CorruptShardError(f"{name}: a weight is NaN: {DAMAGED}")
 
     def values(self) -> torch.Tensor:
         """Return the codes' values without scale and zero: float32 (N, K), in the order of the codes."""

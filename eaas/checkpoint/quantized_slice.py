@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eaas.checkpoint.formats import StoredMatrix
 from eaas.checkpoint.formats.stored import Unreadable
 from eaas.checkpoint.pieces import Look, Pause, at_once, unseen
-from eaas.checkpoint.quantized import QuantizedMatrix
+from eaas.checkpoint.quantized import DAMAGED, QuantizedMatrix
 from eaas.checkpoint.shard import TensorSlice
 from eaas.errors import CorruptShardError
 
@@ -100,6 +100,6 @@ class QuantizedSlice:
         except (Unreadable, RuntimeError) as error:
             why = " ".join(str(error).split())[:200]
             raise CorruptShardError(
-                f"{first.shard.place}: tensor {first.key}: {why}: download the shard again"
+                f"{first.shard.place}: tensor {first.key}: {why}: {DAMAGED}"
             ) from error
         return matrix

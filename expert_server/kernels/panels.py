@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause, at_once, pieces
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.quantized import DAMAGED, QuantizedMatrix, WeightFormat
 from eaas.errors import CorruptShardError
 from eaas.memory import huge_memory
 from expert_server.kernels import _native
@@ -199,7 +199,7 @@ class _Packing:
             panel_words,
         )
         if not is_finite:
-            raise CorruptShardError("a scale is NaN or infinite: download the shard again")
+            raise CorruptShardError(f"a scale is NaN or infinite: {DAMAGED}")
 
 
 def _pack_floats(rows: torch.Tensor, out: int, panel_words: int) -> None:

@@ -229,13 +229,14 @@ class ExpertReader:
             full_name = f"{name}.{parameter}"
             if full_name not in found:
                 raise MissingShardError(
-                    f"{source}: no file holds {full_name}: complete the download"
+                    f"{source}: no file holds {full_name}, which the model of config.json has: use files "
+                    "and config.json of one version"
                 )
             is_shape = _shape(found[full_name], self.forms[layer].is_transposed)
             if is_shape != shape:
                 raise CorruptShardError(
                     f"{source}: {full_name} is {tuple(is_shape)} where config.json says "
-                    f"{tuple(shape)}: fetch the checkpoint again"
+                    f"{tuple(shape)}: use files and config.json of one version"
                 )
         return {parameter: found[f"{name}.{parameter}"] for parameter in wanted}, digests
 
@@ -293,7 +294,7 @@ class ExpertReader:
             why = info.conversion_errors[target].strip().splitlines()[-1]
             raise CorruptShardError(
                 f"{self._checkpoint.source}: {target} cannot be converted ({why}): "
-                "fetch the shards again"
+                "use files and config.json of one version"
             ) from error
         return found
 

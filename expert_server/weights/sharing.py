@@ -63,12 +63,20 @@ class CheckpointSharer:
         path: The checkpoint's local directory; None if this server has none.
         bytes_per_s: Limit of the sum of all streams.
         model_digest: Digest of the checkpoint's `ModelShape`.
+        config: `Checkpoint.config_text`; None: the file config.json.
     """
 
     CALLS: ClassVar = ("DescribeCheckpoint",)
 
-    def __init__(self, path: Path | None, bytes_per_s: float, model_digest: str = "") -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        bytes_per_s: float,
+        model_digest: str = "",
+        config: bytes | None = None,
+    ) -> None:
         self._path = path
+        self._config = config
         self._model_digest = model_digest
         self._pace = Pace(bytes_per_s)
         # Low-priority threads that read one chunk ahead of the stream.
@@ -85,7 +93,7 @@ class CheckpointSharer:
         index = path / INDEX
         single = (path / SINGLE).is_file()
         return pb.DescribeCheckpointResponse(
-            config=(path / CONFIG).read_bytes(),
+            config=self._config or (path / CONFIG).read_bytes(),
             index=b"" if single else index.read_bytes(),
             shards=[
                 pb.ShardFile(name=shard.name, bytes=shard.stat().st_size)

@@ -152,14 +152,14 @@ def load_model(
     except RuntimeError as error:
         raise CorruptShardError(
             f"{path}: the weights do not fit the model of config.json "
-            f"({' '.join(str(error).split())[:200]}): fetch the checkpoint again"
+            f"({' '.join(str(error).split())[:200]}): use files and config.json of one version"
         ) from error
     if report["missing_keys"]:
         # transformers would use random weights instead.
         names = ", ".join(sorted(report["missing_keys"])[:3])
         raise MissingShardError(
             f"{path} lacks {len(report['missing_keys'])} tensor(s), for example {names}: "
-            "complete the download"
+            "use files and config.json of one version"
         )
     model.generation_config = generation_config(checkpoint)
     rows = LiveRows()

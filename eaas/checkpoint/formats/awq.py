@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.formats.codes import join_halves, unpack_words
+from eaas.checkpoint.formats.codes import group_of, join_halves, number, one_of, unpack_words
 from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable, parts_of
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 
@@ -26,37 +26,38 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def awq_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
-    version = str(config.get("version", "gemm")).lower()
-    bits = int(config.get("bits", config.get("w_bit", 4)))
-    group = int(config.get("group_size", config.get("q_group_size", 128)))
-    if version != "gemm" or bits != 4:
-        raise Unreadable(
-            f"awq version {version!r} with {bits} bits is not supported (supported: gemm, 4 bits)"
-        )
+    default = "llm-awq" if config.get("backend") == "llm-awq" else "gemm"
+    version = one_of(config, ("version", "checkpoint_format", "format"), default)
+    if version != "gemm":
+        raise Unreadable(f"awq version {version!r} is not supported (supported: gemm, 4 bits)")
     for key, entry in tensors.items():
         if not key.endswith(_QWEIGHT):
             continue
         name = key.removesuffix(_QWEIGHT)
         parts = parts_of(name, ("qweight", "qzeros", "scales"), tensors)
         inputs, words = entry.shape
+        groups, rows = tensors[parts["scales"]].shape
+        zeros = tensors[parts["qzeros"]].shape
+        if entry.dtype != "I32" or words * 8 != rows or zeros != (groups, words):
+            raise Unreadable(
+                f"{key} {entry.shape} of {entry.dtype} does not have 4 bits for the {rows} channels of its "
+                f"scales, with zero points of {zeros}, as awq version gemm has (supported: 4 bits)"
+            )
+        group = group_of(name, inputs, groups, number(config, "group_size", "q_group_size"))
         yield StoredMatrix(
             f"{name}.weight",
-            StoredFormat(WeightFormat.INT4, max(0, group), has_zeros=True),
-            (words * 8, inputs),
+            StoredFormat(WeightFormat.INT4, group, has_zeros=True),
+            (rows, inputs),
             parts,
-            partial(_assemble, group),
+            partial(_assemble, min(group or inputs, inputs)),
         )
 
 
 def _assemble(group: int, parts: Mapping[str, torch.Tensor]) -> QuantizedMatrix:
     import torch
 
-    inputs, words = parts["qweight"].shape
-    group = group if 0 < group < inputs else inputs
+    inputs = len(parts["qweight"])
     scales_NG = parts["scales"].t().to(torch.float32).contiguous()
-    wanted = (words * 8, -(-inputs // group))
-    if scales_NG.shape != wanted:
-        raise Unreadable(f"scales of {tuple(scales_NG.shape)} instead of {wanted}")
     codes_NK = _channels(parts["qweight"])
     zeros_NG = _channels(parts["qzeros"])
     return QuantizedMatrix(

@@ -1,15 +1,95 @@
-"""Steps that several formats share: 4-bit codes, blocks of scales, groups of reordered inputs."""
+"""Steps that several formats share: fields of a section, groups of inputs, packed codes, blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.formats.stored import Unreadable
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["by_channel", "input_order", "join_halves", "unpack_words"]
+__all__ = [
+    "by_channel",
+    "group_of",
+    "input_order",
+    "join_halves",
+    "matches",
+    "number",
+    "one_of",
+    "unpack_words",
+]
+
+
+def number(config: Mapping[str, Any], *names: str) -> int | None:
+    """Return the first of these fields that is there; None: none is.
+
+    Raises:
+        Unreadable: It is no integer.
+    """
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:
+            raise Unreadable(f"{name} is {value!r}, not an integer") from error
+    return None
+
+
+def one_of(config: Mapping[str, Any], names: tuple[str, ...], default: str) -> str:
+    """Return what these fields say, which are one setting in several releases, in lower case.
+
+    Raises:
+        Unreadable: They contradict one another.
+    """
+    found = {name: str(config[name]).lower() for name in names if config.get(name) is not None}
+    if len(set(found.values())) > 1:
+        raise Unreadable("contradictory " + ", ".join(f"{k} {v!r}" for k, v in found.items()))
+    return next(iter(found.values()), default)
+
+
+def matches(field: str, pattern: str, module: str) -> bool:
+    """Whether a regular expression of a field fits the beginning of a module's name.
+
+    Raises:
+        Unreadable: It is none.
+    """
+    try:
+        return re.match(pattern, module) is not None
+    except re.error as error:
+        raise Unreadable(
+            f"{field} has an invalid regular expression, {pattern!r}: {error}"
+        ) from error
+
+
+def group_of(weight: str, inputs: int, groups: int, stated: int | None) -> int:
+    """Return the inputs per scale, which may be more than there are; 0: one scale per channel.
+
+    The tensors decide: published sections may state another size. The stated one tells of a short last group.
+
+    Args:
+        weight: Names the weight in messages.
+        inputs: K.
+        groups: Scales of a channel.
+        stated: The section's size; None or not positive: none.
+
+    Raises:
+        Unreadable: No size gives so many groups.
+    """
+    if stated is not None and stated > 0 and -(-inputs // stated) == groups:
+        return stated
+    if groups == 1:
+        return 0
+    if groups > 0 and inputs % groups == 0:
+        return inputs // groups
+    raise Unreadable(
+        f"{weight} has scales for {groups} groups of its {inputs} inputs, which group_size {stated} does not "
+        "give"
+    )
 
 
 def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:

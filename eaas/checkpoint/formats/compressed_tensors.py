@@ -12,7 +12,15 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.formats.codes import by_channel, input_order, join_halves, unpack_words
+from eaas.checkpoint.formats.codes import (
+    by_channel,
+    group_of,
+    input_order,
+    join_halves,
+    matches,
+    number,
+    unpack_words,
+)
 from eaas.checkpoint.formats.fp8 import scaled_matrices
 from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
@@ -25,6 +33,8 @@ __all__ = ["compressed_matrices"]
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
 _PACKED, _WEIGHT = ".weight_packed", ".weight"
 _INTEGERS = {4: WeightFormat.INT4, 8: WeightFormat.INT8}
+# Values of `actorder` with which each input has a group of its own.
+_ORDERED = ("group", "dynamic", True)
 _OPTIONAL = {"zeros": "_zero_point", "groups": "_g_idx", "shape": "_shape"}
 
 
@@ -32,19 +42,9 @@ def compressed_matrices(
     config: Mapping[str, Any], tensors: Mapping[str, Entry]
 ) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
-    schemes = list(config.get("config_groups", {}).values())
-    for name in {config.get("format"), *(scheme.get("format") for scheme in schemes)} - {None}:
-        if name not in (*_FORMATS, "mixed-precision"):
-            raise Unreadable(
-                f"compressed-tensors format {name!r} is not supported (supported: {', '.join(_FORMATS)})"
-            )
-    if config.get("sparsity_config"):
-        raise Unreadable("compressed-tensors with a sparsity_config is not supported")
-    blocks = {
-        tuple(scheme["weights"]["block_structure"])
-        for scheme in schemes
-        if (scheme.get("weights") or {}).get("block_structure")
-    }
+    schemes: list[Mapping[str, Any]] = list((config.get("config_groups") or {}).values())
+    _check(config, schemes)
+    blocks = {block for scheme in schemes if (block := _block(scheme.get("weights") or {}))}
     if len(blocks) > 1:
         raise Unreadable(f"compressed-tensors with blocks of several sizes, {sorted(blocks)}")
     yield from scaled_matrices(tensors, next(iter(blocks), (1, 0)))
@@ -53,15 +53,6 @@ def compressed_matrices(
         if not is_packed and not (key.endswith(_WEIGHT) and entry.dtype == "I8"):
             continue
         module = key.removesuffix(_PACKED if is_packed else _WEIGHT)
-        weights = _scheme(schemes, module)
-        bits, group = int(weights["num_bits"]), int(weights.get("group_size") or 0)
-        if bits not in _INTEGERS or weights.get("type", "int") != "int" or entry.dtype == "U8":
-            raise Unreadable(
-                f"{key}: {weights.get('type', 'int')} of {bits} bits is not supported in words "
-                "(supported: int4, int8)"
-            )
-        if weights.get("strategy") == "block":
-            raise Unreadable(f"{key}: integers in blocks are not supported")
         weight = module + _WEIGHT
         parts = {"codes": key, "scales": f"{weight}_scale"}
         if parts["scales"] not in tensors:
@@ -69,27 +60,84 @@ def compressed_matrices(
         for part, suffix in _OPTIONAL.items():
             if weight + suffix in tensors:
                 parts[part] = weight + suffix
+        weights = _weights(schemes, module)
+        for part, is_needed in (
+            ("zeros", not weights.get("symmetric", True)),
+            ("groups", weights.get("actorder") in _ORDERED),
+        ):
+            if is_needed and part not in parts:
+                raise Unreadable(f"{key} has no {weight}{_OPTIONAL[part]}")
+        shapes = {part: tensors[stored].shape for part, stored in parts.items()}
+        bits = _bits(key, entry, weights, shapes)
         *outer, rows, words = entry.shape
         inputs = words * 32 // bits if is_packed else words
+        scales = shapes["scales"]
+        groups = scales[-1] if len(scales) > 1 else 1
+        group = group_of(key, inputs, groups, number(weights, "group_size"))
         yield StoredMatrix(
             weight,
             StoredFormat(
                 _INTEGERS[bits],
-                max(0, group),
+                group,
                 has_zeros="zeros" in parts,
                 has_order="groups" in parts,
                 has_short_scales=tensors[parts["scales"]].dtype == "BF16",
             ),
             (*outer, rows, inputs),
             parts,
-            partial(_assemble, bits, max(0, group), is_packed),
+            partial(_assemble, bits, group, is_packed),
         )
 
 
-def _scheme(schemes: list[Mapping[str, Any]], module: str) -> Mapping[str, Any]:
+def _check(config: Mapping[str, Any], schemes: list[Mapping[str, Any]]) -> None:
+    """Raise Unreadable for variants that are not supported."""
+    for name in {config.get("format"), *(scheme.get("format") for scheme in schemes)} - {None}:
+        if name not in (*_FORMATS, "mixed-precision"):
+            raise Unreadable(
+                f"compressed-tensors format {name!r} is not supported (supported: {', '.join(_FORMATS)})"
+            )
+    if config.get("sparsity_config"):
+        raise Unreadable("compressed-tensors with a sparsity_config is not supported")
+    transforms = config.get("transform_config") or {}
+    steps = [
+        step.get("location")
+        for transform in transforms.get("config_groups", transforms).values()
+        for step in transform.get("apply", ({},))
+    ]
+    for location in steps:
+        # Those at a weight are already in the weights.
+        if location not in ("weight_input", "weight_output"):
+            raise Unreadable(
+                f"compressed-tensors with a transform_config that transforms the {location} of modules is "
+                "not supported"
+            )
+    patterns = {
+        "targets": [target for scheme in schemes for target in scheme.get("targets") or ()],
+        "ignore": config.get("ignore") or (),
+    }
+    for field, names in patterns.items():
+        for name in names:
+            _names(field, name, "")
+
+
+def _block(weights: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the rows and inputs of a block; None: a scheme without blocks or groups."""
+    if weights.get("block_structure"):
+        # Early releases write "128x128".
+        rows, inputs = re.findall(r"\d+", str(weights["block_structure"]))
+        return int(rows), int(inputs)
+    group = number(weights, "group_size")
+    return (1, group) if weights.get("type") == "float" and group and group > 0 else None
+
+
+def _weights(schemes: list[Mapping[str, Any]], module: str) -> Mapping[str, Any]:
     """Return how a module's weights are quantised: by a target that names it, else by one of a class."""
-    named = [s for s in schemes if any(_names(target, module) for target in s.get("targets", ()))]
-    of_class = [s for s in schemes if s not in named and "Linear" in s.get("targets", ())]
+    named = [
+        scheme
+        for scheme in schemes
+        if any(_names("targets", target, module) for target in scheme.get("targets") or ())
+    ]
+    of_class = [s for s in schemes if s not in named and "Linear" in (s.get("targets") or ())]
     for scheme in (*named, *of_class, *schemes):
         weights = scheme.get("weights")
         if weights:
@@ -98,10 +146,40 @@ def _scheme(schemes: list[Mapping[str, Any]], module: str) -> Mapping[str, Any]:
     raise Unreadable(f"{module} is quantised, but no target of config_groups names it")
 
 
-def _names(target: str, module: str) -> bool:
+def _names(field: str, target: str, module: str) -> bool:
     if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
+        return matches(field, target.removeprefix("re:"), module)
     return module == target or module.endswith("." + target)
+
+
+def _bits(
+    key: str, entry: Entry, weights: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> int:
+    """Return the bits of a code: the stated ones, unless only others fit the zero points or the groups."""
+    stated, kind = number(weights, "num_bits"), str(weights.get("type", "int"))
+    if kind != "int" or entry.dtype not in ("I8", "I32"):
+        raise Unreadable(
+            f"{key}: {kind} of {stated} bits in {entry.dtype} is not supported (supported: int4, int8)"
+        )
+    if weights.get("strategy") == "block":
+        raise Unreadable(f"{key}: integers in blocks are not supported")
+    if entry.dtype == "I8":
+        return 8
+    *_, rows, words = entry.shape
+    group = number(weights, "group_size") or 0
+    zeros, scales = shapes.get("zeros"), shapes["scales"]
+    groups = scales[-1] if len(scales) > 1 else 1
+
+    def fits(bits: int) -> bool:
+        if zeros is not None and len(zeros) > 1 and zeros[0] != rows:
+            return bool(zeros[0] == -(-rows * bits // 32))
+        return groups == 1 or (group > 0 and -(-(words * 32 // bits) // group) == groups)
+
+    candidates = [bits for bits in _INTEGERS if fits(bits)]
+    bits = stated if stated in candidates or len(candidates) != 1 else candidates[0]
+    if bits not in _INTEGERS:
+        raise Unreadable(f"{key}: int of {bits} bits is not supported (supported: int4, int8)")
+    return bits
 
 
 def _assemble(

@@ -1,4 +1,4 @@
-"""FP8 (`quant_method` fp8, as DeepSeek and Qwen publish it): e4m3 codes, scales of blocks or channels.
+"""FP8 (`quant_method` fp8, as DeepSeek and Qwen publish it; modelopt): e4m3, scales of blocks or channels.
 
 Tensors: X (F8_E4M3), X_scale_inv or X_scale (any float; what a code is multiplied by).
 """
@@ -16,17 +16,38 @@ from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fp8_matrices", "scaled_matrices"]
+__all__ = ["fp8_matrices", "modelopt_matrices", "scaled_matrices"]
 
 _SUFFIXES = ("_scale_inv", "_scale")
+# Inputs and rows of a block where a section names none, as in transformers.
+_BLOCK = (128, 128)
+# ModelOpt's, by quant_algo: a scale for the matrix, for a channel, for a block.
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 
 
 def fp8_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
     if config.get("fmt", "e4m3") != "e4m3":
         raise Unreadable(f"fp8 with fmt {config['fmt']!r} is not supported (supported: e4m3)")
-    rows, inputs = config.get("weight_block_size") or (1, 0)
+    rows, inputs = config.get("weight_block_size", _BLOCK) or (1, 0)
     yield from scaled_matrices(tensors, (int(rows), int(inputs)))
+
+
+def modelopt_matrices(
+    config: Mapping[str, Any], tensors: Mapping[str, Entry]
+) -> Iterator[StoredMatrix]:
+    """Find the matrices of ModelOpt's FP8 exports (a `Reader`)."""
+    algorithms = [config.get("quant_algo")]
+    if algorithms == ["MIXED_PRECISION"]:
+        layers: Mapping[str, Any] = config.get("quantized_layers") or {}
+        algorithms = [layer.get("quant_algo") for layer in layers.values()]
+    for algorithm in algorithms:
+        if algorithm is not None and str(algorithm).upper() not in _ALGORITHMS:
+            raise Unreadable(
+                f"modelopt with quant_algo {algorithm!r} is not supported (supported: "
+                f"{', '.join(_ALGORITHMS)})"
+            )
+    yield from scaled_matrices(tensors, _BLOCK)
 
 
 def scaled_matrices(tensors: Mapping[str, Entry], block: tuple[int, int]) -> Iterator[StoredMatrix]:
@@ -62,6 +83,9 @@ def _block(
     """Return the block that the scales are for: the given one, or (1, 0) for a channel or a whole matrix."""
     *experts, rows, inputs = weights
     of_matrix = scales[len(experts) :]
+    if len(of_matrix) == 4 and of_matrix[1] == of_matrix[3] == 1:
+        # ModelOpt keeps a block's dimensions.
+        of_matrix = of_matrix[::2]
     if block[1] and of_matrix == (-(-rows // block[0]), -(-inputs // block[1])):
         return block
     return (1, 0) if of_matrix in ((), (1,), (1, 1), (rows,), (rows, 1)) else None
@@ -72,6 +96,8 @@ def _assemble(block: tuple[int, int], parts: Mapping[str, torch.Tensor]) -> Quan
 
     codes = parts["codes"].view(torch.uint8)
     rows, inputs = codes.shape
-    scales = by_channel(parts["scales"], rows, inputs, (block[0], block[1] or inputs))
+    stored = parts["scales"]
+    stored = stored[:, 0, :, 0] if stored.dim() == 4 else stored
+    scales = by_channel(stored, rows, inputs, (block[0], block[1] or inputs))
     group = inputs if scales.shape[1] == 1 else block[1]
     return QuantizedMatrix(WeightFormat.FP8, inputs, group, codes, scales)

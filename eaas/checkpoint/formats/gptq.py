@@ -11,7 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.formats.codes import input_order, join_halves, unpack_words
+from eaas.checkpoint.formats.codes import (
+    group_of,
+    input_order,
+    join_halves,
+    matches,
+    number,
+    one_of,
+    unpack_words,
+)
 from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable, parts_of
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["gptq_matrices"]
 
 _QWEIGHT = ".qweight"
+# Bits that the tools write.
+_WIDTHS = (2, 3, 4, 8)
 _FORMATS = {4: WeightFormat.INT4, 8: WeightFormat.INT8}
 # The first version stores a zero point less 1, with a borrow from the next one in the word: added to a word.
 _LESS = {"gptq": {4: 0x11111111, 8: 0x01010101}, "gptq_v2": {4: 0, 8: 0}}
@@ -30,14 +40,16 @@ def gptq_matrices(
     config: Mapping[str, Any], tensors: Mapping[str, Entry]
 ) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
-    version = config.get("checkpoint_format", "gptq")
+    version = "marlin" if config.get("is_marlin_format") else "gptq"
+    version = one_of(config, ("checkpoint_format", "format"), version)
     if version not in _LESS:
         raise Unreadable(
             f"gptq with checkpoint_format {version!r} is not supported (supported: {', '.join(_LESS)})"
         )
-    bits, group = int(config["bits"]), int(config["group_size"])
-    if bits not in _FORMATS:
-        raise Unreadable(f"gptq with {bits} bits is not supported (supported: 4, 8)")
+    if config.get("adapter"):
+        raise Unreadable(
+            "gptq with an adapter, which is computed beside the weights, is not supported"
+        )
     for key, entry in tensors.items():
         if not key.endswith(_QWEIGHT):
             continue
@@ -45,20 +57,57 @@ def gptq_matrices(
         parts = parts_of(name, ("qweight", "qzeros", "scales"), tensors)
         if f"{name}.g_idx" in tensors:
             parts["g_idx"] = f"{name}.g_idx"
+        rule, settings = _settings(config, name)
+        if settings.get("desc_act") and "g_idx" not in parts:
+            raise Unreadable(f"{name} has no {name}.g_idx, the order of its inputs (desc_act)")
+        shapes = {part: tensors[stored].shape for part, stored in parts.items()}
+        bits = _bits(name, rule, number(settings, "bits"), shapes)
+        if entry.dtype != "I32" or bits not in _FORMATS:
+            raise Unreadable(
+                f"gptq with {bits} bits in {entry.dtype} ({key}, by {rule}) is not supported "
+                "(supported: 4, 8 in I32)"
+            )
         words, rows = entry.shape
         inputs = words * 32 // bits
+        group = group_of(name, inputs, shapes["scales"][0], number(settings, "group_size"))
         yield StoredMatrix(
             f"{name}.weight",
             StoredFormat(
                 _FORMATS[bits],
-                max(0, group),
-                not config.get("sym", True),
-                bool(config.get("desc_act")),
+                group,
+                # All files have zero points. Kernels for int4 are not slower with them.
+                has_zeros=bits == 4 or not settings.get("sym"),
+                has_order=bool(settings.get("desc_act")),
             ),
             (rows, inputs),
             parts,
-            partial(_assemble, bits, group, _LESS[version][bits]),
+            partial(_assemble, bits, min(group or inputs, inputs), _LESS[version][bits]),
         )
+
+
+def _settings(config: Mapping[str, Any], module: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a module's settings: those of the first rule of `dynamic` that fits, over the section's."""
+    rules: Mapping[str, Any] = config.get("dynamic") or {}
+    for rule, settings in rules.items():
+        # "-:" is not quantised. A module that is, in spite of that, has the section's settings.
+        if not rule.startswith("-:") and matches("dynamic", rule.removeprefix("+:"), module):
+            return f"rule {rule!r} of dynamic", {**config, **(settings or {})}
+    return "the section", config
+
+
+def _bits(module: str, rule: str, stated: int | None, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the bits of a code, by the shapes: published sections may state others."""
+    (words, rows), (groups, zero_words) = shapes["qweight"], shapes["qzeros"]
+    if shapes["scales"] == (groups, rows):
+        for bits in (stated or 0, *_WIDTHS):
+            inputs = shapes["g_idx"][0] if "g_idx" in shapes else words * 32 // (bits or 1)
+            fits = (zero_words, words) == (-(-rows * bits // 32), -(-inputs * bits // 32))
+            if bits in _WIDTHS and fits:
+                return bits
+    raise Unreadable(
+        f"{module}: qweight {shapes['qweight']}, qzeros {shapes['qzeros']} and scales {shapes['scales']} "
+        f"do not fit one another, with the {stated} bits of {rule} or others"
+    )
 
 
 def _assemble(
@@ -69,11 +118,7 @@ def _assemble(
     words_NW = parts["qweight"].t().contiguous()
     rows = len(words_NW)
     inputs = words_NW.shape[1] * 32 // bits
-    group = group if 0 < group < inputs else inputs
     scales_NG = parts["scales"].t().to(torch.float32).contiguous()
-    groups = -(-inputs // group)
-    if scales_NG.shape != (rows, groups):
-        raise Unreadable(f"scales of {tuple(scales_NG.shape)} instead of {(rows, groups)}")
     zeros_NG = unpack_words(parts["qzeros"] + less, bits, rows).t().contiguous()
     order = input_order(parts["g_idx"], group) if "g_idx" in parts else None
     # Words of consecutive inputs, the first one lowest: the bytes of a matrix.

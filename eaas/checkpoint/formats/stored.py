@@ -22,6 +22,11 @@ class Entry(Protocol):
     """A tensor in the header of a shard."""
 
     @property
+    def shard(self) -> str:
+        """Name of the file."""
+        ...
+
+    @property
     def dtype(self) -> str:
         """safetensors' name of the dtype."""
         ...
@@ -85,7 +90,7 @@ class Reader(Protocol):
         """Yield the matrices.
 
         Args:
-            config: The section `quantization_config` of config.json.
+            config: The section that tells the format, such as `quantization_config` of config.json.
             tensors: Name -> header entry of every tensor.
 
         Raises:

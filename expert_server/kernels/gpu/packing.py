@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause, pieces
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.quantized import DAMAGED, QuantizedMatrix, WeightFormat
 from eaas.errors import CorruptShardError
 from expert_server.kernels.activation import Activation
 from expert_server.kernels.gpu.tiles import INNER, Coding
@@ -201,7 +201,7 @@ class _Packing:
         scales_GN = torch.cat(scales).t().contiguous()
         is_number = scales_GN != _E8M0_NAN if self.coding is Coding.MXFP4 else scales_GN.isfinite()
         if not bool(is_number.all()):
-            raise CorruptShardError("a scale is NaN or infinite: download the shard again")
+            raise CorruptShardError(f"a scale is NaN or infinite: {DAMAGED}")
         self._uploads.write(to, scales_GN.view(torch.uint8).flatten())
 
     def _row_bytes(self, inputs: int) -> int:

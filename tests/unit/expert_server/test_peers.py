@@ -40,8 +40,13 @@ class Peer:
 
     def __init__(self, path: Path | None) -> None:
         is_whole = path is not None and (path / "config.json").exists()
-        digest = Checkpoint.open(path).shape.digest if is_whole else ""
-        self.sharer = CheckpointSharer(path, FAST, digest)
+        opened = Checkpoint.open(path) if path is not None and is_whole else None
+        self.sharer = CheckpointSharer(
+            path,
+            FAST,
+            opened.shape.digest if opened else "",
+            opened.config_text if opened else None,
+        )
         self.asked: list[tuple[int, int, int]] = []
         self.spoil: Callable[[Iterator[Any]], Iterator[Any]] = iter
 
@@ -311,7 +316,7 @@ def test_a_checkpoint_of_peers_equals_the_local_one(
     reader.close()
 
 
-@pytest.mark.parametrize("name", ["fp8", "mxfp4", "gptq-desc_act"])
+@pytest.mark.parametrize("name", ["fp8", "mxfp4", "gptq-desc_act", "modelopt-fp8"])
 def test_peers_send_quantised_experts_as_they_are_stored(
     name: str, checkpoint: Callable[..., Path], start: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -122,7 +122,7 @@ def test_one_expert_of_another_shape_is_corrupt(qwen: Path) -> None:
     key = "model.layers.0.mlp.experts.3.gate_proj.weight"
     checkpoint = rewrite(qwen, {key: (16, 64)})
     assert read(checkpoint, [0, 1, 2])
-    with pytest.raises(CorruptShardError, match=r"experts\.gate_up_proj .*fetch"):
+    with pytest.raises(CorruptShardError, match=r"experts\.gate_up_proj .*of one version"):
         read(checkpoint, [2, 3])
     with pytest.raises(CorruptShardError, match=r"is \(1, 48, 64\) where config.json says"):
         read(checkpoint, [3])
@@ -249,6 +249,7 @@ def test_experts_of_several_formats_are_refused(tmp_path: Path) -> None:
             stored[name] = exact[name]
     save_file(stored, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        UnsupportedModelError, match=r"several number formats \(fp8 .*not quantised"
+        UnsupportedModelError,
+        match=r"several number formats: \S+0\S+ is fp8 .*1\S+ is not quantised",
     ):
         ExpertReader(Checkpoint.open(tmp_path / "m"))

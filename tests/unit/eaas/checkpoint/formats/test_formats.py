@@ -22,8 +22,11 @@ def weight(rows: int = ROWS, inputs: int = INPUTS) -> torch.Tensor:
 
 def write(path: Path, scheme: Scheme, tensors: dict[str, torch.Tensor]) -> Path:
     path.mkdir(exist_ok=True)
-    config = {"model_type": "qwen3_moe", "quantization_config": scheme.config}
-    (path / "config.json").write_text(json.dumps(config))
+    is_inside = scheme.file == "config.json"
+    section = {"quantization_config": scheme.config} if is_inside else {}
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"} | section))
+    if not is_inside:
+        (path / scheme.file).write_text(json.dumps(scheme.config))
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors"
     )
@@ -115,14 +118,21 @@ def test_scales_of_another_matrix_are_refused(tmp_path: Path, name: str) -> None
     ("name", "change", "words"),
     [
         ("fp8", {"fmt": "e5m2"}, "e5m2"),
-        ("gptq", {"bits": 3}, "3 bits"),
+        ("fp8", {"weight_block_size": [64, 64]}, r"blocks of \(64, 64\)"),
         ("gptq", {"checkpoint_format": "marlin"}, "marlin"),
-        ("gptq", {"bits": None}, "gptq"),
-        ("gptq", {"bits": "four"}, "gptq"),
+        ("gptq", {"checkpoint_format": None, "is_marlin_format": True}, "marlin"),
+        ("gptq", {"format": "gptq_v2"}, "checkpoint_format 'gptq', format 'gptq_v2'"),
+        ("gptq", {"adapter": {"name": "lora", "rank": 8}}, "adapter"),
+        ("gptq", {"bits": "four"}, "bits is 'four'"),
+        ("gptq", {"dynamic": {"+:*[": {"bits": 8}}}, r"dynamic has an invalid .*\*\["),
         ("awq", {"version": "gemv"}, "gemv"),
+        ("awq", {"version": None, "format": "gemv_fast"}, "gemv_fast"),
+        ("awq", {"version": None, "backend": "llm-awq"}, "llm-awq"),
         ("ct-int4", {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
         ("ct-int4", {"sparsity_config": {"format": "dense"}}, "sparsity_config"),
+        ("ct-int4", {"ignore": ["re:*["]}, r"ignore has an invalid .*\*\["),
         ("fp8", {"quant_method": "bitsandbytes"}, "'bitsandbytes', which is not supported"),
+        ("fp8", {"quant_method": None}, "no quant_method"),
     ],
 )
 def test_unknown_variants_are_refused(
@@ -138,7 +148,7 @@ def test_unknown_variants_are_refused(
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_missing_part_is_refused(tmp_path: Path, name: str) -> None:
     tensors = stored(SCHEMES[name].pack(weight()))
-    (scale,) = (key for key in tensors if "scale" in key)
+    (scale,) = (key for key in tensors if "scale" in key and "input" not in key)
     del tensors[scale]
     with pytest.raises(UnsupportedModelError, match="m"):
         read_files(write(tmp_path, SCHEMES[name], tensors))
@@ -156,3 +166,246 @@ def test_the_scheme_of_a_module_is_the_one_that_names_it(tmp_path: Path) -> None
     for name, packed in (("attention", four), ("experts.3.up", eight)):
         found = opened(path, f"{name}.weight")[...]
         torch.testing.assert_close(found, packed.weight_NK, rtol=0, atol=1e-6)
+
+
+def changed(name: str, **fields: object) -> Scheme:
+    return Scheme(SCHEMES[name].config | fields, SCHEMES[name].pack)
+
+
+def of_group(**weights: object) -> dict[str, object]:
+    """Sections of compressed-tensors with other arguments of the weights; drops those that are None."""
+    (group,) = json.loads(json.dumps(SCHEMES["ct-int4"].config["config_groups"])).values()
+    group["weights"] = {k: v for k, v in (group["weights"] | weights).items() if v is not None}
+    return {"group_0": group}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("gptq", {"bits": 8, "group_size": 32}),
+        ("gptq", {"bits": 3}),
+        ("gptq", {"bits": None, "group_size": None}),
+        ("gptq-int8", {"bits": 4}),
+        ("gptq-channel", {"group_size": 128}),
+        ("gptq", {"dynamic": {"m": {"bits": 8}}}),
+        ("gptq", {"dynamic": {"-:m": {}}}),
+        ("gptq-zeros", {"sym": True}),
+        ("gptq-desc_act", {"desc_act": False}),
+        ("gptq-v2", {"checkpoint_format": None, "format": "GPTQ_V2"}),
+        ("awq-32", {"group_size": None}),
+        ("awq", {"bits": 8}),
+        ("fp8", {"scale_fmt": "ue8m0"}),
+        ("ct-int4", {"config_groups": of_group(num_bits=8)}),
+        ("ct-int4", {"config_groups": of_group(group_size=128)}),
+        ("ct-int4", {"config_groups": of_group(group_size=None)}),
+        ("ct-fp8", {"transform_config": {"config_groups": {"u": {
+            "type": "hadamard", "apply": [{"location": "weight_output", "targets": ["Linear"]}]}}}}),
+    ],
+)  # fmt: skip
+def test_tensors_decide_what_a_section_states_wrongly(
+    tmp_path: Path, name: str, fields: dict[str, object]
+) -> None:
+    scheme = SCHEMES[name]
+    packed = scheme.pack(weight())
+    found = opened(write(tmp_path, changed(name, **fields), stored(packed)))
+    assert found.shape == (ROWS, INPUTS)
+    torch.testing.assert_close(found[...], packed.weight_NK, rtol=0, atol=scheme.atol)
+
+
+@pytest.mark.parametrize(("sym", "has_zeros"), [(True, False), (False, True), (None, True)])
+def test_zero_points_of_gptq(tmp_path: Path, sym: bool | None, has_zeros: bool) -> None:
+    """They are in each file. Kernels leave out those that the section says to be the middle."""
+    scheme = changed("gptq-int8", sym=sym)
+    found = opened(write(tmp_path, scheme, stored(scheme.pack(weight()))))
+    assert found.matrix.stored.has_zeros is has_zeros
+
+
+def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
+    packed = SCHEMES["fp8"].pack(weight())
+    scheme = Scheme({"quant_method": "fp8"}, SCHEMES["fp8"].pack)
+    assert torch.equal(
+        opened(write(tmp_path, scheme, stored(packed)))[...], packed.weight_NK.float()
+    )
+
+
+@pytest.mark.parametrize("location", ["input", "output", "k_cache", None])
+def test_transforms_while_computing_are_refused(tmp_path: Path, location: str) -> None:
+    steps = [{"location": "weight_input", "targets": ["Linear"]}, {"location": location}]
+    transform = {"config_groups": {"u": {"type": "hadamard", "apply": steps}}}
+    scheme = changed("ct-int4", transform_config=transform)
+    with pytest.raises(UnsupportedModelError, match=rf"transform_config .* the {location} of"):
+        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
+
+
+def test_an_invalid_expression_of_a_target_is_refused(tmp_path: Path) -> None:
+    groups = of_group()
+    groups["group_0"]["targets"] = ["re:*["]  # type: ignore[index]
+    scheme = changed("ct-int4", config_groups=groups)
+    with pytest.raises(UnsupportedModelError, match=r"targets has an invalid .*\*\[") as caught:
+        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "fields"),
+    [
+        ("gptq-desc_act", "m.g_idx", {}),
+        ("ct-int4", "m.weight_g_idx", {"config_groups": of_group(actorder="group")}),
+        ("ct-int4-zeros", "m.weight_zero_point", {}),
+    ],
+)
+def test_a_part_without_which_codes_have_other_values(
+    tmp_path: Path, name: str, missing: str, fields: dict[str, object]
+) -> None:
+    tensors = stored(SCHEMES[name].pack(weight()))
+    tensors.pop(missing, None)
+    with pytest.raises(UnsupportedModelError, match=rf"has no {missing}"):
+        read_files(write(tmp_path, changed(name, **fields), tensors))
+
+
+def test_three_bits_are_refused_with_the_rule(tmp_path: Path) -> None:
+    tensors = {
+        "m.qweight": torch.zeros(INPUTS * 3 // 32, ROWS, dtype=torch.int32),
+        "m.qzeros": torch.zeros(3, ROWS * 3 // 32, dtype=torch.int32),
+        "m.scales": torch.ones(3, ROWS),
+    }
+    scheme = changed("gptq", dynamic={"+:m$": {"bits": 3}})
+    with pytest.raises(UnsupportedModelError, match=r"3 bits .*m\.qweight, by rule '\+:m\$'"):
+        read_files(write(tmp_path, scheme, tensors))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("gptq-desc_act", "quantize_config.json"),
+        ("awq-32", "quant_config.json"),
+        ("modelopt-fp8", "hf_quant_config.json"),
+        ("modelopt-blocks", "config.json"),
+    ],
+)
+@pytest.mark.parametrize("empty", [None, {}])
+def test_a_section_in_another_file(
+    tmp_path: Path, name: str, file: str, empty: dict[str, object] | None
+) -> None:
+    """As old releases write it, without quant_method."""
+    old = {"bits": "w_bit", "group_size": "q_group_size"} if name.startswith("awq") else {}
+    section = {
+        old.get(key, key): value
+        for key, value in SCHEMES[name].config.items()
+        if key not in ("quant_method", "checkpoint_format")
+    }
+    packed = SCHEMES[name].pack(weight())
+    path = write(tmp_path, Scheme(section, SCHEMES[name].pack, file=file), stored(packed))
+    if file != "config.json":
+        config = {"model_type": "qwen3_moe", "quantization_config": empty}
+        (path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(opened(path)[...], packed.weight_NK.float())
+
+
+def test_config_json_comes_before_other_files(tmp_path: Path) -> None:
+    packed = SCHEMES["gptq-v2"].pack(weight())
+    path = write(tmp_path, SCHEMES["gptq-v2"], stored(packed))
+    (path / "quantize_config.json").write_text(json.dumps(SCHEMES["gptq"].config))
+    (path / "quant_config.json").write_text("[")
+    assert torch.equal(opened(path)[...], packed.weight_NK)
+
+
+def test_a_digest_has_the_section_of_another_file(tmp_path: Path) -> None:
+    scheme = Scheme(SCHEMES["gptq"].config, SCHEMES["gptq"].pack, file="quantize_config.json")
+    path = write(tmp_path, scheme, stored(scheme.pack(weight())))
+    first = read_files(path)
+    (path / scheme.file).write_text(json.dumps(scheme.config | {"checkpoint_format": "gptq_v2"}))
+    assert read_files(path).digest(()) != first.digest(())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[3]", r"is '\[3\]' where a mapping"),
+        ('{"quant_method": 3}', "with 3"),
+    ],
+)
+def test_another_file_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, Scheme({}, SCHEMES["awq"].pack), stored(SCHEMES["awq"].pack(weight())))
+    (path / "quant_config.json").write_text(text)
+    with pytest.raises(UnsupportedModelError, match=rf"quant_config\.json.* {words}") as caught:
+        read_files(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_AWQ", "MXFP8"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_other_algorithms_of_modelopt_are_refused(
+    tmp_path: Path, algorithm: str, is_mixed: bool
+) -> None:
+    section: dict[str, object] = {"quant_algo": algorithm}
+    if is_mixed:
+        layers = {"a": {"quant_algo": "FP8"}, "b": section}
+        section = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    pack = SCHEMES["modelopt-fp8"].pack
+    scheme = Scheme({"quantization": section}, pack, file="hf_quant_config.json")
+    with pytest.raises(UnsupportedModelError, match=rf"hf_quant_config\.json: .*'{algorithm}'"):
+        read_files(write(tmp_path, scheme, stored(pack(weight()))))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("section", [None, {}])
+def test_quantised_tensors_without_a_section_are_refused(
+    tmp_path: Path, name: str, section: dict[str, object] | None
+) -> None:
+    path = write(tmp_path, Scheme({}, SCHEMES[name].pack), stored(SCHEMES[name].pack(weight())))
+    config = {"model_type": "qwen3_moe", "quantization_config": section}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"tensor m\S* \(\w+\) belongs to") as caught:
+        read_files(path)
+    assert str(path / "model.safetensors") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["fp8", ["fp8"], 4])
+def test_a_section_that_is_no_mapping_is_refused(tmp_path: Path, section: object) -> None:
+    path = write(tmp_path, SCHEMES["fp8"], {"m.weight": weight()})
+    config = {"model_type": "qwen3_moe", "quantization_config": section}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match=r"quantization_config is .* where a mapping"):
+        read_files(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("m.weight", torch.zeros(4, 8, dtype=torch.uint32)),  # MLX
+        ("m.weight", torch.zeros(8, 1, dtype=torch.uint8)),  # bitsandbytes
+        ("m.W_q", torch.zeros(8, 8, dtype=torch.uint8)),  # HQQ
+        ("m.weight._data", torch.zeros(8, 8, dtype=torch.int8)),  # quanto
+        ("m.pre_quant_scale", torch.ones(8)),
+        ("n.weight_scale", torch.ones(1)),
+    ],
+)
+@pytest.mark.parametrize("is_described", [False, True])
+def test_a_tensor_that_the_format_does_not_read(
+    tmp_path: Path, name: str, tensor: torch.Tensor, is_described: bool
+) -> None:
+    scheme = SCHEMES["fp8"] if is_described else Scheme({}, SCHEMES["fp8"].pack)
+    path = write(tmp_path, scheme, {"n.weight": weight(), name: tensor})
+    with pytest.raises(UnsupportedModelError, match=rf"tensor {name} \(") as caught:
+        read_files(path)
+    assert ("fp8 of config.json" in str(caught.value)) == is_described
+
+
+def test_tensors_that_only_look_quantised(tmp_path: Path) -> None:
+    """Tables, masks, learnt factors, and scales of a cache that is not quantised here."""
+    tensors = {
+        "a.weight": weight(),
+        "a.bias": torch.zeros(1, 1, 8, 8, dtype=torch.uint8),
+        "a.k_scale": torch.ones(1),
+        "a.per_dim_scale": torch.ones(8),
+        "router.per_expert_scale": torch.ones(4),
+        "position_ids": torch.zeros(1, 8, dtype=torch.int64),
+        "gate.tid2eid": torch.zeros(8, 2, dtype=torch.int32),
+    }
+    path = write(tmp_path, Scheme({}, SCHEMES["fp8"].pack), tensors)
+    # A file that was left beside weights that are not quantised.
+    (path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert not read_files(path).matrices

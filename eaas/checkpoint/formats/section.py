@@ -1,0 +1,100 @@
+"""Finds the section of a checkpoint's JSON that tells how the weights are stored.
+
+Most makers write it into config.json. ModelOpt's exports, AutoGPTQ and AutoAWQ have it in a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eaas.checkpoint.source import CONFIG
+from eaas.errors import UnsupportedModelError
+
+__all__ = ["SIDE_FILES", "Section", "side_section", "stated_section"]
+
+_COPY = "copy it from the published model"
+# File -> quant_method, where the file does not name it.
+SIDE_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a checkpoint tells of its format.
+
+    Attributes:
+        file: Name of the file.
+        method: `quant_method`.
+        fields: All fields.
+    """
+
+    file: str
+    method: object
+    fields: Mapping[str, Any]
+
+
+def stated_section(place: Callable[[str], str], config: Mapping[str, Any]) -> Section | None:
+    """Return the section of config.json; None: there is none, or it is empty.
+
+    Raises:
+        UnsupportedModelError: It is not a mapping.
+    """
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    # The last one: older releases of compressed-tensors.
+    places = [*((part, "quantization_config") for part in parts), (config, "compression_config")]
+    for part, name in places:
+        fields = part.get(name)
+        if not fields:
+            continue
+        if not isinstance(fields, Mapping):
+            raise _no_mapping(f"{place(CONFIG)}: {name}", fields)
+        return _section(CONFIG, fields, None)
+    return None
+
+
+def side_section(
+    place: Callable[[str], str], read: Callable[[str], bytearray | None]
+) -> Section | None:
+    """Return the section of the first of SIDE_FILES that is there.
+
+    Args:
+        place: Names a file of the checkpoint in messages.
+        read: Reads a whole file; None: there is none of that name.
+
+    Raises:
+        UnsupportedModelError: The file holds no mapping.
+    """
+    for file, method in SIDE_FILES.items():
+        text = read(file)
+        if text is None:
+            continue
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UnsupportedModelError(f"{place(file)} is not JSON ({error}): {_COPY}") from error
+        if not isinstance(fields, dict):
+            raise _no_mapping(place(file), fields)
+        return _section(file, fields, method)
+    return None
+
+
+def _section(file: str, fields: Mapping[str, Any], method: str | None) -> Section:
+    # ModelOpt has a section in its section, and names itself as the producer only.
+    inner = fields.get("quantization")
+    producer = fields.get("producer")
+    if isinstance(producer, Mapping) and producer.get("name") == "modelopt":
+        method = "modelopt"
+    merged = {**fields, **(inner if isinstance(inner, Mapping) else {})}
+    method = merged.setdefault("quant_method", method)
+    return Section(file, method, merged)
+
+
+def _no_mapping(what: str, found: object) -> UnsupportedModelError:
+    text = " ".join(str(found).split())[:40]
+    return UnsupportedModelError(f"{what} is {text!r} where a mapping of settings belongs: {_COPY}")
