@@ -324,6 +324,7 @@ def quantized_copy(
 
 
 def _is_quantised(name: str, scheme: Scheme) -> bool:
-    if scheme.experts_only:
-        return ".experts." in name and name.endswith(("_proj.weight", "_proj"))
-    return name.endswith("_proj.weight")
+    if ".experts." in name:
+        # gpt-oss has all experts of a layer in a tensor.
+        return name.endswith((".weight", "_proj") if scheme.experts_only else ".weight")
+    return name.endswith("_proj.weight") and not scheme.experts_only
