@@ -20,6 +20,7 @@ __all__ = [
     "EaasError",
     "ExpertMismatchError",
     "ExpertsUnavailableError",
+    "GradientError",
     "MissingShardError",
     "NotACheckpointError",
     "PortInUseError",
@@ -86,6 +87,10 @@ class TraceError(EaasError):
 
     The message names the file and the position in it.
     """
+
+
+class GradientError(EaasError):
+    """A gradient is asked of a model whose experts are remote. Call it under torch.no_grad()."""
 
 
 class PortInUseError(EaasError):

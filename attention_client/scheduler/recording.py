@@ -148,7 +148,7 @@ def read_recording(path: Path) -> tuple[QueueSettings, CostModel, list[dict[str,
         try:
             document = json.loads(line)
             found.append(_head(document) if not found else _event(document, found[0][0].loads))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
             raise ConfigError(f"recording {path}, line {number}: {error}") from error
     (settings, cost), *events = found
     return settings, cost, events

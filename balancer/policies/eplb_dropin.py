@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from balancer.policies.compact import place, replicate
 from balancer.policies.eplb import physical_experts, ranks
-from balancer.policies.problem import checked_load
+from balancer.policies.problem import checked_load, checked_number, like
 from balancer.policies.types import Float, Int
 
 __all__ = ["rebalance_experts"]
 
+# Far above any cluster, so that one wrong number cannot allocate all memory.
+_MOST = 1 << 20
+
 
 def rebalance_experts(
-    weight: npt.ArrayLike, num_replicas: int, num_groups: int, num_nodes: int, num_gpus: int
-) -> tuple[Int, Int, Int]:
+    weight: Any,
+    num_replicas: int,
+    num_groups: int | None,
+    num_nodes: int,
+    num_gpus: int,
+    *,
+    enable_hierarchical: bool | None = None,
+) -> tuple[Any, Any, Any]:
     """Place replicas with the counts and GPU loads of DeepSeek's `rebalance_experts`.
 
     The policy is hierarchical if num_nodes divides num_groups, else global, as in DeepSeek's program. Two
@@ -26,41 +34,51 @@ def rebalance_experts(
     replica more, and replicas of one expert never share a GPU.
 
     Args:
-        weight: (L, E) loads; anything that numpy reads, such as a torch tensor on the CPU.
+        weight: (L, E) loads; a torch tensor of any type on any device, or anything that numpy reads.
         num_replicas: P, at least E; physical experts count GPU after GPU.
-        num_groups: Expert groups.
+        num_groups: Expert groups; may be None if the policy is global.
         num_nodes: Nodes.
         num_gpus: S.
+        enable_hierarchical: SGLang's argument: choose the hierarchical (True) or the global policy (False).
 
     Returns:
         phy2log: int64 (L, P): the expert of each physical expert.
         log2phy: int64 (L, E, X): the physical experts of each expert, padded with -1; X is the highest count.
         logcnt: int64 (L, E): replicas of each expert.
 
+        They are tensors on the CPU if weight is a tensor, wherever it is, as from DeepSeek's program; else
+        arrays.
+
     Raises:
         ValueError: Shapes or numbers are wrong; the message names the argument.
     """
     load_LE = checked_load("weight", weight, 2)
     experts = load_LE.shape[1]
-    _check(experts, num_replicas, num_groups, num_nodes, num_gpus)
-    if num_replicas % num_gpus:
-        return _any_number(load_LE, num_replicas, num_gpus)
-    groups, nodes = (num_groups, num_nodes) if num_groups % num_nodes == 0 else (1, 1)
-    phy2log, rank_LP, logcnt = physical_experts(load_LE, num_replicas, groups, nodes, num_gpus)
-    return phy2log, _physical_of(phy2log, rank_LP, logcnt), logcnt
-
-
-def _check(experts: int, replicas: int, groups: int, nodes: int, gpus: int) -> None:
-    numbers: dict[str, Any] = {"num_groups": groups, "num_nodes": nodes, "num_gpus": gpus}
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}, must be at least 1")
-    if replicas < experts:
-        raise ValueError(f"num_replicas: {replicas} replicas cannot cover {experts} experts")
-    if groups % nodes == 0 and experts % groups:
+    for name, value in (
+        ("num_replicas", num_replicas),
+        ("num_nodes", num_nodes),
+        ("num_gpus", num_gpus),
+    ):
+        checked_number(name, value, least=1, most=_MOST, whole=True)
+    if num_groups is not None or enable_hierarchical is not False:
+        checked_number("num_groups", num_groups, least=1, most=_MOST, whole=True)
+    if num_replicas < experts:
+        raise ValueError(f"num_replicas: {num_replicas} replicas cannot cover {experts} experts")
+    groups, nodes = num_groups or 1, num_nodes
+    if enable_hierarchical and groups % nodes:
+        raise ValueError(f"num_groups is {groups}, must be a multiple of {nodes} nodes")
+    if enable_hierarchical is False or groups % nodes:
+        groups = nodes = 1
+    if experts % groups:
         raise ValueError(f"num_groups is {groups}, must divide {experts} experts")
-    if groups % nodes == 0 and gpus % nodes:
-        raise ValueError(f"num_nodes is {nodes}, must divide {gpus} GPUs")
+    if num_gpus % nodes:
+        raise ValueError(f"num_nodes is {nodes}, must divide {num_gpus} GPUs")
+    if num_replicas % num_gpus:
+        found = _any_number(load_LE, num_replicas, num_gpus)
+    else:
+        phy2log, rank_LP, logcnt = physical_experts(load_LE, num_replicas, groups, nodes, num_gpus)
+        found = phy2log, _physical_of(phy2log, rank_LP, logcnt), logcnt
+    return like(weight, *found)
 
 
 def _any_number(load_LE: Float, replicas: int, gpus: int) -> tuple[Int, Int, Int]:

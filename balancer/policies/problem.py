@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,15 @@ from balancer.policies.sparse import Layout
 from balancer.policies.token_ids import are_token_ids
 from balancer.policies.types import Float, Int, Plan, Problem
 
-__all__ = ["checked_load", "checked_number", "checked_window", "make_problem", "refuse_token_ids"]
+__all__ = [
+    "array",
+    "checked_load",
+    "checked_number",
+    "checked_window",
+    "like",
+    "make_problem",
+    "refuse_token_ids",
+]
 
 # Highest accepted load: far above any count; low enough for sums and for EPLB's float32.
 _MOST_LOAD = 1e30
@@ -108,13 +117,14 @@ def checked_number(
 
 
 def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.number]:
-    load = _array(name, given)
+    load = array(name, given)
     if not (np.issubdtype(load.dtype, np.floating) or np.issubdtype(load.dtype, np.integer)):
         raise ValueError(f"{name} has {load.dtype}, wanted numbers")
     if load.ndim != dimensions or load.size == 0:
         wanted = ("layers x experts", "window x layers x experts")[dimensions - 2]
         raise ValueError(f"{name} has shape {load.shape}, wanted {wanted}, none of them 0")
-    most = load.max()
+    # As a Python number: float16 cannot hold the limit.
+    most = float(load.max())
     # A NaN is not at least 0, and infinity is not below it.
     if not (most < np.inf and (load.dtype.kind == "u" or load.min() >= 0)):
         raise ValueError(f"{name} has numbers that are negative, NaN or infinite")
@@ -123,16 +133,36 @@ def _checked(name: str, given: npt.ArrayLike, dimensions: int) -> npt.NDArray[np
     return load
 
 
-def _array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """Convert a caller's argument to an array. Raises ValueError with the argument's name."""
+def array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Convert a caller's argument to an array: a list, an array, or a tensor of any type on any device.
+
+    Raises ValueError with the argument's name.
+    """
     try:
+        if _torch_of(given):
+            given = given.detach().cpu()
+            # NumPy lacks torch's short floats, such as bfloat16.
+            given = (given.double() if given.is_floating_point() else given).numpy()
         return np.asarray(given, dtype)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
+    # torch raises a RuntimeError for a tensor without values (on the meta device).
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}: {' '.join(str(error).split())}") from error
+
+
+def like(given: object, *found: npt.NDArray[Any]) -> tuple[Any, ...]:
+    """Return arrays as tensors on the CPU if the caller gave a tensor; else as they are."""
+    torch = _torch_of(given)
+    return tuple(torch.from_numpy(np.ascontiguousarray(each)) for each in found) if torch else found
+
+
+def _torch_of(given: object) -> Any | None:
+    """Return the module torch if an argument is a tensor. The balancer itself does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(given, torch.Tensor) else None
 
 
 def _slots(slots: int | npt.ArrayLike, layers: int, servers: int) -> Int:
-    given = _array("slots", slots)
+    given = array("slots", slots)
     if not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"slots must be whole numbers, not {given.dtype}")
     if given.ndim == 0:
@@ -151,7 +181,7 @@ def _slots(slots: int | npt.ArrayLike, layers: int, servers: int) -> Int:
 def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:
     if speeds_S is None:
         return np.ones(servers)
-    speeds = np.ascontiguousarray(_array("speeds_S", speeds_S, np.float64))
+    speeds = np.ascontiguousarray(array("speeds_S", speeds_S, np.float64))
     if speeds.shape != (servers,):
         raise ValueError(f"speeds_S has shape {speeds.shape}, wanted ({servers},)")
     if not (speeds.min() > 0 and speeds.max() < np.inf):
@@ -162,7 +192,7 @@ def _speeds(speeds_S: npt.ArrayLike | None, servers: int) -> Float:
 def _nodes(nodes_S: npt.ArrayLike | None, servers: int) -> Nodes | None:
     if nodes_S is None:
         return None
-    nodes = _array("nodes_S", nodes_S)
+    nodes = array("nodes_S", nodes_S)
     whole = np.issubdtype(nodes.dtype, np.integer) and nodes.size and nodes.min() >= 0
     if nodes.shape != (servers,) or not (whole or nodes.dtype.kind == "U"):
         raise ValueError(f"nodes_S must be {servers} names, or whole numbers of at least 0")
@@ -179,7 +209,7 @@ def _current(
         if layout.shape != shape:
             raise ValueError(f"current has shape {layout.shape}, wanted {shape}")
         return layout
-    holds = _array("current", current)
+    holds = array("current", current)
     if holds.shape != shape or holds.dtype != np.bool_:
         raise ValueError(f"current has {holds.dtype} {holds.shape}, wanted bool {shape}")
     return Layout.of(holds)

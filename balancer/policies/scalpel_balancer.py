@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from balancer.policies.measure import held_load, peak_to_mean
 from balancer.policies.plan import make_plan
-from balancer.policies.problem import checked_window, make_problem, refuse_token_ids
+from balancer.policies.problem import (
+    array,
+    checked_number,
+    checked_window,
+    make_problem,
+    refuse_token_ids,
+)
 from balancer.policies.scalpel import Matching, check_knobs, scalpel
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Int, Plan
@@ -130,7 +136,7 @@ def rebalance(
     """Plan one cycle: ScalpeLB's entry point in the competition, which keeps its placement between calls.
 
     Args:
-        hotness: (W, L, E) loads by step, oldest first.
+        hotness: (W, L, E) loads by step, oldest first; an array, or a torch tensor.
         n_device: S.
         n_red_expert: Replicas per layer beyond the experts; the sum is a multiple of n_device.
         state: State by shape; by default one per process. An empty mapping starts anew.
@@ -146,18 +152,16 @@ def rebalance(
     Raises:
         ValueError: Numbers or shapes are wrong; the message names the argument.
     """
-    try:
-        shape = np.shape(hotness)
-    except ValueError as error:
-        raise ValueError(f"hotness: {error}") from error
+    window_WLE = array("hotness", hotness)
+    shape = window_WLE.shape
     if len(shape) != 3 or 0 in shape:
         raise ValueError(f"hotness has shape {shape}, wanted window x layers x experts, none 0")
-    refuse_token_ids("hotness", np.asarray(hotness))
+    refuse_token_ids("hotness", window_WLE)
     _, layers, experts = shape
-    if n_device < 1:
-        raise ValueError(f"n_device is {n_device}, must be at least 1")
+    checked_number("n_device", n_device, least=1, whole=True)
+    checked_number("n_red_expert", n_red_expert, whole=True)
     slots = experts + n_red_expert
-    if n_red_expert < 0 or slots % n_device or slots > experts * n_device:
+    if slots % n_device or slots > experts * n_device:
         raise ValueError(
             f"n_red_expert is {n_red_expert}: {experts} + that must be a multiple of {n_device} "
             f"devices, of {experts} per device at most"
@@ -166,7 +170,7 @@ def rebalance(
     key = (n_device, n_red_expert, layers, experts)
     tables = remembered.setdefault(key, _Tables(n_device, slots))
     try:
-        changed_L = tables.step(hotness)
+        changed_L = tables.step(window_WLE)
     except ValueError as error:
         _LOG.warning("cycle without a new placement: %s", error)
         last_LSP = tables.table_LSP

@@ -33,7 +33,7 @@ def judge(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Also use the arrivals of this trace: Azure's .csv or Mooncake's .jsonl.",
+            help="Also use the arrivals of this trace, as of `eaas simulate autoscale`.",
             show_default=False,
         ),
     ] = None,

@@ -13,7 +13,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -355,12 +354,10 @@ def _model_class(files: CheckpointFiles, config: Any) -> type:
 
 
 def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> Any:
-    import torch
+    from eaas.checkpoint.construct import construct
 
     try:
-        with torch.device("meta"):
-            # A copy, because building the model changes the config.
-            return model_class._from_config(deepcopy(config), dtype=_weights_dtype(files, config))
+        return construct(model_class, config, _weights_dtype(files, config))
     except (
         ValueError,
         KeyError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -41,7 +41,16 @@ def autoscale(
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace", help="Requests: an Azure trace (CSV) or a Mooncake trace (JSON lines)."
+            "--trace",
+            help="Requests (CSV or JSON lines): a trace of Azure, Bailian, BurstGPT, LLMServingSim or "
+            "Mooncake.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        Literal["s", "ms", "us", "ns"] | None,
+        typer.Option(
+            help="Unit of the trace's times, if they are numbers.",
+            show_default="told by the trace's fields and span",
         ),
     ] = None,
     paper: Annotated[
@@ -113,7 +122,7 @@ def autoscale(
             traffic = savings.paper_traffic(token_s, *_PAPER_S)
         else:
             traffic = read_traffic(
-                trace, lambda line: bar.update(task, description=f"line {line:,}")
+                trace, time_unit, lambda line: bar.update(task, description=f"line {line:,}")
             )
         asked = savings.busiest_tokens_per_s(traffic, token_s, prompt_tokens)
         if not asked:
@@ -131,6 +140,8 @@ def autoscale(
             change_s=change_s,
             progress=lambda share: bar.update(task, description="replaying", completed=share),
         )
+    if traffic.warning:
+        typer.echo(f"warning: {traffic.warning}", err=True)
     if as_json:
         typer.echo(json.dumps(_document(traffic, model, settings, asked, comparison)))
     else:

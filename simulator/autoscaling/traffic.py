@@ -1,34 +1,66 @@
 """Reads traffic traces for the simulator: arrival times, prompt and output lengths of requests.
 
-Two published formats are read. The first line of a file determines its format:
+Files are JSON lines, or CSV with a header. The fields of the first line tell the format (`_FORMATS`). Other
+fields are ignored.
 
-  Azure LLM inference traces (CSV)   TIMESTAMP,ContextTokens,GeneratedTokens
-  Mooncake traces (JSON lines)       {"timestamp": ms, "input_length": n, "output_length": n, ...}
+A time is a date or a number. The size of the first number tells whether it counts from 1970, and in which
+unit. Else the format tells the unit. Mooncake's fields are also written in seconds: a trace is read so if it
+is too dense in milliseconds.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TrafficError
 
-__all__ = ["Traffic", "read_arrivals", "read_traffic"]
+__all__ = ["Traffic", "Unit", "read_arrivals", "read_traffic"]
 
-_AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_MOONCAKE = ["timestamp", "input_length", "output_length"]
+Unit = Literal["s", "ms", "us", "ns"]
+
+_PER_S: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+class _Format(NamedTuple):
+    """Names of three fields, the unit of times, and a further field that tells the format."""
+
+    arrival: str
+    prompt: str
+    output: str
+    unit: Unit
+    mark: str = ""
+
+
+_FORMATS = {
+    "Azure": _Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", "s"),
+    "Bailian": _Format("timestamp", "input_length", "output_length", "s", "chat_id"),
+    "Mooncake": _Format("timestamp", "input_length", "output_length", "ms"),
+    "BurstGPT": _Format("Timestamp", "Request tokens", "Response tokens", "s"),
+    "LLMServingSim": _Format("arrival_time_ns", "input_toks", "output_toks", "ns"),
+    "LLMServingSim's results": _Format("arrival_time", "input_toks", "output_toks", "s"),
+}
+_GIVE = (
+    "give JSON lines or CSV with the fields of Azure, Bailian, BurstGPT, LLMServingSim or Mooncake"
+)
+# Times since 1970 in any unit, from 2001 to 2286.
+_EPOCH_S = (1e9, 1e10)
+# Beyond these, a unit is probably wrong.
+_MOST_PER_S, _LEAST_S = 1000.0, 1.0
+# Beyond these, a number is wrong.
+_LARGEST, _MOST_TOKENS, _MOST_SPAN_S = 1e30, 1 << 31, 366 * 86400.0
 # Lines between two calls of `progress`.
 _LINES = 20_000
 
-_Row = tuple[float, int, int]
+_Number = int | float
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +73,7 @@ class Traffic:
         prompt_R: int64; tokens.
         output_R: int64; tokens.
         span_s: Seconds to simulate; for a trace, the time from the first arrival to the last.
+        warning: What makes the unit of the times doubtful, in one line; "": nothing.
     """
 
     name: str
@@ -48,6 +81,7 @@ class Traffic:
     prompt_R: npt.NDArray[np.int64] = field(repr=False)
     output_R: npt.NDArray[np.int64] = field(repr=False)
     span_s: float
+    warning: str = ""
 
     @property
     def requests(self) -> int:
@@ -55,61 +89,70 @@ class Traffic:
         return len(self.arrival_s_R)
 
 
-def read_traffic(path: Path, progress: Callable[[int], None] = lambda line: None) -> Traffic:
+def read_traffic(
+    path: Path,
+    unit: Unit | None = None,
+    progress: Callable[[int], None] = lambda line: None,
+) -> Traffic:
     """Read a traffic trace, for `eaas simulate autoscale`.
 
     Args:
-        path: A CSV or JSON lines file of the formats above.
+        path: A file of one of the formats above.
+        unit: The unit of times that are numbers; None: as the module says.
         progress: Called every `_LINES` lines with the number of the last line read.
 
     Raises:
-        TrafficError: The file is missing or of another format, or a line is wrong; the message names the
-            file and the line.
+        TrafficError: The file is missing or of another format, a line is wrong, or all requests arrived at
+            one moment; the message names the file and the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise TrafficError(f"{path}: {what}; give a trace of Azure or Mooncake") from error
-    if not lines:
-        raise TrafficError(f"{path}: it is empty; give a trace of Azure or Mooncake")
-    parse = _mooncake if lines[0].lstrip().startswith("{") else _azure
-    rows: list[_Row] = []
-    for number, row in enumerate(parse(path, lines), start=1):
-        # The first line of an Azure trace is the header.
-        line = number + (parse is _azure)
-        if min(row[1:]) < 0:
-            raise _wrong(path, line, f"{min(row[1:])} tokens")
-        if rows and row[0] < rows[-1][0]:
+    at_R: list[_Number] = []
+    tokens_R: list[tuple[int, int]] = []
+    found, lines = _opened(path)
+    dates = False
+    for line, record in lines:
+        given = record.get(found.arrival)
+        at, is_date = _time(path, line, found.arrival, given)
+        if at_R and is_date != dates:
+            raise _wrong(path, line, f"{found.arrival} is {given!r}, other than in the line before")
+        if at_R and at < at_R[-1]:
             raise _wrong(path, line, "it is earlier than the line before")
-        rows.append(row)
-        if number % _LINES == 0:
+        dates = is_date
+        at_R.append(at)
+        tokens_R.append(
+            (
+                _tokens(path, line, found.prompt, record.get(found.prompt)),
+                _tokens(path, line, found.output, record.get(found.output)),
+            )
+        )
+        if line % _LINES == 0:
             progress(line)
-    if len(rows) < 2:
-        raise TrafficError(f"{path}: {len(rows)} requests; a trace has two at least")
-    arrival_s, prompt, output = zip(*rows, strict=True)
-    arrival_s_R = np.array(arrival_s) - arrival_s[0]
-    return Traffic(
-        path.name,
-        arrival_s_R,
-        np.array(prompt, dtype=np.int64),
-        np.array(output, dtype=np.int64),
-        float(arrival_s_R[-1]),
-    )
+    if len(at_R) < 2:
+        raise TrafficError(f"{path}: {len(at_R)} requests; a trace has two at least")
+    # Whole numbers are subtracted before they become floats, which round nanoseconds since 1970.
+    passed_R = np.array([at - at_R[0] for at in at_R], dtype=np.float64)
+    named = "s" if dates else unit or _unit(found, at_R[0], float(passed_R[-1]), len(at_R))
+    span_s = float(passed_R[-1]) / _PER_S[named]
+    if not span_s:
+        raise TrafficError(
+            f"{path}: {len(at_R)} requests, all at one moment; a rate takes two moments"
+        )
+    if span_s > _MOST_SPAN_S:
+        raise TrafficError(
+            f"{path}: {span_s / 86400:,.4g} days from the first request to the last: correct "
+            f"{found.arrival}, or give its unit with --time-unit"
+        )
+    prompt_R, output_R = np.array(tokens_R, dtype=np.int64).T
+    warning = _doubt(path, found, None if dates else named, unit, len(at_R), span_s)
+    return Traffic(path.name, passed_R / _PER_S[named], prompt_R, output_R, span_s, warning)
 
 
 def read_arrivals(path: Path) -> list[float]:
     """Read the arrival times of a traffic trace, for simulated batch selection: seconds, the first at 0.
 
     Raises:
-        TrafficError: As `read_traffic`, or all requests arrived at one moment.
+        TrafficError: As `read_traffic`.
     """
-    traffic = read_traffic(path)
-    if not traffic.span_s:
-        raise TrafficError(
-            f"{path}: {traffic.requests} requests, all at one moment; a rate takes two moments"
-        )
-    arrival_s: list[float] = traffic.arrival_s_R.tolist()
+    arrival_s: list[float] = read_traffic(path).arrival_s_R.tolist()
     return arrival_s
 
 
@@ -117,40 +160,119 @@ def _wrong(path: Path, line: int, what: str) -> TrafficError:
     return TrafficError(f"{path}, line {line}: {what}")
 
 
-def _azure(path: Path, lines: list[str]) -> Iterator[_Row]:
-    columns = next(csv.reader(lines[:1]), [])
-    if columns != _AZURE:
-        raise _wrong(
-            path,
-            1,
-            f"columns {','.join(columns)}; they are to be {','.join(_AZURE)} (or JSON lines)",
-        )
-    for number, line in enumerate(lines[1:], start=2):
-        cells = next(csv.reader([line]), [])
-        if len(cells) != len(_AZURE) or not all(cells):
-            raise _wrong(path, number, f"{line!r} is not {','.join(_AZURE)}")
+def _opened(path: Path) -> tuple[_Format, Iterator[tuple[int, Mapping[str, Any]]]]:
+    """Return a file's format, and its records with the numbers of their lines."""
+    try:
+        # Only a line feed ends a line: a text in JSON may hold U+2028.
+        lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise TrafficError(f"{path}: {what}; {_GIVE}") from error
+    if not lines[0]:
+        raise TrafficError(f"{path}: it is empty; {_GIVE}")
+    is_json = lines[0].lstrip().startswith("{")
+    names = [*_object(path, 1, lines[0])] if is_json else _cells(path, 1, lines[0])
+    for found in _FORMATS.values():
+        if {found.arrival, found.prompt, found.output, found.mark or found.arrival} <= set(names):
+            break
+    else:
+        what = "fields" if is_json else "columns"
+        raise _wrong(path, 1, f"{what} {' '.join(','.join(names).split())[:200]}; {_GIVE}")
+    if is_json:
+        return found, ((line, _object(path, line, text)) for line, text in enumerate(lines, 1))
+    return found, _rows(path, names, lines)
+
+
+def _object(path: Path, line: int, text: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    # Brackets in brackets end in a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, line, f"no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise _wrong(path, line, "no JSON object")
+    return document
+
+
+def _cells(path: Path, line: int, text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise _wrong(path, line, f"no CSV: {error}") from error
+
+
+def _rows(
+    path: Path, names: list[str], lines: list[str]
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, text in enumerate(lines[1:], start=2):
+        cells = _cells(path, line, text)
+        if len(cells) != len(names):
+            raise _wrong(path, line, f"{text[:200]!r} is not {','.join(names)}")
+        yield line, {name: _parsed(cell) for name, cell in zip(names, cells, strict=True)}
+
+
+def _parsed(cell: str) -> str | _Number:
+    """Return the number that a cell of a CSV holds, or the text."""
+    for kind in (int, float):
         try:
-            at = datetime.fromisoformat(cells[0])
-            # Without a zone assume UTC: only differences count, and UTC has no summer time.
-            yield at.replace(tzinfo=at.tzinfo or UTC).timestamp(), int(cells[1]), int(cells[2])
-        except ValueError as error:
-            raise _wrong(path, number, str(error)) from error
+            return kind(cell)
+        except ValueError:
+            continue
+    return cell
 
 
-def _mooncake(path: Path, lines: list[str]) -> Iterator[_Row]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            document = json.loads(line)
-        except ValueError as error:
-            raise _wrong(path, number, f"no JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise _wrong(path, number, "no JSON object")
-        values = [_number(path, number, key, document.get(key)) for key in _MOONCAKE]
-        yield values[0] / 1000, int(values[1]), int(values[2])
+def _time(path: Path, line: int, name: str, value: object) -> tuple[_Number, bool]:
+    """Return a time as a number, and whether it was a date; then it is in seconds."""
+    if not isinstance(value, str):
+        return _number(path, line, name, value), False
+    try:
+        at = datetime.fromisoformat(value)
+        # Without a zone assume UTC: only differences count, and UTC has no summer time.
+        return at.replace(tzinfo=at.tzinfo or UTC).timestamp(), True
+    except ValueError as error:
+        raise _wrong(path, line, f"{name}: {error}") from error
 
 
-def _number(path: Path, line: int, key: str, value: object) -> float:
+def _tokens(path: Path, line: int, name: str, value: object) -> int:
+    number = _number(path, line, name, value)
+    if number != int(number) or number > _MOST_TOKENS or number < 0:
+        raise _wrong(path, line, f"{name} is {value!s:.40}, not a number of tokens")
+    return int(number)
+
+
+def _number(path: Path, line: int, name: str, value: object) -> _Number:
     # Python treats True as an int, and its JSON parser accepts NaN as a number.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _wrong(path, line, f"{key} is {json.dumps(value)}, not a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise _wrong(path, line, f"{name} is {json.dumps(value)[:40]}, not a number")
+    if not -_LARGEST < value < _LARGEST:
+        raise _wrong(path, line, f"{name} is {value!s:.40}, beyond {_LARGEST:g}")
     return value
+
+
+def _unit(found: _Format, first: _Number, passed: float, requests: int) -> Unit:
+    """Tell the unit of times by their size, the format and the span."""
+    for unit, per_s in _PER_S.items():
+        if _EPOCH_S[0] * per_s <= first < _EPOCH_S[1] * per_s:
+            return unit
+    if found is _FORMATS["Mooncake"] and _is_odd(requests, passed / 1000):
+        return "ms" if _is_odd(requests, passed) else "s"
+    return found.unit
+
+
+def _is_odd(requests: int, span_s: float) -> bool:
+    return span_s < _LEAST_S or requests / span_s > _MOST_PER_S
+
+
+def _doubt(
+    path: Path, found: _Format, used: Unit | None, asked: Unit | None, requests: int, span_s: float
+) -> str:
+    """Return the warning of a trace that was read with the unit `used`; None: its times are dates."""
+    if _is_odd(requests, span_s):
+        said = f"{path}: {requests} requests in {span_s:.3g} s"
+        return said + ("" if used is None else f", read in {used}: --time-unit gives another unit")
+    if used is None or asked is not None or used == found.unit:
+        return ""
+    return (
+        f"{path}: {found.arrival} is read in {used}, {requests} requests in {span_s:.4g} s: "
+        "--time-unit gives another unit"
+    )

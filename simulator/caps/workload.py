@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.token_ids import MOST_TOP_K
 from eaas.errors import TraceError
 from simulator.traces.readers import read_trace
 
@@ -138,11 +139,15 @@ class RecordedDomains(Domains):
                 raise TraceError(
                     f"{path}: has {load_LE.shape} layers and experts, {paths[0]} has {loads[0].shape}"
                 )
+            if load_LE.shape[1] < 2:
+                raise TraceError(f"{path}: has one expert per layer: nothing to balance")
             if not load_LE.sum(axis=1).all():
                 raise TraceError(f"{path}: has a layer without load")
             loads.append(load_LE)
         chance_DLE = _shares(np.stack(loads))
-        top_k = int(loaded.notes.get("top_k", drawn.top_k))
+        top_k = loaded.notes.get("top_k", drawn.top_k)
+        if type(top_k) is not int or not 1 <= top_k <= MOST_TOP_K:
+            raise TraceError(f"{path}: its note top_k is {top_k!r}: record or convert it again")
         values = asdict(drawn) | {
             "experts": loads[0].size,
             "domains": len(loads),

@@ -141,8 +141,9 @@ def _counted(values_TLK: Array, place: str, experts: int | None, tokens: int) ->
             f"--experts of at least as many, and at most {MOST_EXPERTS}"
         )
     if values_TLK.dtype.kind == "f":
-        whole = np.isfinite(values_TLK) & (values_TLK == np.floor(values_TLK))
-        refuse_places(values_TLK, ~whole, "no whole number: give ids of experts", place, "ids")
+        known = np.abs(values_TLK) < np.float64(MOST_EXPERTS)
+        whole = known & (values_TLK == np.floor(values_TLK))
+        refuse_places(values_TLK, ~whole, "no id of an expert: give whole numbers", place, "ids")
         values_TLK = values_TLK.astype(np.int64)
     try:
         return count_token_ids(values_TLK, experts, tokens)

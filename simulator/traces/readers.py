@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,17 @@ __all__ = ["read_trace"]
 _LONG = ["iteration", "layer", "expert", "count"]
 _SUFFIXES = (".npz", ".npy", ".safetensors", ".csv", ".pt")
 _NOTHING_SAID = Meaning()
+# What NumPy, json, zipfile and our readers raise for contents that no writer makes.
+_MALFORMED = (
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+)
 
 
 def read_trace(path: str | os.PathLike[str], meaning: Meaning = _NOTHING_SAID) -> Trace:
@@ -49,6 +61,14 @@ def read_trace(path: str | os.PathLike[str], meaning: Meaning = _NOTHING_SAID) -
         raise TraceError(f"{source} {what}: give the file of a trace")
     if source.suffix not in _SUFFIXES:
         raise TraceError(f"{source}: only {', '.join(_SUFFIXES)} are read: convert it first")
+    try:
+        return _read(source, meaning)
+    except _MALFORMED as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TraceError(f"{source} is malformed ({what}): record or convert it again") from error
+
+
+def _read(source: Path, meaning: Meaning) -> Trace:
     found: Trace | Mapping[str, Callable[[], Array]]
     if source.suffix == ".csv":
         found = _read_csv(source)
@@ -77,13 +97,16 @@ def _check_said(meaning: Meaning, found: Trace, source: Path) -> None:
 
 def _read_csv(path: Path) -> Trace:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             header = [word.strip() for word in file.readline().rstrip("\n").split(",")]
             if header[:2] != ["iteration", "layer"] or len(header) < 3:
                 raise TraceError(
                     f"{path}: the header is not iteration,layer,0,1,... or {','.join(_LONG)}"
                 )
-            rows = np.loadtxt(file, delimiter=",", dtype=np.int64, ndmin=2)
+            lines = file.readlines()
+        if not any(map(str.strip, lines)):
+            raise TraceError(f"{path}: has a header and no rows: give a row for each layer")
+        rows = np.loadtxt(lines, delimiter=",", dtype=np.int64, ndmin=2)
     except ValueError as error:
         raise TraceError(f"{path}: {error}: give whole numbers, and none left out") from error
     if rows.size == 0 or rows.shape[1] != len(header):
@@ -128,7 +151,7 @@ def _extent(places: npt.NDArray[np.int64], path: Path) -> list[int]:
     """Return the sizes of a CSV's axes: one more than the highest number in each column."""
     if places.min() < 0:
         raise TraceError(f"{path}: {int(places.min())} is no number of a row: count from 0")
-    extent: list[int] = (places.max(axis=0) + 1).tolist()
+    extent = [int(most) + 1 for most in places.max(axis=0)]
     # The size must match the number of rows, so that one wrong row cannot allocate all memory.
     if np.prod([float(size) for size in extent[:2]]) > len(places):
         raise TraceError(

@@ -45,7 +45,7 @@ PROMPTS = (
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Read prompts, the non-empty lines of a text file. Raises ConfigError if there are none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--prompts {path} cannot be read ({error}): give a text file, one prompt a line"

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
-from simulator.traces.arrays import Array
+from simulator.traces.arrays import MOST_EXPERTS, Array
 from simulator.traces.torch_zip import read_torch_zip
 from simulator.traces.trace import Trace, checked_counts
 
@@ -66,6 +66,8 @@ def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:
     layers, experts = len(map_LP), int(map_LP.max(initial=0)) + 1
     if map_LP.min(initial=0) < 0:
         raise _wrong(path, "maps physical experts to negative ones")
+    if experts > MOST_EXPERTS:
+        raise _wrong(path, f"maps a physical expert to expert {experts - 1}")
     passes: dict[Any, npt.NDArray[np.int64]] = {}
     for record in content["records"]:
         if not isinstance(record, dict) or "forward_pass_id" not in record:
@@ -79,7 +81,9 @@ def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:
         count_LE = passes.setdefault(
             record["forward_pass_id"], np.zeros((layers, experts), np.int64)
         )
-        np.add.at(count_LE, (np.arange(layers)[:, None], map_LP), count_LP)
+        # Checked before the sum, which wraps around silently.
+        checked_LP = checked_counts(count_LP[None], path)[0]
+        np.add.at(count_LE, (np.arange(layers)[:, None], map_LP), checked_LP)
     return np.array([passes[key] for key in sorted(passes)]).reshape(-1, layers, experts)
 
 

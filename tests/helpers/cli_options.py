@@ -38,7 +38,7 @@ simulate caps: --requests=3000 --seeds=42,123,456,789 --rates=150,200,250,300 --
     --strategies --routing --out --json=false
 chaos run: --seed=1 --minutes=1.0 --faults= --model --servers=4 --redundancy=2 --transport=shm
     --rate=4.0 --max-tokens=24 --history --json=false
-simulate autoscale: --trace --paper=false --fixed=8,16,32 --start --max-servers
+simulate autoscale: --trace --time-unit --paper=false --fixed=8,16,32 --start --max-servers
     --server-tokens-per-s --token-ms=50.0 --prompt-tokens=256 --change-s=10.0 --config --json=false
 trace record: target --model --prompts --batch=8 --max-tokens=32 --temperature=0.0 --endpoint
 trace generate: target --regime=skewed --iterations=6144 --layers=58 --experts=256 --tokens=1024

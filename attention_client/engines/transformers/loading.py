@@ -40,8 +40,9 @@ def load(
 ) -> PreTrainedModel:
     """Load a checkpoint without its routed experts, in the caller's process; a cluster computes them.
 
-    The model is transformers' own: `generate`, `forward` and continuous batching work as usual. It joins the
-    cluster as another attention client and leaves when it is garbage-collected.
+    The model is transformers' own: `generate`, `forward` and continuous batching work as usual. It raises
+    GradientError if a gradient would have to pass the experts. It joins the cluster as another attention
+    client and leaves when it is garbage-collected. Threads may load at the same time.
 
     Args:
         path: Directory of the Hugging Face checkpoint that the cluster serves, or its ORG/NAME in the cache
@@ -64,14 +65,19 @@ def load(
         return load_onto(checkpoint, cluster, dtype=dtype)
     # Collect former models, because they are in reference cycles and hold slots until collected.
     gc.collect()
-    address = _monitor_of(cluster) if cluster.startswith(("http://", "https://")) else cluster
-    joined = Cluster(
-        address,
-        checkpoint.shape,
-        config or AttentionClientConfig(),
-        ClientMetrics(CollectorRegistry()),
-        tls=None if tls is None else Identity(Path(tls), Role.ATTENTION_CLIENT.value),
-    )
+    is_endpoint = cluster.startswith(("http://", "https://"))
+    identity = None if tls is None else Identity(Path(tls), Role.ATTENTION_CLIENT.value)
+    try:
+        joined = Cluster(
+            _monitor_of(cluster) if is_endpoint else cluster,
+            checkpoint.shape,
+            config or AttentionClientConfig(),
+            ClientMetrics(CollectorRegistry()),
+            tls=identity,
+        )
+    except ClusterError as error:
+        hint = "" if is_endpoint else f", or give http://{cluster} if it is an endpoint"
+        raise ClusterError(f"{error}{hint}") from error
     try:
         joined.wait_until_covered(_READY_S)
         model = load_onto(checkpoint, joined, dtype=dtype)

@@ -1,21 +1,21 @@
 """Build, in an attention client, a transformers model whose routed experts are computed remotely.
 
-No code here is specific to one model. While transformers builds the model, every class that uses its experts
-interface is replaced by a subclass without weights. All other parts (attention, router, shared experts,
+No code here is specific to one model. The model is constructed without weights, and its routed experts lose
+their parameters before transformers loads the others. All other parts (attention, router, shared experts,
 generation) are transformers' own and run in this process.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
-from transformers.monkey_patching import register_patch_mapping, unregister_patch_mapping
 
 from attention_client.cluster import Cluster
 from attention_client.engines.staging import Staging
@@ -24,17 +24,20 @@ from attention_client.engines.transformers.paged.model import RoutedExperts
 from attention_client.engines.transformers.routes import RouteTap
 from attention_client.layer_call.turns import micro_batch_tokens, pause
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.construct import construct, own_ties
 from eaas.checkpoint.quiet import quiet_transformers
 from eaas.errors import (
     CheckpointError,
     CorruptShardError,
+    GradientError,
     MissingShardError,
-    UnsupportedModelError,
 )
 
 __all__ = ["count_passes", "generation_config", "load_model", "remote_experts"]
 
 _IMPLEMENTATION = "eaas"
+# transformers' loader is not made for several threads.
+_LOADING = threading.Lock()
 
 
 def _remote_forward(
@@ -55,6 +58,8 @@ def _remote_forward(
             hidden_states, top_k_index, scores, self._eaas_layer
         )
         return out
+    if _has_gradient(hidden_states) or _has_gradient(top_k_weights):
+        raise _no_gradients("the input of an expert layer")
     inputs = hidden_states.detach(), top_k_index, top_k_weights.detach()
     if hidden_states.is_cpu:
         return _call_experts(self, *inputs)
@@ -92,29 +97,64 @@ def _call_experts(
 ExpertsInterface.register(_IMPLEMENTATION, _remote_forward)
 
 
-def _weightless(cls: type[nn.Module]) -> type[nn.Module]:
-    """Make a subclass of a transformers experts class without weights, because the servers hold them."""
-
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        with torch.device("meta"):
-            cls.__init__(self, config, *args, **kwargs)
-        for name in list(self._parameters):
-            del self._parameters[name]
-        # Keep transformers from initialising the removed parameters.
-        self._is_hf_initialized = True
-
-    return type(cls.__name__, (cls,), {"__init__": __init__, "_eaas_remote": True})
+def _has_gradient(value: object) -> bool:
+    """Whether a value is a tensor that the caller differentiates, backward or forward."""
+    return isinstance(value, torch.Tensor) and (
+        (value.requires_grad and torch.is_grad_enabled())
+        or forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+    )
 
 
-@contextlib.contextmanager
-def _weightless_experts(checkpoint: Checkpoint) -> Iterator[None]:
-    classes = {type(module) for module in checkpoint.expert_modules().values()}
-    mapping = {cls.__name__: _weightless(cls) for cls in classes}
-    register_patch_mapping(mapping, overwrite=True)
-    try:
-        yield
-    finally:
-        unregister_patch_mapping(list(mapping))
+def _no_gradients(what: str) -> GradientError:
+    return GradientError(
+        f"{what} requires a gradient, and none passes through remote experts: call the model under "
+        "torch.no_grad(), or remove requires_grad"
+    )
+
+
+def _refuse_gradients(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise GradientError before a forward pass whose gradients would have to pass the experts."""
+    if not torch.is_grad_enabled():
+        return
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if _has_gradient(value):
+            raise _no_gradients(f"the model's argument {name}")
+    # The head comes after the experts. If it is tied to the embedding, that has its parameter.
+    head = model.get_output_embeddings()
+    after = set() if head is None else set(head.parameters())
+    before = after & set(model.get_input_embeddings().parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (parameter not in after or parameter in before):
+            raise _no_gradients(f"the parameter {name}")
+
+
+def _remove_weights(module: Any) -> None:
+    """Make an experts module remote: the servers hold its weights."""
+    for name in list(module._parameters):
+        del module._parameters[name]
+    module._eaas_remote = True
+    # Keep transformers from initialising the removed parameters.
+    module._is_hf_initialized = True
+
+
+def _load_weights(model: PreTrainedModel, state_dict: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Load weights with transformers' loader into a model that is constructed; returns its report."""
+
+    class Constructed(type(model)):  # type: ignore[misc]
+        """Lets `from_pretrained` take the model as it is, and change nothing that other threads see."""
+
+        def __new__(cls, config: Any) -> Any:
+            return model
+
+        @classmethod
+        def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
+            return []
+
+    with own_ties(model):
+        _, report = Constructed.from_pretrained(
+            None, config=model.config, state_dict=state_dict, dtype=dtype, output_loading_info=True
+        )
+    return report
 
 
 def load_model(
@@ -137,18 +177,15 @@ def load_model(
     config = checkpoint.config
     wanted = dtype or getattr(torch, checkpoint.shape.dtype)
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    config = deepcopy(config)
+    config._experts_implementation = _IMPLEMENTATION
     state_dict = {key: checkpoint.slice(key) for key in checkpoint.other_keys()}
-    model: PreTrainedModel
     try:
-        with _weightless_experts(checkpoint), quiet_transformers():
-            model, report = model_class.from_pretrained(
-                None,
-                config=config,
-                state_dict=state_dict,
-                dtype=wanted,
-                experts_implementation=_IMPLEMENTATION,
-                output_loading_info=True,
-            )
+        with _LOADING, quiet_transformers():
+            model: PreTrainedModel = construct(model_class, config, wanted)
+            for name in checkpoint.shape.layer_names:
+                _remove_weights(model.get_submodule(name))
+            report = _load_weights(model, state_dict, wanted)
     except RuntimeError as error:
         raise CorruptShardError(
             f"{path}: the weights do not fit the model of config.json "
@@ -166,20 +203,14 @@ def load_model(
     rows.attach(model)
     tap = RouteTap(checkpoint.shape)
     staging = Staging()
-    layers = {name: layer for layer, name in enumerate(checkpoint.shape.layer_names)}
-    found = 0
-    for name, module in model.named_modules():
-        if getattr(module, "_eaas_remote", False):
-            module._eaas_layer = layers[name]
-            module._eaas_cluster = cluster
-            module._eaas_rows = rows
-            module._eaas_tap = tap
-            module._eaas_staging = staging
-            found += 1
-    if found != len(layers):
-        raise UnsupportedModelError(
-            f"{path}: only {found} of {len(layers)} expert layers of {model_class.__name__} can be remote"
-        )
+    for layer, name in enumerate(checkpoint.shape.layer_names):
+        module = model.get_submodule(name)
+        module._eaas_layer = layer
+        module._eaas_cluster = cluster
+        module._eaas_rows = rows
+        module._eaas_tap = tap
+        module._eaas_staging = staging
+    model.register_forward_pre_hook(_refuse_gradients, with_kwargs=True)
     return model.eval().requires_grad_(False)
 
 

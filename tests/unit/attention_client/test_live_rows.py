@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
-from transformers import StoppingCriteriaList
+from transformers import EosTokenCriteria, GenerationConfig, StoppingCriteriaList
 
 from attention_client.engines.transformers.live_rows import LiveRows
 
@@ -15,33 +16,52 @@ from attention_client.engines.transformers.live_rows import LiveRows
 class FakeModel(nn.Module):
     """The parts of a transformers model that LiveRows uses; each step of `generate` adds a token per row."""
 
-    def __init__(self, rows: LiveRows, lengths: list[int], beams: int = 1) -> None:
+    def __init__(self, rows: LiveRows, lengths: list[int], **config: Any) -> None:
         super().__init__()
-        self.rows, self.lengths, self.beams = rows, torch.tensor(lengths), beams
+        self.rows, self.lengths = rows, torch.tensor(lengths)
+        self.config = GenerationConfig(**config)
+        self.has_end = True
         self.seen: list[list[bool] | None] = []
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> None:
         wanted_T = self.rows.wanted(input_ids.numel())
         self.seen.append(None if wanted_T is None else wanted_T.tolist())
 
-    def _get_stopping_criteria(self, generation_config, *args, **kwargs):
-        return StoppingCriteriaList([lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)])
+    def _get_stopping_criteria(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> StoppingCriteriaList:
+        ends = _Ended(self)
+        if not self.has_end:
+            del ends.eos_token_id
+        return StoppingCriteriaList([ends])
 
-    def generate(self, mask_BT: torch.Tensor) -> None:
-        criteria = self._get_stopping_criteria(SimpleNamespace(num_beams=self.beams))
+    def generate(
+        self, mask_BT: torch.Tensor, assistant_model: Any = None, custom_generate: Any = None
+    ) -> None:
+        criteria = self._get_stopping_criteria(self.config)
         ids_BT = torch.zeros_like(mask_BT)
         self(input_ids=ids_BT, attention_mask=mask_BT)
         for step in range(int(self.lengths.max())):
-            done_B = self.lengths <= step
-            criteria[0] = lambda ids, scores, done_B=done_B: done_B
+            self.step = step
             criteria(ids_BT, None)
             mask_BT = torch.cat([mask_BT, torch.ones(len(mask_BT), 1, dtype=mask_BT.dtype)], dim=1)
             self(input_ids=ids_BT[:, -1:], attention_mask=mask_BT)
 
 
-def watched(lengths: list[int], beams: int = 1) -> FakeModel:
+class _Ended(EosTokenCriteria):
+    """End tokens that come after each row's length."""
+
+    def __init__(self, model: FakeModel) -> None:
+        super().__init__(0)
+        self.model = model
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return self.model.lengths <= self.model.step
+
+
+def watched(lengths: list[int], **config: Any) -> FakeModel:
     rows = LiveRows()
-    model = FakeModel(rows, lengths, beams)
+    model = FakeModel(rows, lengths, **config)
     rows.attach(model)
     return model
 
@@ -61,6 +81,13 @@ def test_padding_is_not_wanted() -> None:
     assert model.seen == [[False, True, True, True], None]
 
 
+def test_the_last_column_is_wanted_even_if_it_is_padding() -> None:
+    model = watched([1, 3])
+    model.generate(torch.tensor([[1, 0, 0], [1, 1, 0]]))
+    assert model.seen[:2] == [[True, False, True, True, True, True], None]
+    assert model.seen[2:] == [[False, True]] * 2
+
+
 def test_an_ended_row_is_not_wanted() -> None:
     model = watched([1, 3])
     model.generate(FULL_22)
@@ -72,10 +99,30 @@ def test_an_ended_row_is_not_wanted() -> None:
     assert model.rows.wanted(2) is None
 
 
-def test_with_beams_all_rows_are_wanted() -> None:
-    model = watched([1, 3], beams=2)
-    model.generate(FULL_22)
-    assert model.seen[1:] == [None] * 3
+def test_a_row_that_ends_without_an_end_token_goes_on() -> None:
+    model = watched([1, 3])
+    model.has_end = False
+    model.generate(torch.tensor([[0, 1], [1, 1]]))
+    assert model.seen == [[False, True, True, True], None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ({"num_beams": 2}, {}),
+        ({}, {"assistant_model": object()}),
+        ({"prompt_lookup_num_tokens": 3}, {}),
+        ({}, {"custom_generate": print}),
+        ({"return_dict_in_generate": True, "output_logits": True}, {}),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, {}),
+    ],
+)
+def test_where_more_is_read_every_token_is_wanted(
+    config: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    model = watched([1, 3], **config)
+    model.generate(torch.tensor([[0, 1], [1, 1]]), **arguments)
+    assert model.seen == [None] * 4
 
 
 def test_threads_are_independent() -> None:

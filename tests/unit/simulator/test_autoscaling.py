@@ -191,7 +191,7 @@ def test_the_command_prints_a_table(trace: Path) -> None:
         ([], "give --trace FILE, or --paper in its place"),
         (["--trace", "x", "--paper"], "give --trace FILE, or --paper in its place"),
         (["--trace", "x", "--fixed", "8,0"], "--fixed 8,0: give whole numbers of at least 1"),
-        (["--trace", "no/such"], "no/such: No such file or directory; give a trace"),
+        (["--trace", "no/such"], "no/such: No such file or directory; give JSON lines"),
     ],
 )
 def test_the_command_says_what_is_wrong(arguments: list[str], said: str) -> None:
@@ -205,3 +205,17 @@ def test_a_start_outside_of_the_limits_is_wrong(trace: Path, tmp_path: Path) -> 
     config.write_text("autoscaler: {min_servers: 6}")
     result = invoke("--trace", str(trace), "--fixed", "4", "--config", str(config))
     assert "min_servers 6 is above max_servers 4" in str(result.exception)
+
+
+def test_a_trace_in_seconds_is_read_so_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    rows = ({"timestamp": i / 2, "input_length": 100, "output_length": 10} for i in range(240))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    result = invoke("--trace", str(path), "--fixed", "1", "--max-servers", "2", "--json")
+    assert json.loads(result.stdout)["trace"]["seconds"] == 119.5
+    assert "timestamp is read in s, 240 requests in 119.5 s: --time-unit" in result.stderr
+    told = invoke("--trace", str(path), "--time-unit", "s", "--max-servers", "2", "--json")
+    assert json.loads(told.stdout)["trace"]["seconds"] == 119.5
+    assert told.stderr == ""
+    short = invoke("--trace", str(path), "--time-unit", "ms", "--max-servers", "2", "--json")
+    assert "240 requests in 0.119 s, read in ms: --time-unit" in short.stderr

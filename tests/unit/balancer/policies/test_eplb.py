@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -185,6 +186,46 @@ def test_nodes_of_different_sizes() -> None:
         assert (nodes_of.reshape(2, 4, 6).all(axis=2).sum(axis=0) == 1).all()
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "float32", "bfloat16", "float16"])
+def test_tensors_come_back_as_tensors(dtype: str) -> None:
+    weight = torch.tensor(WEIGHT).to(getattr(torch, dtype))
+    if weight.is_floating_point():
+        weight.requires_grad_()
+    expected = rebalance_experts(weight.detach().double().numpy(), 16, 4, 2, 8)
+    # A column-major tensor, which NumPy would read without a copy.
+    for given_ in (weight, weight.t().contiguous().t()):
+        found = rebalance_experts(given_, 16, 4, 2, 8)
+        for tensor, array in zip(found, expected, strict=True):
+            assert isinstance(tensor, torch.Tensor)
+            assert (tensor.dtype, tensor.device.type) == (torch.int64, "cpu")
+            assert not tensor.requires_grad
+            assert tensor.tolist() == array.tolist()
+
+
+def test_a_float16_array_holds_loads_of_its_whole_range() -> None:
+    loads = np.array([[65504, 1, 2, 3]], np.float16)
+    assert rebalance_experts(loads, 6, 1, 1, 3)[2].tolist() == [[3, 1, 1, 1]]
+    assert plan("eplb", loads, 3, 6).par_L[0] == pytest.approx(1, rel=1e-4)
+
+
+def test_sglang_chooses_the_policy_itself() -> None:
+    def counts(groups: int | None, hierarchical: bool | None) -> Any:
+        return rebalance_experts(
+            weight=np.arange(8)[None],
+            num_replicas=12,
+            num_groups=groups,
+            num_nodes=2,
+            num_gpus=4,
+            enable_hierarchical=hierarchical,
+        )[2].tolist()
+
+    assert counts(2, True) == counts(2, None) != counts(2, False) == counts(None, False)
+    with pytest.raises(ValueError, match="num_groups is 1, must be a multiple of 2 nodes"):
+        counts(1, True)
+    with pytest.raises(ValueError, match="num_groups is None"):
+        counts(None, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -197,6 +238,19 @@ def test_nodes_of_different_sizes() -> None:
         ((np.ones((1, 2)), 7, 1, 1, 3), "num_replicas is 7"),
         ((np.ones(4), 4, 1, 1, 1), "weight has shape"),
         ((-np.ones((1, 4)), 4, 1, 1, 1), "weight has numbers"),
+        ((torch.full((1, 4), torch.nan), 4, 1, 1, 1), "weight has numbers"),
+        ((torch.full((1, 4), torch.inf).bfloat16(), 4, 1, 1, 1), "weight has numbers"),
+        ((torch.ones(1, 4, dtype=torch.bool), 4, 1, 1, 1), "weight has bool"),
+        ((torch.ones(1, 4, dtype=torch.cfloat), 4, 1, 1, 1), "weight has complex64"),
+        ((torch.ones(1, 4, device="meta"), 4, 1, 1, 1), "weight: .* meta"),
+        ((torch.ones(1, 4).to_sparse(), 4, 1, 1, 1), "weight: .* Sparse"),
+        ((torch.ones(0, 4), 4, 1, 1, 1), "weight has shape"),
+        ((np.ones((1, 4)), 4.0, 1, 1, 1), "num_replicas is 4.0, must be a whole number"),
+        ((np.ones((1, 4)), True, 1, 1, 1), "num_replicas is True"),
+        ((np.ones((1, 4)), 1 << 40, 1, 1, 1), "num_replicas is 1099511627776"),
+        ((np.ones((1, 4)), 4, "1", 1, 1), "num_groups is '1'"),
+        ((np.ones((1, 4)), 4, 1, 1.5, 1), "num_nodes is 1.5"),
+        ((np.ones((1, 4)), 4, 1, 1, None), "num_gpus is None"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: Any, named: str) -> None:

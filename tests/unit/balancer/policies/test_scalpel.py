@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -175,6 +176,18 @@ def test_an_unusable_current_layout_is_replaced() -> None:
     assert found.holds_LSE.any(axis=1).all()
     smaller = plan("scalpel", load_LE, 4, 16, current=plan("eplb", load_LE, 4, 20))
     assert (smaller.holds_LSE.sum(axis=2) == 4).all()
+
+
+def test_a_window_of_short_floats() -> None:
+    loads = torch.tensor(window(skewed(2, 16, 0), 4, 0)).bfloat16()
+    expected = rebalance(loads.double().numpy(), 4, 4, state={})
+    found = rebalance(loads.requires_grad_(), 4, 4, state={})
+    assert found[0]
+    assert np.array_equal(found[2], expected[2])
+    # The highest float16: a sum of two is beyond its range.
+    high = np.full((4, 2, 16), 65504, np.float16)
+    assert rebalance(high, 4, 4, state={})[0]
+    assert ScalpelBalancer(4, 20).step(high).problem.load_LE.max() == 4 * 65504
 
 
 def test_rebalance_keeps_its_state_and_the_slots_of_what_stays() -> None:

@@ -73,3 +73,16 @@ def test_traces_of_two_shapes_are_refused(two: list[Path], tmp_path: Path) -> No
     write_trace(Trace(empty), other)
     with pytest.raises(TraceError, match="without load"):
         RecordedDomains.of(DOMAINS, [*two, other])
+
+
+@pytest.mark.parametrize("top_k", ["x", None, float("nan"), 1e308, -3, 0, True, 2.0])
+def test_a_note_that_cannot_be_is_refused(tmp_path: Path, top_k: object) -> None:
+    path = recorded(tmp_path / "a.npz", [0, 1], top_k=top_k)
+    with pytest.raises(TraceError, match=r"a\.npz: its note top_k is "):
+        RecordedDomains.of(DOMAINS, [path])
+
+
+def test_one_expert_is_no_choice(tmp_path: Path) -> None:
+    write_trace(Trace(np.ones((2, 2, 1), np.uint8)), tmp_path / "one.npz")
+    with pytest.raises(TraceError, match=r"one\.npz: has one expert per layer"):
+        RecordedDomains.of(DOMAINS, [tmp_path / "one.npz"])

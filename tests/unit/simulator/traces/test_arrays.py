@@ -108,9 +108,9 @@ def test_counts_of_few_experts_are_believed_and_those_of_many_are_known(
         (
             np.full((9, 3, 2), np.nan),
             Meaning("ids", 8),
-            "token 0, layer 0, choice 0 is nan, no whole",
+            "token 0, layer 0, choice 0 is nan, no id",
         ),
-        (some_ids(9) + 0.5, Meaning("ids", 8), "no whole number: give ids of experts"),
+        (some_ids(9) + 0.5, Meaning("ids", 8), "no id of an expert: give whole numbers"),
         (np.full((9, 3, 40), np.nan), Meaning(), "expert 0 is nan, no whole number"),
         (np.zeros((0, 3, 2), np.int64), Meaning("ids", 8), "has the shape (0, 3, 2), give"),
         (np.zeros((9, 3), np.int64), Meaning("ids", 8), "has the shape (9, 3), give"),

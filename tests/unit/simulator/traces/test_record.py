@@ -86,8 +86,8 @@ def test_counts_are_the_routers_choice(model_path: Path) -> None:
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
-    path.write_text("one\n\n  \ntwo\n")
-    assert read_prompts(path) == ("one", "two")
+    path.write_text("\ufeffone\n\n  \ntwo\u2028lines\n")
+    assert read_prompts(path) == ("one", "two\u2028lines")
     path.write_text("\n")
     with pytest.raises(ConfigError, match="holds no prompt"):
         read_prompts(path)

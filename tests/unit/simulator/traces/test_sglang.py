@@ -22,6 +22,11 @@ def dump(path: Path, content: Any) -> Path:
     return path
 
 
+def records(count_LP: torch.Tensor, map_LP: torch.Tensor, key: Any = 0) -> dict[str, Any]:
+    record = {"forward_pass_id": key, "global_physical_count": count_LP}
+    return {"records": [record], "last_physical_to_logical_map": map_LP}
+
+
 def test_stat(tmp_path: Path) -> None:
     buffer = torch.zeros(9, 2, 3, dtype=torch.int32)
     buffer[:4] = COUNT
@@ -74,6 +79,12 @@ def test_per_pass(tmp_path: Path) -> None:
             },
             "(1, 3)",
         ),
+        (records(COUNT[0], torch.full((2, 3), 2**62)), "to expert 4611686018427387904"),
+        # Four of them are 2**64, which int64 takes for 0.
+        (records(torch.full((2, 4), 2**62), torch.zeros(2, 4).long()), "more than 4 bytes hold"),
+        (records(COUNT[0], COUNT[0] * 0, key=[1]), "malformed"),
+        ({"records": 5, "last_physical_to_logical_map": COUNT[0]}, "malformed"),
+        ({"records": [], "last_physical_to_logical_map": torch.zeros(0, 0).long()}, "malformed"),
     ],
 )
 def test_other_dumps(tmp_path: Path, content: Any, named: str) -> None:

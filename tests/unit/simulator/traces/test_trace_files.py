@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,81 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_trace(trace(bad=object()), tmp_path / "x.npz")
     assert [file.name for file in tmp_path.iterdir()] == ["d.npz"]
+
+
+def own(path: Path, **parts: Any) -> None:
+    parts = {"notes": np.frombuffer(b"{}", np.uint8), "version": 1, "counts": COUNTS} | parts
+    np.savez(path, **parts)
+
+
+def header(shape: str) -> bytes:
+    """A .npy without data that states a shape."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117)
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text + b"\n"
+
+
+def with_members(path: Path, member: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("counts", "notes", "version"):
+            archive.writestr(f"{name}.npy", member)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "named"),
+    [
+        ("x.npz", lambda path: own(path, version=np.inf), "malformed"),
+        (
+            "x.npz",
+            lambda path: own(path, notes=np.frombuffer(b"[" * 100_000, np.uint8)),
+            "malformed (RecursionError",
+        ),
+        ("x.npz", lambda path: own(path, counts=COUNTS + 2.0**63), "4 bytes"),
+        ("x.npz", lambda path: own(path, counts=COUNTS * 1e305), "4 bytes"),
+        (
+            "x.npz",
+            lambda path: with_members(path, header("(99999999999, 9999, 999)")),
+            "malformed (",
+        ),
+        ("x.npy", lambda path: path.write_bytes(header("(-1, 2, 64)")), "malformed (OverflowError"),
+        ("x.npy", lambda path: path.write_bytes(header("((((((1, 2")), "malformed ("),
+        (
+            "x.csv",
+            lambda path: path.write_text(f"iteration,layer,0\n{2**63 - 1},0,1\n"),
+            "1 rows for 9223372036854775808 iterations",
+        ),
+        (
+            "x.csv",
+            lambda path: path.write_text(f"iteration,layer,expert,count\n0,0,{2**63 - 1},1\n"),
+            "expert 9223372036854775807: numbers above",
+        ),
+        ("x.csv", lambda path: path.write_text("iteration,layer,0\n\n"), "a header and no rows"),
+    ],
+)
+def test_what_no_writer_makes(
+    tmp_path: Path, name: str, write: Callable[[Path], object], named: str
+) -> None:
+    path = tmp_path / name
+    write(path)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path, Meaning("counts") if name == "x.npy" else Meaning())
+    assert named in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_ends_of_lines_of_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"\xef\xbb\xbfiteration,layer,0,1\r\n0,0,5,6\r\n\r\n")
+    assert read_trace(path).counts_ILE.tolist() == [[[5, 6]]]
+
+
+@pytest.mark.parametrize("value", [1e308, 2.0**63, np.nan, np.inf, -1e308])
+def test_ids_of_no_expert(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "x.npy"
+    ids = np.tile([1.0, 2.0], (6, 2, 1))
+    ids[3, 1, 0] = value
+    np.save(path, ids)
+    with pytest.raises(
+        TraceError, match=r"the id of token 3, layer 1, choice 0 is .*, no id of an"
+    ):
+        read_trace(path, Meaning("ids", experts=4))
