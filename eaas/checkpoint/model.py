@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eaas.checkpoint.config_counts import EXPERTS_PER_TOKEN, NUM_EXPERTS, SAME_AS
 from eaas.checkpoint.files import CheckpointFiles, dense, read_files
 from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.local import LocalSource
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "ExpertTensor"]
 
-# transformers maps most of these names with `attribute_map`, but not all.
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Checkpoints that bring code for an architecture of transformers: their model_type -> architecture, and its
-# model_type in transformers. That code is not run.
-_SAME_AS = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3")}
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -290,7 +285,7 @@ def _load_config(files: CheckpointFiles) -> Any:
         from transformers import AutoConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    architecture, model_type = _SAME_AS.get(files.config["model_type"], ("", ""))
+    architecture, model_type = SAME_AS.get(files.config["model_type"], ("", ""))
     try:
         with _directory_with_config(files) as directory:
             if architecture and files.config.get("architectures") == [architecture]:
@@ -394,7 +389,7 @@ def _has_experts(config: Any) -> bool:
     """Whether a config or a part of it (dbrx's ffn_config) has more than one expert."""
     text = config.get_text_config()
     parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
-    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in _NUM_EXPERTS)
+    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in NUM_EXPERTS)
 
 
 def _shape(
@@ -418,7 +413,7 @@ def _shape(
         )
     ((num_experts, hidden_size),) = sizes
     text = config.get_text_config()
-    top_k = max(_as_int(getattr(text, alias, None)) for alias in _EXPERTS_PER_TOKEN)
+    top_k = max(_as_int(getattr(text, alias, None)) for alias in EXPERTS_PER_TOKEN)
     if not 1 <= top_k <= num_experts:
         raise UnsupportedModelError(f"{name}: config.json has no number of experts per token")
     return ModelShape(
