@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.text_files import AGAIN, read_text
@@ -85,7 +85,7 @@ def _parse(place: str, text: str) -> None:
     class Generation(Extension):
         """The block `generation`, which marks the assistant's text."""
 
-        tags: ClassVar = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

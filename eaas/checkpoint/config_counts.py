@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from eaas.checkpoint.text_files import AGAIN
+from eaas.checkpoint.text_files import AGAIN, check_kinds
 from eaas.errors import CheckpointError, DenseModelError, UnsupportedModelError
 
 __all__ = ["EXPERTS_PER_TOKEN", "NUM_EXPERTS", "SAME_AS", "check_config"]
@@ -31,6 +32,13 @@ _COUNTS = (
     *("intermediate_size", "moe_intermediate_size", "vocab_size", "max_position_embeddings"),
     *EXPERTS_PER_TOKEN,
 )
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("rms_norm_eps", "routed_scaling_factor"), (float, NoneType)),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), (dict, NoneType)),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (int, NoneType)),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), (int, list, NoneType)),
+}
+_DTYPES = ("float64", "double", "float32", "float", "float16", "half", "bfloat16", None)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.layers\.\d+\..*(?<!shared_)experts\.(\d+)\.")
 
@@ -44,7 +52,7 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
         tensors: Names of the checkpoint's tensors.
 
     Raises:
-        CheckpointError: A count is no number above 0, or does not fit the tensors.
+        CheckpointError: A field has the wrong kind; a count is below 1, or does not fit the tensors.
         DenseModelError: There is a single expert.
         UnsupportedModelError: transformers does not know the architecture.
     """
@@ -63,6 +71,13 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
         if value is not None and not all(type(n) is int and n > 0 for n in numbers):
             shown = json.dumps(value)[:40]
             raise CheckpointError(f"{place}: {name} is {shown}, no number above 0: {AGAIN}")
+    check_kinds(place, text, _KINDS)
+    for name in ("dtype", "torch_dtype"):
+        if text.get(name) not in _DTYPES:
+            shown = json.dumps(text[name])[:40]
+            raise CheckpointError(
+                f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {AGAIN}'
+            )
     tensors = list(tensors)
     _check_experts(place, text, tensors)
     layers, found = text.get(_LAYERS), _count(_LAYER, tensors)

@@ -7,6 +7,7 @@ neither transformers nor numpy.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "ExpertTensor"]
 
+_LOG = logging.getLogger(__name__)
 _TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -370,14 +372,19 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
 def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
     """Dtype of the model's weights: the config's, else that of the first floating-point tensor.
 
-    transformers chooses the same.
+    transformers chooses the same, except float64, which no kernel and no message has: its weights become
+    float32.
     """
     import torch
 
-    if isinstance(config.dtype, torch.dtype):
-        return config.dtype
     names = (_TORCH_DTYPES.get(entry.dtype) for entry in files.tensors.values())
-    return getattr(torch, next((name for name in names if name), "float32"))  # type: ignore[no-any-return]
+    dtype = config.dtype
+    if not isinstance(dtype, torch.dtype):
+        dtype = getattr(torch, next((name for name in names if name), "float32"))
+    if dtype is torch.float64:
+        _LOG.info("%s: its float64 weights are rounded to float32", files.source)
+        dtype = torch.float32
+    return dtype  # type: ignore[no-any-return]
 
 
 def _is_experts_class(cls: type) -> bool:
