@@ -10,10 +10,12 @@ from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.text_files import AGAIN, read_text
 from eaas.errors import CheckpointError
 
-__all__ = ["check_templates", "no_default"]
+__all__ = ["DEFAULT", "check_templates", "no_default"]
+
+DEFAULT = "default"
+"""Name of the template that chats use."""
 
 _LOG = logging.getLogger(__name__)
-_DEFAULT = "default"
 _FILE = "chat_template.jinja"
 _FOLDER = "additional_chat_templates"
 
@@ -40,7 +42,7 @@ def check_templates(source: LocalSource, settings_place: str, settings: Any) -> 
     for place, (_, text) in templates.items():
         _parse(place, text)
     names = [name for name, _ in templates.values()]
-    if names and _DEFAULT not in names:
+    if names and DEFAULT not in names:
         _LOG.warning(
             "%s: %s: chats are refused; name one default, or use /v1/completions",
             source,
@@ -50,7 +52,7 @@ def check_templates(source: LocalSource, settings_place: str, settings: Any) -> 
 
 def _files(source: LocalSource) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield place -> (name, text) of each file with a template; transformers prefers them to the field."""
-    named = {_FILE: _DEFAULT}
+    named = {_FILE: DEFAULT}
     for path in sorted((source.directory / _FOLDER).glob("*.jinja")):
         named[f"{_FOLDER}/{path.name}"] = path.stem
     for file, name in named.items():
@@ -72,7 +74,7 @@ def _fields(place: str, settings: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     elif isinstance(settings, dict):
         yield from _fields(place, [{"name": n, "template": t} for n, t in settings.items()])
     elif settings is not None:
-        yield f"{place}: chat_template", (_DEFAULT, settings)
+        yield f"{place}: chat_template", (DEFAULT, settings)
 
 
 def _parse(place: str, text: str) -> None:

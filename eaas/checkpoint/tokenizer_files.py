@@ -138,21 +138,22 @@ def _check_tokenizer(source: LocalSource) -> None:
     except Exception as error:  # its only class
         # JSON's own errors have plainer words.
         document = read_object(source, _TOKENIZER) or {}
-        place = source.place(_TOKENIZER)
-        words = _PLACE.sub("", str(error))
-        if at := _PLACE.search(str(error)):
-            place += f": {at[1]}"
+        at, words = _PLACE.search(str(error)), _PLACE.sub("", str(error))
+        place = f"{source.place(_TOKENIZER)}{f': {at[1]}' if at else ''}"
+        part = _unread_part(document, words)
+        if not part:
+            raise CheckpointError(f"{place}: {words.rstrip('.')}: {AGAIN}") from error
         raise CheckpointError(
-            f"{place}: {_unread_part(document, words)}, which tokenizers {tokenizers.__version__} does not "
-            "read: install the release of tokenizers and transformers that wrote it, or download it again"
+            f"{place}: {part}, which tokenizers {tokenizers.__version__} does not read: install the release of "
+            "tokenizers and transformers that wrote it, or download it again"
         ) from error
 
 
 def _unread_part(document: dict[str, Any], words: str) -> str:
-    """Name the part that `tokenizers` does not read."""
+    """Name the part that `tokenizers` does not read; empty if its error names none."""
     found = _PART.search(words)
     if found is None:
-        return words
+        return ""
     name, module = _PARTS[found[1]]
     if module:
         known = importlib.import_module(f"tokenizers.{module}")

@@ -94,7 +94,8 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     refused(file, NotACheckpointError, f"is a file: give its directory, {tmp_path}")
     refused(tmp_path, NotACheckpointError, "config.json")
     refused(write(tmp_path / "text", config="{"), NotACheckpointError, "config.json", "JSON")
-    refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "model_type")
+    refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "config.json", "a list")
+    refused(write(tmp_path / "none", config={}), NotACheckpointError, "config.json", "model_type")
     refused(write(tmp_path / "deep", config="[" * 100_000), NotACheckpointError, "config.json")
 
 
@@ -181,14 +182,14 @@ def test_a_deep_config_is_searched(tmp_path: Path) -> None:
         ({"num_local_experts": 8}, "a"),
         ({"text_config": {"ffn_config": {"moe_num_experts": [1, 4]}}}, "a"),
         ({}, "layers.0.Experts.0.w"),
-        ({"model_type": "my_moe"}, "a"),
+        ({"model_type": "qwen2_moe"}, "a"),
     ],
 )
 def test_any_sign_of_experts_is_left_to_transformers(
     tmp_path: Path, config: dict[str, object], tensor: str
 ) -> None:
     shard = shard_bytes({tensor: GOOD["a"]})
-    precheck(write(tmp_path / "x", config={"model_type": "new", **config}, shard=shard))
+    precheck(write(tmp_path / "x", config={"model_type": "llama", **config}, shard=shard))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,8 @@ def test_a_missing_tokenizer(tmp_path: Path, name: str) -> None:
         (tmp_path / other).write_text("{}")
     with pytest.raises(NotACheckpointError, match=r"has no tokenizer\.json: .*hf download"):
         precheck(tmp_path, tokenizer=True)
-    (tmp_path / name).write_text("{}")
+    vocabulary = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}
+    (tmp_path / name).write_text(json.dumps(vocabulary))
     precheck(tmp_path, tokenizer=True)
 
 
