@@ -166,7 +166,7 @@ def _read_config(source: Source) -> dict[str, Any]:
     config = read_object(source, CONFIG, NotACheckpointError)
     if config is None:
         raise _no_config(source)
-    if not isinstance(config.get("model_type"), str):
+    if not config.get("model_type") or not isinstance(config["model_type"], str):
         raise NotACheckpointError(
             f"{source.place(CONFIG)} names no model_type: give a Hugging Face checkpoint"
         )

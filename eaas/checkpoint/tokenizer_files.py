@@ -64,7 +64,6 @@ _SETTINGS_KINDS: dict[str, tuple[type, ...]] = {
     "chat_control_tokens": (list, NoneType),
     "chat_template": (str, list, dict, NoneType),
     "extra_special_tokens": (list, dict, NoneType),
-    "fast_tokenizer_files": (list,),
     "init_inputs": (list,),
     "model_input_names": (list,),
     "model_max_length": (float, NoneType),
@@ -78,10 +77,10 @@ _GENERATION_KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"), _NUMBER),
     **dict.fromkeys(("top_k", "max_length", "max_new_tokens", "min_new_tokens"), _WHOLE),
     **dict.fromkeys(("num_beams", "num_return_sequences", "no_repeat_ngram_size"), _WHOLE),
-    **dict.fromkeys(("bos_token_id", "pad_token_id"), (int, list, NoneType)),
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), (int, list, NoneType)),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), (list, NoneType)),
     "do_sample": (bool, NoneType),
-    "eos_token_id": (int, list, NoneType),
+    "pad_token_id": _WHOLE,
 }
 
 
@@ -106,7 +105,10 @@ def check_client_files(source: LocalSource) -> None:
     check_kinds(source.place("added_tokens.json"), added, dict.fromkeys(added, (int,)))
     check_templates(source, source.place(_SETTINGS), settings.get("chat_template"))
     generation = read_object(source, _GENERATION) or {}
-    check_kinds(source.place(_GENERATION), generation, _GENERATION_KINDS)
+    place = source.place(_GENERATION)
+    check_kinds(place, generation, _GENERATION_KINDS)
+    if (generation.get("max_new_tokens") or 1) < 1:
+        raise CheckpointError(f"{place}: max_new_tokens is below 1: {AGAIN}")
 
 
 def _check_vocabularies(source: LocalSource) -> None:
@@ -144,8 +146,8 @@ def _check_tokenizer(source: LocalSource) -> None:
         if not part:
             raise CheckpointError(f"{place}: {words.rstrip('.')}: {AGAIN}") from error
         raise CheckpointError(
-            f"{place}: {part}, which tokenizers {tokenizers.__version__} does not read: install the release of "
-            "tokenizers and transformers that wrote it, or download it again"
+            f"{place}: {part}, which tokenizers {tokenizers.__version__} does not read: install the release "
+            "of tokenizers and transformers that wrote it, or download it again"
         ) from error
 
 
@@ -179,6 +181,8 @@ def _check_settings(place: str, settings: Mapping[str, Any]) -> None:
     for side in ("padding_side", "truncation_side"):
         if settings.get(side, "left") not in ("left", "right"):
             raise CheckpointError(f'{place}: {side} is neither "left" nor "right": {AGAIN}')
+    if isinstance(settings.get("auto_map"), list) and len(settings["auto_map"]) < 2:
+        raise CheckpointError(f"{place}: auto_map lists fewer than two names: {AGAIN}")
     decoder = settings.get("added_tokens_decoder", {})
     for number, token in decoder.items():
         content = token.get("content") if isinstance(token, dict) else None
@@ -189,11 +193,11 @@ def _check_settings(place: str, settings: Mapping[str, Any]) -> None:
             )
     for field in ("extra_special_tokens", "model_specific_special_tokens"):
         tokens = settings.get(field) or {}
-        for token in tokens.values() if isinstance(tokens, dict) else tokens:
-            if not isinstance(token, str) and not _is_added_token(token):
-                raise CheckpointError(
-                    f"{place}: {field}: {json.dumps(token)[:40]} is no token: {AGAIN}"
-                )
+        parts = tokens.values() if isinstance(tokens, dict) else tokens
+        if _is_added_token(tokens) or not all(
+            isinstance(t, str) or _is_added_token(t) for t in parts
+        ):
+            raise CheckpointError(f"{place}: {field} holds what is no token: {AGAIN}")
     for field in _TOKENS:
         if isinstance(settings.get(field), dict) and not _is_added_token(settings[field]):
             raise CheckpointError(f'{place}: {field} lacks "__type" or "content": {AGAIN}')

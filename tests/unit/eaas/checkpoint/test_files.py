@@ -96,6 +96,8 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     refused(write(tmp_path / "text", config="{"), NotACheckpointError, "config.json", "JSON")
     refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "config.json", "a list")
     refused(write(tmp_path / "none", config={}), NotACheckpointError, "config.json", "model_type")
+    no_name = write(tmp_path / "no name", config={"model_type": ""})
+    refused(no_name, NotACheckpointError, "config.json", "model_type")
     refused(write(tmp_path / "deep", config="[" * 100_000), NotACheckpointError, "config.json")
 
 
@@ -236,7 +238,9 @@ def test_index_may_not_lead_out_of_the_directory(tmp_path: Path, shard: object) 
     refused(write_sharded(tmp_path / "x", {"a": shard}), CorruptShardError, "index.json")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "null", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}']
+)
 def test_broken_index(tmp_path: Path, text: str) -> None:
     path = write_sharded(tmp_path / "x")
     (path / "model.safetensors.index.json").write_text(text)
@@ -246,6 +250,20 @@ def test_broken_index(tmp_path: Path, text: str) -> None:
 def test_truncated_shard_names_the_tensor(tmp_path: Path) -> None:
     path = write(tmp_path / "x", shard=shard_bytes(GOOD)[:-3])
     refused(path, CorruptShardError, "model.safetensors", "tensor b", "truncated")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_clone_without_its_large_files(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "x")
+    (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+    refused(path, CheckpointError, name, "git lfs pull")
+
+
+def test_a_directory_in_a_shards_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "x")
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").mkdir()
+    refused(path, CheckpointError, "model.safetensors is no file")
 
 
 def test_trailing_bytes(tmp_path: Path) -> None:
