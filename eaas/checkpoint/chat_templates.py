@@ -100,7 +100,7 @@ def _parse(place: str, text: str) -> None:
         environment.compile(text)
     except TemplateSyntaxError as error:
         raise CheckpointError(
-            f"{place}: line {error.lineno}: {error.message}: repair the template, or download it again"
+            f"{place}: line {error.lineno}: {(error.message or '').rstrip('.')}: {AGAIN}"
         ) from error
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise CheckpointError(

@@ -34,6 +34,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 from eaas.garbage_collection import collector_off
+from eaas.log import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -302,7 +303,7 @@ def _load_config(files: CheckpointFiles) -> Any:
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModelError(
             f"{files.source}: transformers cannot load the config of model_type "
-            f"{files.config['model_type']!r} ({_one_line(error)}): "
+            f"{files.config['model_type']!r} ({one_line(error)}): "
             "use a model that transformers knows"
         ) from error
     # Weights are dequantised by this package, not by transformers.
@@ -365,7 +366,7 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
     ) as error:
         raise UnsupportedModelError(
             f"{files.source}: transformers cannot build this {config.model_type} model "
-            f"({_one_line(error)}): check config.json"
+            f"({one_line(error)}): check config.json"
         ) from error
 
 
@@ -432,10 +433,6 @@ def _shape(
         dtype=str(skeleton.dtype).removeprefix("torch."),
         digest="",
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _as_int(value: object) -> int:

@@ -85,6 +85,8 @@ def read_text(
     try:
         return data.decode()
     except UnicodeDecodeError as cause:
+        if cause.end == size:
+            raise error(f"{place} ends inside a character: download it again") from cause
         raise error(f"{place} is not UTF-8 (byte {cause.start}): save it as UTF-8") from cause
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from eaas.checkpoint import Checkpoint
 from eaas.errors import UnsupportedModelError
+from eaas.log import one_line
 
 __all__ = ["check_first_pass"]
 
@@ -59,7 +60,7 @@ def check_first_pass(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
             model(input_ids=tokens_1T, use_cache=False)
     except Exception as error:  # whatever the layer's code raises
         raise UnsupportedModelError(
-            f"{checkpoint.source}: {entered[0]} fails in every pass ({_one_line(error)}): check the "
+            f"{checkpoint.source}: {entered[0]} fails in every pass ({one_line(error)}): check the "
             "experts, groups and experts per token in config.json, or download the weights again"
         ) from error
     finally:
@@ -85,7 +86,3 @@ def _entered(model: nn.Module) -> Iterator[list[str]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -351,9 +351,10 @@ def test_digest_distinguishes_checkpoints(tmp_path: Path) -> None:
     assert len({read_files(path).digest([last]) for path in others}) == 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_an_unreadable_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write(tmp_path / "model")
+    (checkpoint / "tokenizer.json").write_text("{}")
     open_file = io.open
 
     def refuse(file: Any, *arguments: Any, **words: Any) -> Any:
@@ -364,4 +365,4 @@ def test_an_unreadable_file(tmp_path: Path, name: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(io, "open", refuse)
     with pytest.raises(CheckpointError, match=rf"{name}: Permission denied: .*chmod"):
-        precheck(checkpoint)
+        precheck(checkpoint, tokenizer=True)

@@ -34,6 +34,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         (GOOD.encode("utf-16-le"), "UTF-16: save it as UTF-8"),
         (GOOD.encode("utf-16-be"), "UTF-16: save it as UTF-8"),
         (GOOD.encode("latin-1"), "is not UTF-8 (byte 2)"),
+        ('{"ä'.encode()[:-1], "ends inside a character: download it again"),
     ],
 )
 def test_a_broken_file(tmp_path: Path, data: bytes, words: str) -> None:

@@ -170,6 +170,7 @@ def test_a_template_with_a_syntax_error(path: Path, name: str) -> None:
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text("{% for m in messages %}\n{{ m }}\n{% endfo %}")
     assert refusal(path).startswith(f"{path}/{name}: line 3: Encountered unknown tag 'endfo'.")
+    assert ".:" not in refusal(path)
 
 
 @pytest.mark.parametrize(
