@@ -423,7 +423,9 @@ def _shape(
     text = config.get_text_config()
     top_k = max(_as_int(getattr(text, alias, None)) for alias in EXPERTS_PER_TOKEN)
     if not 1 <= top_k <= num_experts:
-        raise UnsupportedModelError(f"{name}: config.json has no number of experts per token")
+        raise UnsupportedModelError(
+            f"{name}: config.json has {top_k} experts per token of {num_experts}: correct it"
+        )
     return ModelShape(
         model_type=config.model_type,
         num_experts=num_experts,

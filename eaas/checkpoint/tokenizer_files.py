@@ -191,7 +191,10 @@ def _check_settings(place: str, settings: Mapping[str, Any]) -> None:
                 f"{place}: added_tokens_decoder: {json.dumps(number)} is no number of a token with text "
                 f'in "content": {AGAIN}'
             )
-    for field in ("extra_special_tokens", "model_specific_special_tokens"):
+    # The former name counts if the present one is absent.
+    extra = "extra_special_tokens"
+    extra = extra if settings.get(extra) else "additional_special_tokens"
+    for field in (extra, "model_specific_special_tokens"):
         tokens = settings.get(field) or {}
         parts = tokens.values() if isinstance(tokens, dict) else tokens
         if _is_added_token(tokens) or not all(

@@ -43,11 +43,11 @@ class _ZeroExperts:
         return torch.zeros_like(x_TH)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def check_first_pass(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
     """Run a few tokens through a model from `load_model`.
 
-    Raises UnsupportedModelError: a layer fails, or a router's scores are no numbers.
+    Raises UnsupportedModelError: a layer fails, or a router's scores or the logits are no numbers.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     tokens_1T = torch.arange(min(_TOKENS, vocabulary), device=model.device)[None]
@@ -57,7 +57,9 @@ def check_first_pass(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
         module._eaas_cluster = _ZeroExperts(checkpoint.shape.layer_names)
     try:
         with _entered(model) as entered:
-            model(input_ids=tokens_1T, use_cache=False)
+            logits = model(input_ids=tokens_1T, use_cache=False).logits
+            if logits.isnan().any():
+                raise ValueError("the logits are no numbers")
     except Exception as error:  # whatever the layer's code raises
         raise UnsupportedModelError(
             f"{checkpoint.source}: {entered[0]} fails in every pass ({one_line(error)}): check the "

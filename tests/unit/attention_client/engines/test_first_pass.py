@@ -76,6 +76,14 @@ def test_weights_that_are_no_numbers(
     )
 
 
+def test_logits_that_are_no_numbers(checkpoint: Callable[..., Path]) -> None:
+    model, opened_checkpoint = opened(checkpoint("qwen3_moe"))
+    model.lm_head.weight.data[7] = float("nan")
+    assert "lm_head fails in every pass (the logits are no numbers)" in refusal(
+        model, opened_checkpoint
+    )
+
+
 def test_a_layer_that_fails(checkpoint: Callable[..., Path]) -> None:
     model, opened_checkpoint = opened(checkpoint("qwen3_moe"))
     model.model.layers[2].self_attn.q_proj.weight = torch.nn.Parameter(
