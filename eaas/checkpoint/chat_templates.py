@@ -21,9 +21,12 @@ _FOLDER = "additional_chat_templates"
 
 
 def no_default(names: list[str]) -> str:
-    """Say that chat templates have these names, and that none of them is the default."""
+    """Say that chat templates have these names, none of which is the default, and what to do."""
     shown = ", ".join(repr(name) for name in names)
-    return f"this model's chat templates are named {shown}, and none of them 'default'"
+    return (
+        f"This model's chat templates are named {shown}, and none of them 'default'. "
+        "Use /v1/completions instead."
+    )
 
 
 def check_templates(source: LocalSource, settings_place: str, settings: Any) -> None:
@@ -43,11 +46,7 @@ def check_templates(source: LocalSource, settings_place: str, settings: Any) -> 
         _parse(place, text)
     names = [name for name, _ in templates.values()]
     if names and DEFAULT not in names:
-        _LOG.warning(
-            "%s: %s: chats are refused; name one default, or use /v1/completions",
-            source,
-            no_default(names),
-        )
+        _LOG.warning("%s: %s", source, no_default(names))
 
 
 def _files(source: LocalSource) -> Iterator[tuple[str, tuple[str, str]]]:

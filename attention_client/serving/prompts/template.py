@@ -19,8 +19,7 @@ def missing_template(tokenizer: Any, *, tools: bool = False) -> str:
         return "This model has no chat template. Use /v1/completions instead."
     usable = {DEFAULT, "tool_use"} if tools else {DEFAULT}
     if isinstance(template, dict) and not usable & template.keys():
-        words = no_default(list(template))
-        return f"{words[0].upper()}{words[1:]}. Use /v1/completions instead."
+        return no_default(list(template))
     return ""
 
 
