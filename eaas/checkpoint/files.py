@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eaas.checkpoint.config_counts import check_config
+from eaas.checkpoint.config_file import check_config
 from eaas.checkpoint.formats import StoredMatrix, find_matrices
 from eaas.checkpoint.header import ShardHeader, TensorEntry, read_header
 from eaas.checkpoint.local import LocalSource

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.config_counts import EXPERTS_PER_TOKEN, NUM_EXPERTS, SAME_AS
+from eaas.checkpoint.config_file import EXPERTS_PER_TOKEN, NUM_EXPERTS, SAME_AS
 from eaas.checkpoint.files import CheckpointFiles, dense, read_files
 from eaas.checkpoint.formats import StoredFormat
 from eaas.checkpoint.local import LocalSource

@@ -103,13 +103,8 @@ def read_object(
     except (ValueError, RecursionError) as cause:
         raise error(f"{place} is not JSON ({_why(text, cause)}): {AGAIN}") from cause
     if not isinstance(document, dict):
-        raise error(f"{place} holds {kind_of(document)} instead of an object: {AGAIN}")
+        raise error(f"{place} holds {_KINDS[type(document)]} instead of an object: {AGAIN}")
     return document
-
-
-def kind_of(value: object) -> str:
-    """Name the kind of a JSON value, for messages."""
-    return _KINDS[type(value)]
 
 
 def check_kinds(

@@ -22,6 +22,7 @@ VALUES: list[Any] = [
     *({"1": {"content": "<|x|>"}}, {"1": {"content": 1}}, {"1": None}, {"x": {"content": "x"}}),
     *([{"content": "x"}], [{"name": "a"}], [{"name": "default", "template": "b"}]),
     {"__type": "AddedToken", "content": "<|bos|>"},
+    {"content": "<|bos|>"},
     {"default": "b"},
 ]
 FIELDS = (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from eaas.checkpoint.config_counts import SAME_AS, check_config
+from eaas.checkpoint.config_file import SAME_AS, check_config
 from eaas.errors import CheckpointError, DenseModelError, UnsupportedModelError
 
 CONFIG: dict[str, Any] = {
