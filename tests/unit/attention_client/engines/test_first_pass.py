@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attention_client.engines.transformers.first_pass import check_first_pass
+from attention_client.engines.transformers.loading import load_onto
 from attention_client.engines.transformers.model import load_model
 from eaas.checkpoint import Checkpoint
 from eaas.errors import UnsupportedModelError
@@ -56,9 +57,11 @@ def test_groups_of_one_expert(checkpoint: Callable[..., Path], tmp_path: Path) -
     config = json.loads((path / "config.json").read_text())
     groups = {"n_group": config["n_routed_experts"], "topk_group": 2}
     (path / "config.json").write_text(json.dumps(config | groups))
-    message = refusal(*opened(path))
-    assert "model.layers.1.mlp.gate fails in every pass (selected index k out of range)" in message
-    assert "groups" in message
+    with pytest.raises(UnsupportedModelError) as caught:
+        load_onto(Checkpoint.open(path), CLUSTER)
+    reason = "model.layers.1.mlp.gate fails in every pass (selected index k out of range)"
+    assert str(caught.value).startswith(f"{path}: {reason}")
+    assert "groups" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
