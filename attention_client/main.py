@@ -36,6 +36,7 @@ from eaas.cluster_snapshot.counters import COUNTED, Counters, read_counters
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
+from eaas.log import one_line
 from eaas.net.api_keys import ApiKeys
 from eaas.net.grpc_server import host_to_tell, join_host_port
 from eaas.net.listen_policy import only_here
@@ -218,9 +219,10 @@ def _healthy(cluster: Cluster) -> tuple[bool, str]:
 def _load_tokenizer(path: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # `tokenizers` raises no other class
         raise NotACheckpointError(
-            f"{path}: the tokenizer cannot be loaded; add tokenizer.json ({str(error).splitlines()[0]})"
+            f"{path}: the files of the tokenizer cannot be used ({type(error).__name__}: "
+            f"{one_line(error)}): download tokenizer.json and tokenizer_config.json again"
         ) from error
     # If all files are missing, transformers makes an empty tokenizer.
     if not any((path / name).is_file() for name in tokenizer.vocab_files_names.values()):

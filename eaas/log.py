@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import sys
+import textwrap
 import time
 from typing import TextIO
 
-__all__ = ["configure_logging", "get_logger", "print_line"]
+__all__ = ["configure_logging", "get_logger", "one_line", "print_line"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+_SHOWN = 300  # characters
 _FLOOD_S = 60.0
 # Limit per log statement in this time; far more than a healthy cluster writes.
 _LINES = 100
@@ -58,6 +60,11 @@ def configure_logging(role: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+
+
+def one_line(error: Exception) -> str:
+    """Return a library's words in one line, for a message of ours: shortened, the class if it has none."""
+    return textwrap.shorten(str(error), _SHOWN, placeholder=" ...") or type(error).__name__
 
 
 def print_line(line: str, file: TextIO | None = None) -> None:

@@ -26,6 +26,7 @@ from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from attention_client.serving.openapi import openapi_document
+from attention_client.serving.prompts.template import missing_template
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.page_chat import PageChat
@@ -116,7 +117,8 @@ def build_app(
     _add_post(app, "/tokenize", TokenizeHandler(service))
     _add_post(app, "/detokenize", DetokenizeHandler(service))
     if dashboard is not None:
-        dashboard.serve(model_name, PageChat(chat if tokenizer.chat_template else text, accepted))
+        handler = text if missing_template(tokenizer) else chat
+        dashboard.serve(model_name, PageChat(handler, accepted))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from eaas.checkpoint.config_file import check_config
 from eaas.checkpoint.formats import StoredMatrix, find_matrices
 from eaas.checkpoint.header import ShardHeader, TensorEntry, read_header
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.source import CONFIG, INDEX, NO_GGUF, SINGLE, Source
+from eaas.checkpoint.text_files import read_object
+from eaas.checkpoint.tokenizer_files import check_client_files
 from eaas.errors import (
     CheckpointError,
     CorruptShardError,
@@ -29,16 +32,10 @@ from eaas.hub_cache import complete_download
 
 __all__ = ["CheckpointFiles", "dense", "precheck", "read_files"]
 
-# Limit of config.json and of the index.
-_MAX_JSON_BYTES = 100_000_000
 # Bytes of each sampled tensor in the digest.
 _SAMPLE_BYTES = 4096
 # Of a model with experts, the config has a count in a field of such a name, and mostly the tensors have one.
 _OF_EXPERTS = re.compile("expert|moe", re.IGNORECASE)
-# Vocabularies of the tokenizers of transformers.
-_VOCABULARY = re.compile(
-    r"tokenizer\.json|tekken\.json|vocab.*|dict\.txt|.*\.(model|spm|tiktoken|codes)"
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def precheck(path: str | os.PathLike[str], *, tokenizer: bool = False) -> Checkp
 
     Args:
         path: A local directory, or a name in the cache of huggingface_hub. Nothing is downloaded.
-        tokenizer: Whether it must have a vocabulary, too, as attention clients need one.
+        tokenizer: Whether to check the files that only attention clients read, too.
 
     Returns:
         Its files, with all headers.
@@ -106,9 +103,10 @@ def precheck(path: str | os.PathLike[str], *, tokenizer: bool = False) -> Checkp
         NotACheckpointError: No directory, no readable config.json, no safetensors, or no vocabulary.
         MissingShardError: The index names a missing shard or tensor.
         CorruptShardError: A shard or the index is truncated or broken.
-        DenseModelError: Neither config nor tensors speak of experts.
-        UnsupportedModelError: The checkpoint is quantised in a way that is not supported.
-        CheckpointError: A file cannot be read.
+        DenseModelError: Neither config nor tensors speak of experts, or there is a single expert.
+        UnsupportedModelError: The checkpoint is quantised in a way that is not supported, or transformers
+            does not know its architecture.
+        CheckpointError: A file cannot be read, or the tensors do not fit the config's counts.
     """
     return read_files(path, tokenizer)
 
@@ -124,14 +122,11 @@ def dense(source: Source, model_type: str) -> DenseModelError:
 def read_files(source: str | os.PathLike[str] | Source, tokenizer: bool = False) -> CheckpointFiles:
     """Read config.json, the index and all shard headers of a checkpoint. Raises the errors of `precheck`."""
     try:
-        files = _read_files(
-            LocalSource(source) if isinstance(source, (str, os.PathLike)) else source
-        )
-        if tokenizer and not any(map(_VOCABULARY.fullmatch, files.source.names())):
-            raise NotACheckpointError(
-                f"{files.source} has no tokenizer.json: copy it from the model that this one was made of, "
-                f"or {complete_download(str(files.source))}"
-            )
+        opened = LocalSource(source) if isinstance(source, (str, os.PathLike)) else source
+        files = _read_files(opened)
+        if tokenizer:
+            assert isinstance(opened, LocalSource)
+            check_client_files(opened)
         return files
     except OSError as error:
         raise _unreadable(error, source) from error
@@ -162,21 +157,19 @@ def _read_files(source: Source) -> CheckpointFiles:
     model_type = config["model_type"]
     if not _counts_experts(config) and not any(map(_OF_EXPERTS.search, (model_type, *tensors))):
         raise dense(source, model_type)
-    matrices, described = find_matrices(source.place, partial(_read_json, source), config, tensors)
+    check_config(source.place(CONFIG), config, tensors)
+    matrices, described = find_matrices(source.place, partial(read_object, source), config, tensors)
     return CheckpointFiles(source, described, headers, tensors, matrices)
 
 
 def _read_config(source: Source) -> dict[str, Any]:
-    text = _read_json(source, CONFIG)
-    if text is None:
+    config = read_object(source, CONFIG, NotACheckpointError)
+    if config is None:
         raise _no_config(source)
-    place = source.place(CONFIG)
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise NotACheckpointError(f"{place} is not JSON ({error}): download it again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise NotACheckpointError(f"{place} names no model_type: give a Hugging Face checkpoint")
+    if not config.get("model_type") or not isinstance(config["model_type"], str):
+        raise NotACheckpointError(
+            f"{source.place(CONFIG)} names no model_type: give a Hugging Face checkpoint"
+        )
     return config
 
 
@@ -184,16 +177,10 @@ def _read_index(source: Source) -> dict[str, str]:
     """Read the index: tensor name -> name of its shard; empty if the checkpoint is a single file."""
     if source.size(SINGLE) is not None:  # transformers also prefers it to an index
         return {}
-    text = _read_json(source, INDEX)
-    if text is None:
+    index = read_object(source, INDEX, CorruptShardError)
+    if index is None:
         raise _no_safetensors(source)
-    place = source.place(INDEX)
-    try:
-        weight_map = json.loads(text)["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptShardError(
-            f"{place} is not a safetensors index ({error!r}): download it again"
-        ) from error
+    place, weight_map = source.place(INDEX), index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptShardError(f"{place} has no weight_map: download it again")
     for name, shard in weight_map.items():
@@ -207,23 +194,6 @@ def _read_index(source: Source) -> dict[str, str]:
                 f"{place} places {name} in {shard}: only safetensors are read"
             )
     return weight_map
-
-
-def _read_json(source: Source, name: str) -> bytearray | None:
-    """Read a whole file of JSON; None if there is none of that name."""
-    size = source.size(name)
-    if size is None:
-        return None
-    if size > _MAX_JSON_BYTES:
-        raise CorruptShardError(
-            f"{source.place(name)} has {size} bytes, more than {_MAX_JSON_BYTES}: download it again"
-        )
-    text = bytearray(size)
-    try:
-        source.read(name, 0, memoryview(text))
-    except ValueError as error:
-        raise CorruptShardError(f"{source.place(name)}: {error}: download it again") from error
-    return text
 
 
 def _counts_experts(config: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eaas.checkpoint.source import Source
+from eaas.checkpoint.text_files import LFS_POINTER, lfs_pointer
 from eaas.errors import CorruptShardError, MissingShardError
 from eaas.hub_cache import complete_download
 
@@ -74,6 +75,7 @@ def read_header(source: Source, shard: str) -> ShardHeader:
     Raises:
         MissingShardError: There is no such file.
         CorruptShardError: The header is malformed or does not match the file.
+        CheckpointError: It is a pointer of Git LFS.
         OSError: The file cannot be read.
     """
 
@@ -90,6 +92,8 @@ def read_header(source: Source, shard: str) -> ShardHeader:
     prefix = bytearray(8)
     try:
         source.read(shard, 0, memoryview(prefix))
+        if LFS_POINTER.startswith(prefix):
+            raise lfs_pointer(source.place(shard))
         (length,) = struct.unpack("<Q", prefix)
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise corrupt(f"header of {length} bytes in a file of {size}")

@@ -57,13 +57,15 @@ class LocalSource:
     def size(self, name: str) -> int | None:
         """Size of a file in bytes; None if there is none of that name.
 
-        Raises CheckpointError: It is a link that leads nowhere.
+        Raises CheckpointError: It is a link that leads nowhere, or no file.
         """
         path = self.directory / name
         if path.is_file():
             return path.stat().st_size
         if path.is_symlink():
             raise CheckpointError(self._leads_nowhere(path))
+        if path.exists():
+            raise CheckpointError(f"{path} is no file: put the checkpoint's {name} in its place")
         return None
 
     def _leads_nowhere(self, link: Path) -> str:

@@ -7,6 +7,7 @@ neither transformers nor numpy.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eaas.checkpoint.config_file import EXPERTS_PER_TOKEN, NUM_EXPERTS, SAME_AS
 from eaas.checkpoint.files import CheckpointFiles, dense, read_files
 from eaas.checkpoint.fit import TORCH_DTYPES, common_format, refuse_misfits
 from eaas.checkpoint.formats import StoredFormat
@@ -32,6 +34,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 from eaas.garbage_collection import collector_off
+from eaas.log import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -41,12 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "ExpertTensor"]
 
-# transformers maps most of these names with `attribute_map`, but not all.
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-# Checkpoints that bring code for an architecture of transformers: their model_type -> architecture, and its
-# model_type in transformers. That code is not run.
-_SAME_AS = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3")}
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -293,7 +291,7 @@ def _load_config(files: CheckpointFiles) -> Any:
         from transformers import AutoConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    architecture, model_type = _SAME_AS.get(files.config["model_type"], ("", ""))
+    architecture, model_type = SAME_AS.get(files.config["model_type"], ("", ""))
     try:
         with _directory_with_config(files) as directory:
             if architecture and files.config.get("architectures") == [architecture]:
@@ -308,7 +306,7 @@ def _load_config(files: CheckpointFiles) -> Any:
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         raise UnsupportedModelError(
             f"{files.source}: transformers cannot load the config of model_type "
-            f"{files.config['model_type']!r} ({_one_line(error)}): "
+            f"{files.config['model_type']!r} ({one_line(error)}): "
             "use a model that transformers knows"
         ) from error
     # Weights are dequantised by this package, not by transformers.
@@ -369,21 +367,26 @@ def _build_skeleton(files: CheckpointFiles, config: Any, model_class: Any) -> An
     ) as error:
         raise UnsupportedModelError(
             f"{files.source}: transformers cannot build this {config.model_type} model "
-            f"({_one_line(error)}): check config.json"
+            f"({one_line(error)}): check config.json"
         ) from error
 
 
 def _weights_dtype(files: CheckpointFiles, config: Any) -> torch.dtype:
     """Dtype of the model's weights: the config's, else that of the first floating-point tensor.
 
-    transformers chooses the same.
+    transformers chooses the same, except float64, which no kernel and no message has: its weights become
+    float32.
     """
     import torch
 
-    if isinstance(config.dtype, torch.dtype):
-        return config.dtype
     names = (TORCH_DTYPES.get(entry.dtype) for entry in files.tensors.values())
-    return getattr(torch, next((name for name in names if name), "float32"))  # type: ignore[no-any-return]
+    dtype = config.dtype
+    if not isinstance(dtype, torch.dtype):
+        dtype = getattr(torch, next((name for name in names if name), "float32"))
+    if dtype is torch.float64:
+        _LOG.info("%s: its float64 weights are rounded to float32", files.source)
+        dtype = torch.float32
+    return dtype  # type: ignore[no-any-return]
 
 
 def _is_experts_class(cls: type) -> bool:
@@ -395,7 +398,7 @@ def _has_experts(config: Any) -> bool:
     """Whether a config or a part of it (dbrx's ffn_config) has more than one expert."""
     text = config.get_text_config()
     parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
-    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in _NUM_EXPERTS)
+    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in NUM_EXPERTS)
 
 
 def _shape(
@@ -419,9 +422,11 @@ def _shape(
         )
     ((num_experts, hidden_size),) = sizes
     text = config.get_text_config()
-    top_k = max(_as_int(getattr(text, alias, None)) for alias in _EXPERTS_PER_TOKEN)
+    top_k = max(_as_int(getattr(text, alias, None)) for alias in EXPERTS_PER_TOKEN)
     if not 1 <= top_k <= num_experts:
-        raise UnsupportedModelError(f"{name}: config.json has no number of experts per token")
+        raise UnsupportedModelError(
+            f"{name}: config.json has {top_k} experts per token of {num_experts}: correct it"
+        )
     return ModelShape(
         model_type=config.model_type,
         num_experts=num_experts,
@@ -431,10 +436,6 @@ def _shape(
         dtype=str(skeleton.dtype).removeprefix("torch."),
         digest="",
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _as_int(value: object) -> int:

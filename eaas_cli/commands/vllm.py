@@ -85,6 +85,9 @@ def vllm(
     config: ConfigFile = None,
 ) -> None:
     """Run vLLM as an attention client: vLLM's OpenAI server, with the experts on the cluster's servers."""
+    # Before the imports, which take seconds.
+    begin("vllm")
+    check_early(model, tokenizer=True)
     from attention_client.engines.vllm import contract
     from attention_client.vllm_server import command
     from eaas.config import load_config
@@ -92,8 +95,6 @@ def vllm(
     from eaas.net.listen_policy import guarded_keys, identity
     from eaas_cli.local.interrupt import Interrupt
 
-    begin("vllm")
-    check_early(model, tokenizer=True)
     # It logs each request, and the readiness is asked for four times a second.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     given = options or []

@@ -83,11 +83,12 @@ def test_memory(large: tuple[Path, int, LocalCluster], checkpoint: Callable[...,
     path, size, cluster = large
     assert size > 60e6
     assert size > 15 * (path / REST).stat().st_size
-    # A small model first, so that imports do not count as growth.
+    # A small model first, so that imports and a first pass do not count as growth.
     code = """
 import json, sys
 import torch
 import attention_client.engines.transformers.loading
+from attention_client.engines.transformers.first_pass import check_first_pass
 from attention_client.engines.transformers.model import load_model
 from eaas.checkpoint import Checkpoint
 
@@ -98,7 +99,9 @@ def resident():
 
 torch.set_num_threads(1)
 small, path, monitor = sys.argv[1:]
-warm = load_model(Checkpoint.open(small), None)
+checkpoint = Checkpoint.open(small)
+warm = load_model(checkpoint, None)
+check_first_pass(warm, checkpoint)
 before = resident()
 model = attention_client.load(path, monitor)
 grown = resident() - before

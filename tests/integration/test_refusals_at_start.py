@@ -97,6 +97,34 @@ def test_row_36_a_port_that_is_bound_is_named(
     assert last.startswith(f"eaas: error: 127.0.0.1:{taken} is in use"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("tokenizer_config.json", '{"added_tokens_decoder": null}', "added_tokens_decoder is null"),
+        ("tokenizer.json", '{"model": ', "is not JSON"),
+        ("chat_template.jinja", "{% if %}", "line 1: "),
+        ("generation_config.json", '{"do_sample": true, "temperature": "hot"}', "temperature"),
+        ("config.json", '\ufeff{"model_type": "qwen3_moe"}', "byte order mark"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_before_any_process_starts(
+    checkpoint: Callable[..., Path], tmp_path: Path, file: str, text: str, words: str
+) -> None:
+    model = Path(shutil.copytree(checkpoint(), tmp_path / "copy"))
+    (model / file).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "eaas_cli", "up", str(model), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"eaas: error: {model}/{file}")
+    assert words in line
+
+
 def small_shared_memory(free: int) -> tuple[str, ...]:
     """A command prefix that gives a program its own /dev/shm of that many bytes."""
     script = f'mount -t tmpfs -o size={free},mode=1777 tmpfs /dev/shm && exec "$@"'

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
 from attention_client.cluster import Cluster
+from attention_client.engines.transformers.first_pass import check_first_pass
 from attention_client.engines.transformers.model import load_model
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from attention_client.telemetry.metrics import ClientMetrics
@@ -98,9 +99,10 @@ def load_onto(
     Overlaps micro-batches as the cluster's config says.
 
     Raises:
-        CheckpointError: The checkpoint cannot be served (see its subclasses).
+        CheckpointError: The checkpoint cannot be served (see its subclasses), or its first pass fails.
     """
     model = load_model(checkpoint, cluster, dtype=dtype)
+    check_first_pass(model, checkpoint)
     DoubleBatch(model, cluster.config.overlap, cluster.metrics.forwards)
     return model
 

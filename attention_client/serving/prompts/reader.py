@@ -7,8 +7,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import jinja2
-
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
     Body,
@@ -19,6 +17,7 @@ from attention_client.serving.prompts.bodies import (
 )
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.length import LengthBound
+from attention_client.serving.prompts.template import missing_template, render
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["ModelLimits", "PromptReader"]
@@ -111,6 +110,8 @@ class PromptReader:
             self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
 
     def _render(self, request: ChatRequest | TokenizeRequest) -> str:
+        if missing := missing_template(self._tokenizer, tools=request.offered_tools is not None):
+            raise ApiError(400, missing)
         tools = self._tools(request)
         extra = request.chat_template_kwargs or {}
         parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
@@ -119,32 +120,21 @@ class PromptReader:
             raise ApiError.invalid(
                 "chat_template_kwargs", f"chat_template_kwargs must not hold {sorted(reserved)}."
             )
-        if not self._tokenizer.chat_template:
-            raise ApiError(400, "This model has no chat template. Use /v1/completions instead.")
-        messages = [message.for_template() for message in request.messages or ()]
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    tools=tools,
-                    add_generation_prompt=request.opens_answer,
-                    continue_final_message=bool(request.continue_final_message),
-                    tokenize=False,
-                    **extra,
-                )
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            # Templates raise for orders of roles that they do not support.
-            raise ApiError.invalid(
-                request.messages_field, f"The model's chat template refuses these messages: {error}"
-            ) from error
+        return render(
+            self._tokenizer,
+            request.messages_field,
+            [message.for_template() for message in request.messages or ()],
+            tools=tools,
+            add_generation_prompt=request.opens_answer,
+            continue_final_message=bool(request.continue_final_message),
+            **extra,
+        )
 
     def _tools(self, request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
         tools = request.offered_tools
         if tools is None:
             return None
-        template = self._tokenizer.chat_template and self._tokenizer.get_chat_template(tools=[{}])
-        has_tools = self._limits.tools and template and "tools" in template
+        has_tools = self._limits.tools and "tools" in self._tokenizer.get_chat_template(tools=[{}])
         # A grammar makes any model call a tool that the request chose.
         if not has_tools and not request.forces_tools:
             raise ApiError.invalid(

@@ -40,7 +40,7 @@ _TABLE = re.compile(r"bias|mask")
 
 def find_matrices(
     place: Callable[[str], str],
-    read: Callable[[str], bytearray | None],
+    read: Callable[[str], dict[str, Any] | None],
     config: Mapping[str, Any],
     tensors: Mapping[str, Entry],
 ) -> tuple[dict[str, StoredMatrix], Mapping[str, Any]]:
@@ -48,7 +48,7 @@ def find_matrices(
 
     Args:
         place: Names a file of the checkpoint in messages.
-        read: Reads a whole file; None: there is none of that name.
+        read: Reads a file with a JSON object; None: there is none of that name.
         config: Content of config.json.
         tensors: Name -> header entry of every tensor.
 
@@ -62,7 +62,7 @@ def find_matrices(
     section = stated_section(place, config)
     if section is None and _unread(tensors, ()) is not None:
         # Otherwise such a file is a leftover beside weights that are not quantised.
-        section = side_section(place, read)
+        section = side_section(read)
     matrices = {} if section is None else _matrices(place(section.file), section, tensors)
     parts = {part for matrix in matrices.values() for part in matrix.parts.values()}
     left = _unread(tensors, parts)

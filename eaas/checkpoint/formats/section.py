@@ -5,7 +5,6 @@ Most makers write it into config.json. ModelOpt's exports, AutoGPTQ and AutoAWQ 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from eaas.errors import UnsupportedModelError
 
 __all__ = ["SIDE_FILES", "Section", "side_section", "stated_section"]
 
-_COPY = "copy it from the published model"
 # File -> quant_method, where the file does not name it.
 SIDE_FILES = {
     "hf_quant_config.json": "modelopt",
@@ -53,34 +51,30 @@ def stated_section(place: Callable[[str], str], config: Mapping[str, Any]) -> Se
         if not fields:
             continue
         if not isinstance(fields, Mapping):
-            raise _no_mapping(f"{place(CONFIG)}: {name}", fields)
+            shown = " ".join(str(fields).split())[:40]
+            raise UnsupportedModelError(
+                f"{place(CONFIG)}: {name} is {shown!r} where a mapping of settings belongs: "
+                "copy it from the published model"
+            )
         return _section(CONFIG, fields, None)
     return None
 
 
 def side_section(
-    place: Callable[[str], str], read: Callable[[str], bytearray | None]
+    read: Callable[[str], dict[str, Any] | None],
 ) -> Section | None:
     """Return the section of the first of SIDE_FILES that is there.
 
     Args:
-        place: Names a file of the checkpoint in messages.
-        read: Reads a whole file; None: there is none of that name.
+        read: Reads a file with a JSON object; None: there is none of that name.
 
     Raises:
-        UnsupportedModelError: The file holds no mapping.
+        CheckpointError: The file cannot be read.
     """
     for file, method in SIDE_FILES.items():
-        text = read(file)
-        if text is None:
-            continue
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UnsupportedModelError(f"{place(file)} is not JSON ({error}): {_COPY}") from error
-        if not isinstance(fields, dict):
-            raise _no_mapping(place(file), fields)
-        return _section(file, fields, method)
+        fields = read(file)
+        if fields is not None:
+            return _section(file, fields, method)
     return None
 
 
@@ -93,8 +87,3 @@ def _section(file: str, fields: Mapping[str, Any], method: str | None) -> Sectio
     merged = {**fields, **(inner if isinstance(inner, Mapping) else {})}
     method = merged.setdefault("quant_method", method)
     return Section(file, method, merged)
-
-
-def _no_mapping(what: str, found: object) -> UnsupportedModelError:
-    text = " ".join(str(found).split())[:40]
-    return UnsupportedModelError(f"{what} is {text!r} where a mapping of settings belongs: {_COPY}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eaas.log import configure_logging
+from eaas.log import configure_logging, one_line
 
 
 @pytest.fixture
@@ -24,6 +24,14 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     yield out
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+def test_the_words_of_a_library_in_one_line() -> None:
+    assert one_line(ValueError("a\n  b")) == "a b"
+    assert one_line(ValueError()) == "ValueError"
+    long = one_line(ValueError("word " * 200))
+    assert long.endswith("word ...")
+    assert len(long) <= 300
 
 
 def test_one_statement_cannot_flood_the_log(

@@ -94,7 +94,10 @@ def test_not_a_checkpoint(tmp_path: Path) -> None:
     refused(file, NotACheckpointError, f"is a file: give its directory, {tmp_path}")
     refused(tmp_path, NotACheckpointError, "config.json")
     refused(write(tmp_path / "text", config="{"), NotACheckpointError, "config.json", "JSON")
-    refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "model_type")
+    refused(write(tmp_path / "list", config=[1]), NotACheckpointError, "config.json", "a list")
+    refused(write(tmp_path / "none", config={}), NotACheckpointError, "config.json", "model_type")
+    no_name = write(tmp_path / "no name", config={"model_type": ""})
+    refused(no_name, NotACheckpointError, "config.json", "model_type")
     refused(write(tmp_path / "deep", config="[" * 100_000), NotACheckpointError, "config.json")
 
 
@@ -181,14 +184,14 @@ def test_a_deep_config_is_searched(tmp_path: Path) -> None:
         ({"num_local_experts": 8}, "a"),
         ({"text_config": {"ffn_config": {"moe_num_experts": [1, 4]}}}, "a"),
         ({}, "layers.0.Experts.0.w"),
-        ({"model_type": "my_moe"}, "a"),
+        ({"model_type": "qwen2_moe"}, "a"),
     ],
 )
 def test_any_sign_of_experts_is_left_to_transformers(
     tmp_path: Path, config: dict[str, object], tensor: str
 ) -> None:
     shard = shard_bytes({tensor: GOOD["a"]})
-    precheck(write(tmp_path / "x", config={"model_type": "new", **config}, shard=shard))
+    precheck(write(tmp_path / "x", config={"model_type": "llama", **config}, shard=shard))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,8 @@ def test_a_missing_tokenizer(tmp_path: Path, name: str) -> None:
         (tmp_path / other).write_text("{}")
     with pytest.raises(NotACheckpointError, match=r"has no tokenizer\.json: .*hf download"):
         precheck(tmp_path, tokenizer=True)
-    (tmp_path / name).write_text("{}")
+    vocabulary = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}
+    (tmp_path / name).write_text(json.dumps(vocabulary))
     precheck(tmp_path, tokenizer=True)
 
 
@@ -234,7 +238,9 @@ def test_index_may_not_lead_out_of_the_directory(tmp_path: Path, shard: object) 
     refused(write_sharded(tmp_path / "x", {"a": shard}), CorruptShardError, "index.json")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "null", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}']
+)
 def test_broken_index(tmp_path: Path, text: str) -> None:
     path = write_sharded(tmp_path / "x")
     (path / "model.safetensors.index.json").write_text(text)
@@ -244,6 +250,20 @@ def test_broken_index(tmp_path: Path, text: str) -> None:
 def test_truncated_shard_names_the_tensor(tmp_path: Path) -> None:
     path = write(tmp_path / "x", shard=shard_bytes(GOOD)[:-3])
     refused(path, CorruptShardError, "model.safetensors", "tensor b", "truncated")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_clone_without_its_large_files(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "x")
+    (path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+    refused(path, CheckpointError, name, "git lfs pull")
+
+
+def test_a_directory_in_a_shards_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "x")
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").mkdir()
+    refused(path, CheckpointError, "model.safetensors is no file")
 
 
 def test_trailing_bytes(tmp_path: Path) -> None:
@@ -331,9 +351,10 @@ def test_digest_distinguishes_checkpoints(tmp_path: Path) -> None:
     assert len({read_files(path).digest([last]) for path in others}) == 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_an_unreadable_file(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write(tmp_path / "model")
+    (checkpoint / "tokenizer.json").write_text("{}")
     open_file = io.open
 
     def refuse(file: Any, *arguments: Any, **words: Any) -> Any:
@@ -344,4 +365,4 @@ def test_an_unreadable_file(tmp_path: Path, name: str, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(io, "open", refuse)
     with pytest.raises(CheckpointError, match=rf"{name}: Permission denied: .*chmod"):
-        precheck(checkpoint)
+        precheck(checkpoint, tokenizer=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
@@ -178,7 +178,8 @@ def test_dense_models(tmp_path: Path, name: str) -> None:
 
 
 def test_a_moe_architecture_with_dense_layers_only(tmp_path: Path) -> None:
-    config = transformers.Qwen3MoeConfig(**SMALL, num_experts=4, mlp_only_layers=[0, 1])
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.Qwen3MoeConfig(**SMALL, **experts, mlp_only_layers=[0, 1])
     with pytest.raises(DenseModelError):
         Checkpoint.open(save(config, tmp_path))
 
@@ -206,10 +207,12 @@ def test_experts_outside_the_interface_are_named(tmp_path: Path, config: dict[st
         ({"model_type": "nothing_known", "num_experts": 4}, "nothing_known"),
         (
             {"model_type": "mine_moe", "auto_map": {"AutoConfig": "mine.Config"}},
-            "custom code",
+            "its own code is not run",
         ),
-        ({"model_type": "qwen3_moe", "num_experts": "many"}, "num_experts"),
-        ({"model_type": "qwen3_moe", "hidden_size": -4}, "config.json"),
+        (
+            {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "decoder_sparse_step": "x"},
+            "config",
+        ),
         ({"model_type": "t5", "num_experts": 4}, "causal"),
     ],
 )
@@ -217,6 +220,16 @@ def test_unsupported(tmp_path: Path, config: dict[str, Any], word: str) -> None:
     with pytest.raises(UnsupportedModelError, match=word) as caught:
         Checkpoint.open(save_config(tmp_path / "x", **config))
     assert "\n" not in str(caught.value)
+
+
+def test_float64_is_rounded_to_float32(tmp_path: Path) -> None:
+    """No kernel and no message has float64."""
+    path = tmp_path / "demo"
+    write_demo_model(path, "qwen3_moe", layers=1, hidden=64, experts=4, top_k=2, vocab=400)
+    (shard,) = path.glob("*.safetensors")
+    save_file({name: tensor.double() for name, tensor in load_file(shard).items()}, shard)
+    for dtype in ({"dtype": "float64"}, {"dtype": None}):
+        assert Checkpoint.open(changed(path, tmp_path / str(dtype), dtype)).shape.dtype == "float32"
 
 
 def test_missing_layers_are_found_on_use(tmp_path: Path) -> None:

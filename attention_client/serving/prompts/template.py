@@ -1,0 +1,45 @@
+"""Applies a tokenizer's chat template; every failure of its code becomes an answer with status 400."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+
+from attention_client.serving.api_error import ApiError
+from eaas.checkpoint.chat_templates import DEFAULT, no_default
+
+__all__ = ["missing_template", "render"]
+
+
+def missing_template(tokenizer: Any, *, tools: bool = False) -> str:
+    """Say why a tokenizer has no template for chats, with tools or without; empty if it has one."""
+    template = tokenizer.chat_template
+    if not template:
+        return "This model has no chat template. Use /v1/completions instead."
+    usable = {DEFAULT, "tool_use"} if tools else {DEFAULT}
+    if isinstance(template, dict) and not usable & template.keys():
+        return no_default(list(template))
+    return ""
+
+
+def render(tokenizer: Any, field: str, messages: list[dict[str, Any]], **arguments: Any) -> str:
+    """Make the text of a prompt.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        field: The request's field with the messages.
+        messages: The messages, in the form of chat templates.
+        arguments: Of `apply_chat_template`.
+
+    Raises ApiError (400): the template refuses the messages, or its code fails.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+    except Exception as error:  # whatever the template's code raises
+        # With this class itself, templates refuse orders of roles that they do not support.
+        if type(error) is jinja2.TemplateError or isinstance(error, ValueError):
+            reason = f"The model's chat template refuses these messages: {error}"
+        else:
+            reason = f"The model's chat template fails on these messages: {type(error).__name__}: {error}"
+        raise ApiError.invalid(field, reason) from error

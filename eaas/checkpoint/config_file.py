@@ -1,0 +1,135 @@
+"""Validation of config.json without transformers: its counts, against the tensors, and its architecture."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from eaas.checkpoint.text_files import AGAIN, check_kinds
+from eaas.errors import CheckpointError, DenseModelError, UnsupportedModelError
+
+__all__ = ["EXPERTS_PER_TOKEN", "NUM_EXPERTS", "SAME_AS", "check_config"]
+
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Fields with the number of routed experts; transformers maps most of them with `attribute_map`."""
+
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
+"""Fields with the number of experts per token."""
+
+SAME_AS = {"kimi_k2": ("DeepseekV3ForCausalLM", "deepseek_v3")}
+"""Checkpoints that bring code for an architecture of transformers, which is not run: their model_type ->
+architecture, and its model_type in transformers."""
+
+_LAYERS = "num_hidden_layers"
+# Fields that are whole numbers above 0 in every architecture, or lists with one for each layer.
+_COUNTS = (
+    *("hidden_size", _LAYERS, "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "moe_intermediate_size", "vocab_size", "max_position_embeddings"),
+    *EXPERTS_PER_TOKEN,
+)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("rms_norm_eps", "routed_scaling_factor"), (float, NoneType)),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), (dict, NoneType)),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (int, NoneType)),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), (int, list, NoneType)),
+}
+_DTYPES = ("float64", "double", "float32", "float", "float16", "half", "bfloat16", None)
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.layers\.\d+\..*(?<!shared_)experts\.(\d+)\.")
+
+
+def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
+    """Check a config's counts and model_type.
+
+    Args:
+        place: Names config.json in messages.
+        config: Its content.
+        tensors: Names of the checkpoint's tensors.
+
+    Raises:
+        CheckpointError: A field has the wrong kind; a count is below 1, or does not fit the tensors.
+        DenseModelError: There is a single expert.
+        UnsupportedModelError: transformers does not know the architecture.
+    """
+    model_type = config["model_type"]
+    if model_type not in SAME_AS and not _is_known(model_type):
+        code = " (its own code is not run)" if "auto_map" in config else ""
+        raise UnsupportedModelError(
+            f"{place}: transformers has no model_type {json.dumps(model_type)[:60]}{code}: "
+            "use a model that it knows, or update it"
+        )
+    inner = config.get("text_config")
+    text = {**config, **(inner if isinstance(inner, dict) else {})}
+    for name in _COUNTS:
+        value = text.get(name)
+        numbers = value if isinstance(value, list) else [value]
+        if value is not None and not all(type(n) is int and n > 0 for n in numbers):
+            shown = json.dumps(value)[:40]
+            raise CheckpointError(f"{place}: {name} is {shown}, no number above 0: {AGAIN}")
+    check_kinds(place, text, _KINDS)
+    for name in ("dtype", "torch_dtype"):
+        if text.get(name) not in _DTYPES:
+            shown = json.dumps(text[name])[:40]
+            raise CheckpointError(
+                f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {AGAIN}'
+            )
+    tensors = list(tensors)
+    _check_experts(place, text, tensors)
+    layers, found = text.get(_LAYERS), _count(_LAYER, tensors)
+    # Some count the two halves of a layer.
+    if isinstance(layers, int) and "num_layers" not in text and 0 < found < layers:
+        raise CheckpointError(
+            f"{place}: {_LAYERS} is {layers}, and the files have {found} layers: "
+            "correct it, or complete the download"
+        )
+
+
+def _check_experts(place: str, text: Mapping[str, Any], tensors: list[str]) -> None:
+    counts = {name: text[name] for name in NUM_EXPERTS if text.get(name) is not None}
+    for name, count in counts.items():
+        numbers = count if isinstance(count, list) else [count]
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            shown = json.dumps(count)[:40]
+            raise CheckpointError(f"{place}: {name} is {shown}, no number of experts: {AGAIN}")
+        if max(numbers, default=0) == 1:
+            raise DenseModelError(
+                f"{place}: {name} is 1: a model with a single expert has nothing to route; serve it with "
+                "another engine"
+            )
+    if not counts or any(isinstance(count, list) for count in counts.values()):
+        return
+    name, most = next(iter(counts.items()))
+    found = _count(_EXPERT, tensors)
+    if found and found not in counts.values():
+        raise CheckpointError(
+            f"{place}: {name} is {most}, and the files have {found} experts: "
+            "correct it, or complete the download"
+        )
+    for field in EXPERTS_PER_TOKEN:
+        if isinstance(text.get(field), int) and text[field] > max(counts.values()):
+            raise CheckpointError(
+                f"{place}: {field} is {text[field]}, more than the {most} experts: {AGAIN}"
+            )
+
+
+def _count(pattern: re.Pattern[str], tensors: Iterable[str]) -> int:
+    """Highest number in the tensors' names plus one; 0 if no name has one."""
+    return max(
+        (int(found[1]) + 1 for name in tensors if (found := pattern.search(name))), default=0
+    )
+
+
+def _is_known(model_type: str) -> bool:
+    """Whether the installed transformers names an architecture; its import would take seconds."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return True
+    files = list((Path(spec.origin).parent / "models" / "auto").glob("*.py"))
+    name = f'"{model_type}"'
+    # Without its source, the role that imports it tells.
+    return not files or any(name in file.read_text(encoding="utf-8") for file in files)

@@ -1,0 +1,131 @@
+"""Reads the small text files of a checkpoint, and says in one line why one cannot be read.
+
+Everything here is read by transformers, too, so a file that only a lenient reader accepts is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from eaas.checkpoint.source import Source
+from eaas.errors import CheckpointError
+
+__all__ = ["AGAIN", "LFS_POINTER", "check_kinds", "lfs_pointer", "read_object", "read_text"]
+
+AGAIN = "repair it, or download it again"
+"""Remedy for a file that is broken, by a person or on its way here."""
+
+LFS_POINTER = b"version https://git-lfs"
+"""Beginning of the text that Git LFS leaves in place of a large file."""
+
+_MAX_BYTES = 100_000_000
+_MARKS = {
+    codecs.BOM_UTF8: "the byte order mark of UTF-8",
+    codecs.BOM_UTF16_LE: "the byte order mark of UTF-16",
+    codecs.BOM_UTF16_BE: "the byte order mark of UTF-16",
+}
+_SHOWN = 24  # characters
+_KINDS = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def lfs_pointer(place: str) -> CheckpointError:
+    """Make the error for a file of which a clone has only Git LFS's pointer."""
+    return CheckpointError(
+        f"{place} is a pointer of Git LFS, not the file: run `git lfs pull` in its directory"
+    )
+
+
+def read_text(
+    source: Source, name: str, error: type[CheckpointError] = CheckpointError
+) -> str | None:
+    """Read a file of UTF-8.
+
+    Args:
+        source: Where the checkpoint's files are.
+        name: Name of the file.
+        error: Class of the error.
+
+    Returns:
+        Its text; None if there is none of that name.
+
+    Raises:
+        CheckpointError: It is too large, empty, a pointer of Git LFS, or not UTF-8.
+        OSError: It cannot be read.
+    """
+    size, place = source.size(name), source.place(name)
+    if size is None:
+        return None
+    if size > _MAX_BYTES:
+        raise error(f"{place} has {size} bytes, more than {_MAX_BYTES}: download it again")
+    if not size:
+        raise error(f"{place} is empty: download it again")
+    data = bytearray(size)
+    try:
+        source.read(name, 0, memoryview(data))
+    except ValueError as cause:
+        raise error(f"{place}: {cause}: download it again") from cause
+    if data.startswith(LFS_POINTER):
+        raise lfs_pointer(place)
+    for mark, words in _MARKS.items():
+        if data.startswith(mark):
+            raise error(f"{place} begins with {words}: save it as UTF-8 without a mark")
+    if 0 in data[:2]:
+        raise error(f"{place} begins with bytes of UTF-16: save it as UTF-8")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as cause:
+        if cause.end == size:
+            raise error(f"{place} ends inside a character: download it again") from cause
+        raise error(f"{place} is not UTF-8 (byte {cause.start}): save it as UTF-8") from cause
+
+
+def read_object(
+    source: Source, name: str, error: type[CheckpointError] = CheckpointError
+) -> dict[str, Any] | None:
+    """Read a file with a JSON object; None if there is none of that name. Raises as `read_text`."""
+    text = read_text(source, name, error)
+    if text is None:
+        return None
+    place = source.place(name)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{place} is not JSON ({_why(text, cause)}): {AGAIN}") from cause
+    if not isinstance(document, dict):
+        raise error(f"{place} holds {_KINDS[type(document)]} instead of an object: {AGAIN}")
+    return document
+
+
+def check_kinds(
+    place: str, document: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]
+) -> None:
+    """Check the kinds of a JSON object's fields. `float` allows whole numbers.
+
+    Raises CheckpointError: a field has another kind.
+    """
+    for name, allowed in kinds.items():
+        if name not in document or type(document[name]) in allowed:
+            continue
+        if float in allowed and type(document[name]) is int:
+            continue
+        wanted = " or ".join(_KINDS[kind] for kind in allowed)
+        shown = json.dumps(document[name])[:_SHOWN]
+        raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {AGAIN}")
+
+
+def _why(text: str, cause: Exception) -> str:
+    if isinstance(cause, json.JSONDecodeError) and not text[: cause.pos].strip():
+        # As a web page that was saved in its place.
+        return f"line {cause.lineno} column {cause.colno}: it begins with {text.strip()[:_SHOWN]!r}"
+    return str(cause)

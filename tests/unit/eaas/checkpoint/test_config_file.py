@@ -1,0 +1,103 @@
+"""config.json against the tensors and against what transformers knows, without transformers."""
+
+from typing import Any
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from eaas.checkpoint.config_file import SAME_AS, check_config
+from eaas.errors import CheckpointError, DenseModelError, UnsupportedModelError
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "dtype": "bfloat16",
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+}
+TENSORS = [f"model.layers.{i}.mlp.experts.{e}.up_proj.weight" for i in (0, 1) for e in range(4)]
+
+
+def refusal(error: type[CheckpointError] = CheckpointError, **fields: Any) -> str:
+    with pytest.raises(error) as caught:
+        check_config("x/config.json", CONFIG | fields, TENSORS)
+    assert type(caught.value) is error
+    return str(caught.value).removeprefix("x/config.json: ")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_experts_per_tok": [1, 2], "num_key_value_heads": None, "dtype": None},
+        {"num_hidden_layers": 1},  # the rest are layers that predict further tokens
+        {"num_hidden_layers": 4, "num_layers": 2},  # each layer counts as two
+        {"num_experts": 8, "num_local_experts": 4},
+        {"num_experts": [4, 4]},
+        {"text_config": {"num_experts": 4}, "num_experts": 8},
+        {"torch_dtype": "float16"},
+        {"model_type": "kimi_k2"},
+    ],
+)
+def test_good(fields: dict[str, Any]) -> None:
+    check_config("x/config.json", CONFIG | fields, TENSORS)
+
+
+def test_names_that_are_none_of_the_experts() -> None:
+    names = ["layers.0.mlp.shared_experts.7.up", "experts.9.up", "model.layers.1.experts.gate_up"]
+    check_config("x/config.json", CONFIG, names)
+
+
+@pytest.mark.parametrize("value", ["big", -4, 0, 1.5, True, {}, [64, -1], "64"])
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_experts_per_tok"])
+def test_no_count(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).startswith(f"{field} is ")
+    assert refusal(text_config={field: value}).startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize("value", ["many", -1, 2.5, {}, [4, "x"]])
+def test_no_number_of_experts(value: Any) -> None:
+    assert "num_experts is " in refusal(num_experts=value)
+
+
+def test_counts_that_do_not_fit() -> None:
+    assert "num_hidden_layers is 3, and the files have 2 layers" in refusal(num_hidden_layers=3)
+    assert "num_experts is 8, and the files have 4 experts" in refusal(num_experts=8)
+    assert "num_experts is 2, and the files have 4 experts" in refusal(num_experts=2)
+    assert "num_experts_per_tok is 5, more than the 4 experts" in refusal(num_experts_per_tok=5)
+
+
+def test_a_single_expert() -> None:
+    message = refusal(DenseModelError, num_experts=1, num_experts_per_tok=1)
+    assert "num_experts is 1: a model with a single expert has nothing to route" in message
+
+
+@pytest.mark.parametrize("value", ["bf16", "float8_e4m3fn", "int8", "torch.float32", 16])
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_another_dtype(field: str, value: Any) -> None:
+    assert refusal(**{field: value}).startswith(f"{field} is ")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rms_norm_eps": "1e-6"}, {"rope_scaling": "yarn"}, {"n_group": 1.5}]
+)
+def test_another_kind(fields: dict[str, Any]) -> None:
+    assert refusal(**fields).startswith(f"{next(iter(fields))} is ")
+
+
+def test_every_architecture_of_transformers_is_known() -> None:
+    for name in (*CONFIG_MAPPING_NAMES, *SAME_AS):
+        check_config("x/config.json", CONFIG | {"model_type": name}, TENSORS)
+
+
+@pytest.mark.parametrize("name", ["qwen9_moe", "x" * 500, 'a"b', "Qwen3Moe"])
+def test_an_unknown_architecture(name: str) -> None:
+    message = refusal(UnsupportedModelError, model_type=name)
+    assert message.startswith("transformers has no model_type ")
+    assert message.endswith(": use a model that it knows, or update it")
+    assert len(message) < 160
+    own = refusal(UnsupportedModelError, model_type=name, auto_map={"AutoConfig": "own.Config"})
+    assert "(its own code is not run)" in own
