@@ -16,6 +16,7 @@ from transformers.cli.serving.utils import (
     _GenerationCancelled,
 )
 
+from attention_client.engines.transformers.rotary import length_rotaries, of_prompts
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.sampling import SequenceSampler
@@ -72,6 +73,7 @@ class SequentialEngine:
     def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
         self._attribution = attribution
         self._model = model.eval()
+        self._rotaries = length_rotaries(model)
         self._generate = GenerateManager()  # its thread is a daemon and needs no start
         self._jobs: dict[str, _Job] = {}
         self._current: str | None = None
@@ -139,6 +141,8 @@ class SequentialEngine:
         self._current = work.id
         job.begin()
         prompt_1T = torch.tensor([work.prompt], device=self._model.device)
+        for rotary in self._rotaries:
+            rotary.forget()
         config = GenerationConfig(
             max_new_tokens=work.max_tokens,
             do_sample=False,  # the sampler leaves one token to choose
@@ -175,7 +179,8 @@ class SequentialEngine:
             if job.cancelled.is_set():
                 raise _GenerationCancelled
             part_1T = prompt_1T[:, begin : begin + _PART]
-            output = self._model(part_1T, past_key_values=cache, use_cache=True)
+            with of_prompts(torch.tensor([prompt_1T.shape[1]])):
+                output = self._model(part_1T, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             next_T = prompt_1T[0, begin + 1 : begin + _PART + 1]
             scores.append(score(output.logits[0, : len(next_T)], next_T, top))
