@@ -33,7 +33,7 @@ from eaas.errors import (
     UnsupportedModelError,
 )
 
-__all__ = ["count_passes", "load_model", "remote_experts"]
+__all__ = ["count_passes", "load_model", "remote_experts", "serving_dtype"]
 
 _IMPLEMENTATION = "eaas"
 
@@ -182,6 +182,16 @@ def load_model(
             f"{path}: only {found} of {len(layers)} expert layers of {model_class.__name__} can be remote"
         )
     return model.eval().requires_grad_(False)
+
+
+def serving_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """Choose the dtype in which an endpoint computes a checkpoint on the CPU.
+
+    float16 becomes float32, which holds all of its values, as on the expert servers. Few CPUs multiply float16
+    fast, and bfloat16 would drop three of its eleven bits.
+    """
+    dtype: torch.dtype = getattr(torch, checkpoint.shape.dtype)
+    return torch.float32 if dtype is torch.float16 else dtype
 
 
 def remote_experts(model: PreTrainedModel) -> RoutedExperts | None:

@@ -22,7 +22,7 @@ from attention_client.engines.transformers.compiled.store import (
     key_of,
     remove_old,
 )
-from attention_client.engines.transformers.model import load_model
+from attention_client.engines.transformers.model import load_model, serving_dtype
 from attention_client.engines.transformers.paged.model import use_paged_attention
 from attention_client.engines.transformers.rotary import length_rotaries
 from eaas.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ def _compile(checkpoint: Checkpoint, threads: int, work: Path) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch._inductor
 
-    model = load_model(checkpoint, None)
+    model = load_model(checkpoint, None, dtype=serving_dtype(checkpoint))
     use_paged_attention(model)
     length_rotaries(model)
     tokens = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
