@@ -21,9 +21,9 @@ from transformers.generation.continuous_batching.requests import RequestState
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import pause
+from attention_client.serving.generation import engine_choice
 from attention_client.serving.generation.batching import BatchingEngine
 from attention_client.serving.generation.engine import Delivery, Engine, Work
-from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.limits import ServeLimits
@@ -147,9 +147,7 @@ async def answer(engine: Engine, name: str, prompt: list[int], tokens: int) -> l
 async def answers(
     engine: Engine, prompts: list[list[int]], lengths: list[int], at_once: bool
 ) -> list[list[int]]:
-    works = [
-        (f"{at_once}-{i}", *work) for i, work in enumerate(zip(prompts, lengths, strict=True))
-    ]
+    works = [(f"{at_once}-{i}", *work) for i, work in enumerate(zip(prompts, lengths, strict=True))]
     if at_once:
         return list(await asyncio.gather(*(answer(engine, *work) for work in works)))
     return [await answer(engine, *work) for work in works]
@@ -157,7 +155,7 @@ async def answers(
 
 def engine_of(model: Any, limits: ServeLimits) -> Engine:
     admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
-    return build_engine(model, limits, admission, ExpertAttribution())
+    return engine_choice.build_engine(model, limits, admission, ExpertAttribution())
 
 
 def check(
@@ -245,9 +243,19 @@ def test_many_random_batches(rope: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-@pytest.mark.parametrize("arch", ["qwen3_moe", "deepseek_v3"])
-def test_evicted_requests(arch: str, rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that return with a part of their answer, whose prompts were shorter than the original context."""
+@pytest.mark.parametrize(
+    ("arch", "is_paged"), [("qwen3_moe", True), ("qwen3_moe", False), ("deepseek_v3", True)]
+)
+def test_evicted_requests(
+    arch: str,
+    is_paged: bool,
+    rope: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They return with a part of their answer; many prompts are shorter than the original context."""
+    if not is_paged:
+        monkeypatch.setattr(engine_choice, "can_be_paged", lambda _: False)
     evicted: list[int] = []
     again = RequestState.create_equivalent_initial_request
 
@@ -260,3 +268,4 @@ def test_evicted_requests(arch: str, rope: str, monkeypatch: pytest.MonkeyPatch)
     limits = ServeLimits(num_blocks=12, page_size=8, max_batch_tokens=64)
     check(tiny_model(arch, rope, 3), prompts, [40] * 16, limits, overlap=False)
     assert max(evicted, default=0) > 1
+    assert ("transformers' own attention, which is slow" in caplog.text) != is_paged

@@ -187,8 +187,8 @@ def load_model(
 def serving_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """Choose the dtype in which an endpoint computes a checkpoint on the CPU.
 
-    float16 becomes float32, which holds all of its values, as on the expert servers. Few CPUs multiply float16
-    fast, and bfloat16 would drop three of its eleven bits.
+    float16 becomes float32, which holds all of its values, as on the expert servers. Few CPUs multiply
+    float16 fast, and bfloat16 would drop three of its eleven bits.
     """
     dtype: torch.dtype = getattr(torch, checkpoint.shape.dtype)
     return torch.float32 if dtype is torch.float16 else dtype

@@ -6,15 +6,15 @@ largest position, and `dynamic` keeps them for shorter requests that follow. For
 
     n = max(tokens of the prompt, position of the token + 1)
 
-So here transformers' own code computes the rows of each n apart, whatever else is in the pass, and however the
-prompt is cut into passes.
+So here transformers' own code computes the rows of each n apart, whatever else is in the pass, and however
+the prompt is cut into passes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "knows_prompts",
     "length_rotaries",
     "of_prompts",
+    "prompts_of",
     "refuse_new_keys",
     "share_equal_blocks",
 ]
@@ -49,6 +50,18 @@ def of_prompts(lengths_T: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _prompts_T.reset(token)
+
+
+def prompts_of(batch: Sequence[Any]) -> torch.Tensor:
+    """Return the tokens of the prompt of each row's request, int64 (T), for `of_prompts`.
+
+    Args:
+        batch: The requests of a pass in token order (transformers' `FutureRequestState`). An evicted one
+            returns with its answer joined to its prompt.
+    """
+    states = [part.state for part in batch]
+    lengths = [state._true_initial_tokens or len(state.initial_tokens) for state in states]
+    return torch.tensor(lengths).repeat_interleave(torch.tensor([p.query_length for p in batch]))
 
 
 def knows_prompts() -> bool:
@@ -96,7 +109,8 @@ def share_equal_blocks(cache: Any, longest: int) -> None:
         if len(state.initial_tokens) + len(state.generated_tokens) <= longest:
             mark(state, complete_blocks)
 
-    cache.search_prefix_match, cache.mark_complete_blocks = search_prefix_match, mark_complete_blocks
+    cache.search_prefix_match = search_prefix_match
+    cache.mark_complete_blocks = mark_complete_blocks
 
 
 def _spans(module: Any) -> dict[str | None, tuple[int, int]]:
@@ -130,7 +144,7 @@ class LengthRotary:
     """
 
     def __init__(self, module: Any, place: int) -> None:
-        self._plain = module.forward
+        self._module, self._plain = module, module.forward
         self._place = place
         self._spans = _spans(module)
         self.longest = min(short for short, _ in self._spans.values())
@@ -170,7 +184,9 @@ class LengthRotary:
 
     def _first(self, layer_type: str | None) -> Any:
         """Compute a pass of one token. transformers then goes back to the frequencies of short requests."""
-        return self._own(torch.empty(0), torch.zeros(1, 1, dtype=torch.long), layer_type)
+        device = next(self._module.buffers()).device
+        position = torch.zeros(1, 1, dtype=torch.long, device=device)
+        return self._own(torch.empty(0, device=device), position, layer_type)
 
     def _rows(
         self,
@@ -179,24 +195,27 @@ class LengthRotary:
         prompts_T: torch.Tensor,
         layer_type: str | None,
     ) -> Any:
-        tokens = position_ids.shape[-1]
-        positions_T = position_ids.reshape(-1, tokens)[0]
-        prompts_T = prompts_T.to(positions_T.device)
-        n_T = torch.maximum(prompts_T, positions_T + 1).clamp(*self._spans[layer_type])
-        whole: list[torch.Tensor] = []
+        positions_T = position_ids.reshape(-1, position_ids.shape[-1])[0]
+        n_T = torch.maximum(prompts_T.to(positions_T.device), positions_T + 1)
+        n_T = n_T.clamp(*self._spans[layer_type])
+        order_T = n_T.argsort(stable=True)
+        groups: dict[int, list[int]] = {}
+        for n, position in torch.stack([n_T, positions_T])[:, order_T].T.tolist():
+            groups.setdefault(n, []).append(position)
         self._first(layer_type)
-        for n in n_T.unique().tolist():  # ascending: what transformers keeps only grows
-            rows_R = (n_T == n).nonzero()[:, 0]
+        made = []
+        for n, positions in groups.items():  # ascending: what transformers keeps only grows
             # A last row with the largest position of a request of n tokens.
-            last = position_ids.new_full((*position_ids.shape[:-1], 1), n - 1)
-            made = self._own(x, torch.cat([position_ids[..., rows_R], last], -1), layer_type)
-            parts = made if isinstance(made, tuple) else (made,)
-            if not whole:
-                shapes = [(*part.shape[:-2], tokens, part.shape[-1]) for part in parts]
-                whole = [p.new_empty(shape) for p, shape in zip(parts, shapes, strict=True)]
-            for all_rows, part in zip(whole, parts, strict=True):
-                all_rows[..., rows_R, :] = part[..., :-1, :]
-        return tuple(whole) if isinstance(made, tuple) else whole[0]
+            rows = position_ids.new_tensor([*positions, n - 1])
+            made.append(self._own(x, rows.expand(*position_ids.shape[:-1], -1), layer_type))
+        place_T = order_T.argsort()
+
+        def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([part[..., :-1, :] for part in parts], -2)[..., place_T, :]
+
+        if isinstance(made[0], tuple):
+            return tuple(map(joined, zip(*made, strict=True)))
+        return joined(made)
 
     def _width(self, layer_type: str | None) -> int:
         """Return D of cosines and sines; 0: the module returns something else."""

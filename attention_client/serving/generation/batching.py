@@ -50,6 +50,7 @@ from attention_client.engines.transformers.paged.model import PagedModel, Pass, 
 from attention_client.engines.transformers.rotary import (
     length_rotaries,
     of_prompts,
+    prompts_of,
     refuse_new_keys,
     share_equal_blocks,
 )
@@ -193,7 +194,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         with (
             self._admission.watching(lambda: outputs.requests_in_batch),
             self._attribution.watching(router.asks_for_servers) as seen,
-            of_prompts(_prompts_of(outputs.requests_in_batch)) if self._rotaries else nullcontext(),
+            of_prompts(prompts_of(outputs.requests_in_batch)) if self._rotaries else nullcontext(),
         ):
             batch, model = outputs.requests_in_batch, self.stepped
             parts = unscored_rows(batch, router.scored) if router.scores_prompts else []
@@ -237,13 +238,6 @@ def _num_blocks(model: Any, limits: ServeLimits, latent: LatentSizes | None) -> 
     config = model.config.get_text_config()
     with sized_for_latents(config, latent):
         return blocks_that_fit(config, model.dtype, limits.page_size, limits.num_blocks)
-
-
-def _prompts_of(batch: Any) -> torch.Tensor:
-    """Return the tokens of the prompt of each row's request, int64 (T); an evicted one's without its answer."""
-    states = [part.state for part in batch]
-    lengths = [state._true_initial_tokens or len(state.initial_tokens) for state in states]
-    return torch.tensor(lengths).repeat_interleave(torch.tensor([p.query_length for p in batch]))
 
 
 class _Doorbell(threading.Event):

@@ -22,6 +22,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
 
+from attention_client.engines.transformers.paged.operators import reaching
 from attention_client.engines.transformers.rotary import (
     depends_on_length,
     length_rotaries,
@@ -141,6 +142,39 @@ def test_without_prompts_it_is_as_in_transformers() -> None:
     assert all(map(torch.equal, module(X, torch.arange(20)[None]), fresh))
 
 
+class Inner(torch.nn.Module):
+    """A pass that is only its rotary embedding."""
+
+    def __init__(self, rotary: Any) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return self.rotary(x, position_ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_exported_pass_has_the_rows_of_its_requests(dtype: torch.dtype) -> None:
+    module = Inner(qwen(DYNAMIC))
+    (rotary,) = length_rotaries(module)
+    x, tokens = X.to(dtype), torch.export.Dim("tokens", min=1, max=100)
+    example = (x, torch.arange(7)[None])
+    exported = torch.export.export(
+        module, example, dynamic_shapes=(None, {1: tokens}), strict=False
+    )
+
+    class Outside:
+        def rotary(self, positions: torch.Tensor, place: int, layer_type: str) -> Any:
+            return [rotary][place].in_float32(positions, layer_type)
+
+    positions_1T = torch.tensor([[0, 1, 2, 30, 31]])
+    with reaching(Outside()), of_prompts(torch.tensor([3, 3, 3, 20, 40])):  # type: ignore[arg-type]
+        made = exported.module()(x, positions_1T)
+        expected = module(x, positions_1T)
+    assert [part.dtype for part in made] == [dtype] * 2
+    assert all(map(torch.equal, made, expected))
+
+
 def test_other_rope_types_stay() -> None:
     module = qwen({"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
     assert not depends_on_length(module)
@@ -156,7 +190,9 @@ def test_blocks_are_shared_up_to_the_first_length() -> None:
     share_equal_blocks(cache, 16)
     assert [cache.search_prefix_match("", [0] * n) for n in (15, 16, 17)] == [15, 16, 0]
     for name, prompt, answer in (("a", 10, 6), ("b", 10, 7), ("c", 17, 0)):
-        state = SimpleNamespace(name=name, initial_tokens=[0] * prompt, generated_tokens=[0] * answer)
+        state = SimpleNamespace(
+            name=name, initial_tokens=[0] * prompt, generated_tokens=[0] * answer
+        )
         cache.mark_complete_blocks(state, {"full_attention": 1})
     assert marked == ["a"]
 
