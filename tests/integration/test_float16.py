@@ -13,25 +13,39 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from decoding import eager
 from eaas_cli.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
+DEMO = Path(__file__).parents[2] / "examples/demo"
 TOKENS = 20
 # transformers' own attention has 64 blocks of 64 tokens.
 FEW_TOKENS = 4096
 
 
-@pytest.mark.parametrize("arch", ["qwen3_moe", "deepseek_v3"])
+def with_dtype(path: Path, dtype: str) -> Path:
+    """Change the dtype in config.json."""
+    config = json.loads((path / "config.json").read_text()) | {"dtype": dtype}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gptq"])
 def test_tokens_and_cache(
-    arch: str,
+    kind: str,
     checkpoint: Callable[..., Path],
     start_cluster: Callable[..., LocalCluster],
     tmp_path: Path,
 ) -> None:
-    path = checkpoint(arch, "float16")
-    model, tokenizer = eager(path, torch.float32), AutoTokenizer.from_pretrained(path)
+    if kind == "gptq":
+        path = tmp_path / "model"
+        plain = quantized_copy(DEMO, path, SCHEMES["gptq-desc_act"])
+        with_dtype(path, "float16")
+    else:
+        plain = path = checkpoint(kind, "float16")
+    model, tokenizer = eager(plain, torch.float32), AutoTokenizer.from_pretrained(path)
     prompts = [[(7 * i + n) % 230 + 20 for i in range(n)] for n in (1, 17, 90)]
     expected = []
     for prompt in prompts:
@@ -64,9 +78,7 @@ def test_bfloat16_by_config(
     """The remedy that the log names: half the memory, so twice the tokens."""
     source, path = checkpoint("qwen3_moe", "float16"), tmp_path / "model"
     shutil.copytree(source, path)
-    config = json.loads((path / "config.json").read_text()) | {"dtype": "bfloat16"}
-    (path / "config.json").write_text(json.dumps(config))
-    cluster = start_cluster(path, servers=1, redundancy=1)
+    cluster = start_cluster(with_dtype(path, "bfloat16"), servers=1, redundancy=1)
     body = {"prompt": "The sea", "max_tokens": 4}
     reply = httpx.post(f"{cluster.endpoint}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
