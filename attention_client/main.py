@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from attention_client.cluster import Cluster
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.loading import load_onto
-from attention_client.engines.transformers.model import generation_config
+from attention_client.engines.transformers.model import generation_config, serving_dtype
 from attention_client.scheduler import strategy
 from attention_client.serving.app import build_app
 from attention_client.serving.dashboard.build import build_dashboard
@@ -36,7 +36,7 @@ from eaas.cluster_snapshot.counters import COUNTED, Counters, read_counters
 from eaas.config import AttentionClientConfig
 from eaas.cores import usable_cores
 from eaas.errors import NotACheckpointError
-from eaas.log import one_line
+from eaas.log import get_logger, one_line
 from eaas.net.api_keys import ApiKeys
 from eaas.net.grpc_server import host_to_tell, join_host_port
 from eaas.net.listen_policy import only_here
@@ -46,6 +46,7 @@ from eaas.types import Member
 
 __all__ = ["run"]
 
+_log = get_logger(__name__)
 _COVERED_S = 600.0
 _WAIT_STEP_S = 0.5
 _GRACE_S = 1.0
@@ -124,7 +125,7 @@ def run(
                 lambda: cluster.placement.servers if cluster.placement else (),
             )
         )
-        model = load_onto(checkpoint, cluster)
+        model = load_onto(checkpoint, cluster, dtype=_dtype_of(checkpoint))
         cluster.wait_until_covered(_COVERED_S, stopping)
         if stopping.is_set():
             return
@@ -209,6 +210,17 @@ def _dashboard(
         keys,
         operator_page=config.operator_page,
     )
+
+
+def _dtype_of(checkpoint: Checkpoint) -> torch.dtype:
+    dtype, stored = serving_dtype(checkpoint), checkpoint.shape.dtype
+    if dtype is not getattr(torch, stored):
+        _log.info(
+            "weights in %s are computed in %s, which holds all their values; with "
+            '"dtype": "bfloat16" in config.json they take half the memory',
+            *(stored, str(dtype).removeprefix("torch.")),
+        )
+    return dtype
 
 
 def _healthy(cluster: Cluster) -> tuple[bool, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eaas.checkpoint.files import CheckpointFiles
+from eaas.checkpoint.header import TensorEntry
 from eaas.errors import ConfigError
 
 __all__ = ["MemoryNeed", "memory_need"]
@@ -82,12 +83,19 @@ def memory_need(files: CheckpointFiles, replicas: int, quantization: str) -> Mem
         replicas: Replicas of each expert in the cluster.
         quantization: `expert_server.quantization`.
     """
-    experts = [entry for name, entry in files.tensors.items() if ".experts." in f".{name}."]
-    stored = sum(entry.nbytes for entry in experts)
-    others = sum(entry.nbytes for entry in files.tensors.values()) - stored
-    weights = sum(math.prod(entry.shape) for entry in experts)
+    experts = {n: entry for n, entry in files.tensors.items() if ".experts." in f".{n}."}
+    # Codes and scales of a quantised checkpoint's experts stay as they are.
+    stored = sum(e.nbytes if files.matrices else _computed(e, files) for e in experts.values())
+    others = sum(_computed(e, files) for name, e in files.tensors.items() if name not in experts)
+    weights = sum(math.prod(entry.shape) for entry in experts.values())
     now = int(weights * _BYTES[quantization]) if quantization in _BYTES else stored
     # A checkpoint that is quantised already stays as it is.
     choices = () if files.matrices or not now else _BYTES.items()
     smaller = tuple((name, weights * size / now) for name, size in choices if weights * size < now)
     return MemoryNeed(now, replicas, others, smaller)
+
+
+def _computed(entry: TensorEntry, files: CheckpointFiles) -> int:
+    """Return the bytes of a tensor in memory. Clients and servers compute float16 in float32."""
+    dtype = files.config.get("dtype", files.config.get("torch_dtype", "float16"))
+    return entry.nbytes * (2 if entry.dtype == "F16" and dtype == "float16" else 1)

@@ -40,7 +40,7 @@ def compute_dtype(dtype: torch.dtype, stored: StoredFormat | None) -> torch.dtyp
 
     float16 becomes float32, which holds all of its values. Few CPUs multiply float16 fast, and bfloat16 would
     drop three of its eleven bits. float32 takes twice the memory, unless the weights are quantised. Beside
-    integers, bfloat16 allows activations of 15 bits, which hold all of float16's.
+    integers, bfloat16 allows activations of 15 bits, more than float16 has.
     """
     if dtype is not torch.float16:
         return dtype

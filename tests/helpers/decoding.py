@@ -15,9 +15,12 @@ __all__ = ["cluster_of", "eager", "generate", "prompts", "ragged"]
 
 
 @functools.lru_cache(maxsize=1)
-def eager(path: Path) -> PreTrainedModel:
-    """The checkpoint in this process alone."""
-    return AutoModelForCausalLM.from_pretrained(path, experts_implementation="eager").eval()
+def eager(path: Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The checkpoint in this process alone, in its dtype or another one."""
+    options = {} if dtype is None else {"dtype": dtype}
+    return AutoModelForCausalLM.from_pretrained(
+        path, experts_implementation="eager", **options
+    ).eval()
 
 
 def cluster_of(model: PreTrainedModel) -> attention_client.Cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import time
@@ -66,6 +67,30 @@ def answer(cluster: LocalCluster, prompt: list[int]) -> str:
     return text
 
 
+def drawn(length: int) -> list[int]:
+    dice = torch.Generator().manual_seed(length)
+    return torch.randint(20, 250, (length,), generator=dice).tolist()
+
+
+def expected_of(
+    path: Path, prompts: list[list[int]], dtype: torch.dtype | None = None
+) -> list[str]:
+    """The texts of transformers alone, in the dtype of the checkpoint or another one."""
+    model, tokenizer = eager(path, dtype), AutoTokenizer.from_pretrained(path)
+    texts = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        texts.append(tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True))
+    return texts
+
+
 @pytest.mark.parametrize(
     "arch",
     [
@@ -80,22 +105,8 @@ def test_tokens_equal_eager(
 ) -> None:
     """Prompts of several lengths at once, in chunks; then again after one of three servers was killed."""
     path = checkpoint(arch)
-    dice = torch.Generator().manual_seed(3)
-    prompts = [
-        torch.randint(20, 250, (length,), generator=dice).tolist() for length in (1, 5, 40, 90)
-    ]
-    model, tokenizer = eager(path), AutoTokenizer.from_pretrained(path)
-    expected = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        expected.append(tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True))
+    prompts = [drawn(length) for length in (1, 5, 40, 90)]
+    expected = expected_of(path, prompts)
     cluster = compiled(start(path, 3, max_batch_tokens=32))
     with ThreadPoolExecutor(len(prompts)) as pool:
         assert list(pool.map(lambda p: answer(cluster, p), prompts)) == expected
@@ -161,7 +172,54 @@ def _answers(cluster: LocalCluster, right: str) -> bool:
 def test_a_model_served_one_request_at_a_time_stays_uncompiled(
     checkpoint: Callable[..., Path],
     start: Callable[..., LocalCluster],
+    tmp_path: Path,
 ) -> None:
-    cluster = start(checkpoint("deepseek_v3", "float16"), 1)
+    """Latent attention with a window, which has no paged form."""
+    path = copy_with(checkpoint("deepseek_v3"), tmp_path / "model", sliding_window=16)
+    cluster = start(path, 1)
     assert answer(cluster, [30, 40, 50])
     assert not is_compiled(cluster)
+
+
+def copy_with(source: Path, path: Path, **config: object) -> Path:
+    """Copy a checkpoint, with other values in config.json."""
+    shutil.copytree(source, path)
+    changed = json.loads((path / "config.json").read_text()) | config
+    (path / "config.json").write_text(json.dumps(changed))
+    return path
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + 2.0 * i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.nightly
+def test_frequencies_that_depend_on_the_length(
+    checkpoint: Callable[..., Path],
+    start: Callable[..., LocalCluster],
+    tmp_path: Path,
+) -> None:
+    """A compiled pass computes them for each row: short requests beside long ones, and some grow."""
+    path = copy_with(checkpoint("qwen3_moe"), tmp_path / "model", rope_parameters=LONGROPE)
+    prompts = [drawn(length) for length in (1, 5, 28, 32, 33, 90)]
+    cluster = compiled(start(path, 2, max_batch_tokens=48))
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        for _ in range(2):  # the second time beside cached blocks
+            found = list(pool.map(lambda p: answer(cluster, p), prompts))
+            assert found == expected_of(path, prompts)
+
+
+@pytest.mark.nightly
+def test_float16(checkpoint: Callable[..., Path], start: Callable[..., LocalCluster]) -> None:
+    path = checkpoint("qwen3_moe", "float16")
+    prompts = [drawn(length) for length in (1, 40, 90)]
+    cluster = compiled(start(path, 2))
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(lambda p: answer(cluster, p), prompts))
+    assert found == expected_of(path, prompts, torch.float32)

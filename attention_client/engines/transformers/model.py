@@ -33,7 +33,7 @@ from eaas.errors import (
     MissingShardError,
 )
 
-__all__ = ["count_passes", "generation_config", "load_model", "remote_experts"]
+__all__ = ["count_passes", "generation_config", "load_model", "remote_experts", "serving_dtype"]
 
 _IMPLEMENTATION = "eaas"
 # transformers' loader is not made for several threads.
@@ -212,6 +212,16 @@ def load_model(
         module._eaas_staging = staging
     model.register_forward_pre_hook(_refuse_gradients, with_kwargs=True)
     return model.eval().requires_grad_(False)
+
+
+def serving_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """Choose the dtype in which an endpoint computes a checkpoint on the CPU.
+
+    float16 becomes float32, which holds all of its values, as on the expert servers. Few CPUs multiply
+    float16 fast, and bfloat16 would drop three of its eleven bits.
+    """
+    dtype: torch.dtype = getattr(torch, checkpoint.shape.dtype)
+    return torch.float32 if dtype is torch.float16 else dtype
 
 
 def remote_experts(model: PreTrainedModel) -> RoutedExperts | None:

@@ -13,6 +13,8 @@ The changes to transformers 5.23:
 - On CPUs, attention reads the cache through block tables (`engines/transformers/paged`). In transformers each
   query is computed against all sequences' keys.
 - A request may get the log-probabilities of its tokens and of its prompt (`prompt_scoring.py`).
+- Rotary frequencies that depend on a request's length are its own (`rotary.py`). In transformers the longest
+  request of a pass decides.
 - A strategy chooses which waiting requests enter the batch (`strategy_scheduler.py`).
 - The idle thread wakes up once a second, not ten times.
 """
@@ -45,6 +47,13 @@ from attention_client.engines.transformers.paged.cache_size import (
 )
 from attention_client.engines.transformers.paged.latent import LatentSizes, sized_for_latents
 from attention_client.engines.transformers.paged.model import PagedModel, Pass, use_paged_attention
+from attention_client.engines.transformers.rotary import (
+    length_rotaries,
+    of_prompts,
+    prompts_of,
+    refuse_new_keys,
+    share_equal_blocks,
+)
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.engine import Delivery, Work
@@ -81,6 +90,8 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         self._admission, self._attribution = admission, attribution
         self._is_paged = is_paged
         self._attention_threads = limits.attention_threads
+        refuse_new_keys(model)
+        self._rotaries = length_rotaries(model)
         before: str | None = None
         self._latent: LatentSizes | None = None
         if is_paged:
@@ -141,6 +152,14 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         if not isinstance(processor.scheduler, StrategyScheduler):
             scheduler = StrategyScheduler(processor.scheduler, self._admission)
             processor.scheduler = processor.offloading_manager.scheduler = scheduler
+            if self._rotaries:
+                longest = min(rotary.longest for rotary in self._rotaries)
+                share_equal_blocks(processor.cache, longest)
+                _LOG.info(
+                    "requests of more than %d tokens share no blocks of the key-value cache: "
+                    "their rotary frequencies depend on their length",
+                    longest,
+                )
             if self._is_paged:
                 self._page(processor)
         return processor
@@ -175,6 +194,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
         with (
             self._admission.watching(lambda: outputs.requests_in_batch),
             self._attribution.watching(router.asks_for_servers) as seen,
+            of_prompts(prompts_of(outputs.requests_in_batch)) if self._rotaries else nullcontext(),
         ):
             batch, model = outputs.requests_in_batch, self.stepped
             parts = unscored_rows(batch, router.scored) if router.scores_prompts else []

@@ -39,7 +39,7 @@ def build_engine(
         ConfigError: The cache does not fit into memory.
     """
     attention = model.config._attn_implementation
-    reason = "its attention has no paged form"
+    reason = f"the paged cache does not serve {model.dtype} on {model.device}"
     for is_paged in (True, False) if can_be_paged(model) else (False,):
         try:
             engine = BatchingEngine(model, limits, admission, attribution, is_paged=is_paged)
@@ -48,7 +48,12 @@ def build_engine(
             reason = str(error)
         else:
             if fits_paged_cache(engine.manager):
-                if is_paged and compiler is not None:
+                if not is_paged:
+                    _LOG.warning(
+                        "%s has transformers' own attention, which is slow, and no compiled passes: %s",
+                        *(type(model).__name__, reason),
+                    )
+                elif compiler is not None:
                     compiler.start(engine.use_compiled)
                 return engine
             reason = "its attention does not fit the paged cache"

@@ -16,6 +16,7 @@ from transformers.cli.serving.utils import (
     _GenerationCancelled,
 )
 
+from attention_client.engines.transformers.rotary import length_rotaries, of_prompts
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
 from attention_client.serving.generation.engine import NOBODY, Delivery, Work
 from attention_client.serving.generation.sampling import SequenceSampler
@@ -74,6 +75,7 @@ class SequentialEngine:
         self._model = model.eval()
         # `generate` would take what a request leaves open from here; a request has all settings itself.
         model.generation_config = GenerationConfig()
+        self._rotaries = length_rotaries(model)
         self._generate = GenerateManager()  # its thread is a daemon and needs no start
         self._jobs: dict[str, _Job] = {}
         self._current: str | None = None
@@ -141,6 +143,8 @@ class SequentialEngine:
         self._current = work.id
         job.begin()
         prompt_1T = torch.tensor([work.prompt], device=self._model.device)
+        for rotary in self._rotaries:
+            rotary.forget()
         config = GenerationConfig(
             max_new_tokens=work.max_tokens,
             do_sample=False,  # the sampler leaves one token to choose
@@ -176,7 +180,8 @@ class SequentialEngine:
             if job.cancelled.is_set():
                 raise _GenerationCancelled
             part_1T = prompt_1T[:, begin : begin + _PART]
-            output = self._model(part_1T, past_key_values=cache, use_cache=True)
+            with of_prompts(torch.tensor([prompt_1T.shape[1]])):
+                output = self._model(part_1T, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             next_T = prompt_1T[0, begin + 1 : begin + _PART + 1]
             scores.append(score(output.logits[0, : len(next_T)], next_T, top))

@@ -15,15 +15,15 @@ from eaas.errors import ConfigError
 from eaas_cli.local.memory import MemoryNeed, memory_need
 
 
-def checkpoint(path: Path) -> Path:
+def checkpoint(path: Path, stored: torch.dtype = torch.float32, **config: str) -> Path:
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    (path / "config.json").write_text(json.dumps({"model_type": "mixtral"} | config))
     tensors = {
         "model.layers.0.mlp.experts.0.w1.weight": torch.zeros(100, 10),
         "model.layers.0.mlp.shared_experts.w1.weight": torch.zeros(5, 10),
         "lm_head.weight": torch.zeros(50),
     }
-    save_file(tensors, path / "model.safetensors")
+    save_file({name: t.to(stored) for name, t in tensors.items()}, path / "model.safetensors")
     return path
 
 
@@ -34,6 +34,17 @@ def test_experts_count_once_for_each_replica(tmp_path: Path) -> None:
     # Of 1,000 float32 weights.
     assert need.smaller == (("int8", 0.255), ("int4", 0.135))
     assert memory_need(files, 3, "int4") == MemoryNeed(540, 3, 400)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts", "others"),
+    [({}, 4000, 400), ({"dtype": "float16"}, 4000, 400), ({"torch_dtype": "bfloat16"}, 2000, 200)],
+)
+def test_float16_is_counted_as_it_is_computed(
+    config: dict[str, str], experts: int, others: int, tmp_path: Path
+) -> None:
+    need = memory_need(precheck(checkpoint(tmp_path / "m", torch.float16, **config)), 1, "none")
+    assert (need.experts, need.others) == (experts, others)
 
 
 BF16 = (("int8", 0.51), ("int4", 0.27))

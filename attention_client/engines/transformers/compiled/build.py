@@ -22,8 +22,9 @@ from attention_client.engines.transformers.compiled.store import (
     key_of,
     remove_old,
 )
-from attention_client.engines.transformers.model import load_model
+from attention_client.engines.transformers.model import load_model, serving_dtype
 from attention_client.engines.transformers.paged.model import use_paged_attention
+from attention_client.engines.transformers.rotary import length_rotaries
 from eaas.checkpoint import Checkpoint
 from eaas.parent_death import end_with_parent
 
@@ -71,8 +72,9 @@ def _compile(checkpoint: Checkpoint, threads: int, work: Path) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch._inductor
 
-    model = load_model(checkpoint, None)
+    model = load_model(checkpoint, None, dtype=serving_dtype(checkpoint))
     use_paged_attention(model)
+    length_rotaries(model)
     tokens = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
     rows = torch.export.Dim("rows", min=1, max=_MOST_TOKENS)
     # Neither size is 1 or equal to the other, which torch would take for a rule.

@@ -18,6 +18,7 @@ from typing import IO
 import torch
 
 from attention_client.engines.transformers.compiled.store import key_of, library_of
+from attention_client.engines.transformers.model import serving_dtype
 from attention_client.engines.transformers.paged.model import Pass
 from eaas.checkpoint import Checkpoint
 from eaas.errors import ConfigError
@@ -113,6 +114,7 @@ class PassCompiler:
 def _refuse_little_memory(checkpoint: Checkpoint) -> None:
     """Raise ConfigError if a compilation would take more memory than is free: expert servers need it."""
     dense = sum(checkpoint.nbytes(name) for name in checkpoint.other_keys())
+    dense *= serving_dtype(checkpoint).itemsize // getattr(torch, checkpoint.shape.dtype).itemsize
     needed, free = _COPIES * dense, free_bytes()
     if needed > free:
         raise ConfigError(

@@ -22,7 +22,10 @@ __all__ = ["LIBRARY", "OPERATORS", "building", "cache_dir", "key_of", "library_o
 
 LIBRARY, OPERATORS = "pass.so", "pass.json"
 """The compiled code with the weights, and torch's list of the operators that it calls."""
-_SOURCES = ("../paged/operators.py", "../paged/latent.py", "../model.py", "build.py")
+_SOURCES = (
+    *("../paged/operators.py", "../paged/latent.py", "../rotary.py", "../model.py"),
+    "build.py",
+)
 _MOST_KEPT = 8
 
 

@@ -15,23 +15,13 @@ from transformers import PreTrainedModel
 
 from attention_client.engines.transformers.overlap.choice import OverlapChoice
 from attention_client.engines.transformers.overlap.micro_batches import MicroBatches, cut
+from attention_client.engines.transformers.rotary import depends_on_length, knows_prompts
 from attention_client.layer_call.turns import Task, in_turns
 
 __all__ = ["DoubleBatch"]
 
 _EXTRA_OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 _MISSING = object()
-
-
-def _looks_at_the_whole_batch(config: Any) -> bool:
-    """Whether the rotary embedding depends on the batch's longest sequence (`dynamic_rope_update`).
-
-    Asked once, at load; True turns overlap off.
-    """
-    given = getattr(config, "rope_parameters", None) or {}
-    nested = [part for part in given.values() if isinstance(part, dict)]
-    kinds = [str(part.get("rope_type", "")) for part in (given, *nested)]
-    return any(kind == "longrope" or "dynamic" in kind for kind in kinds)
 
 
 class DoubleBatch:
@@ -49,8 +39,8 @@ class DoubleBatch:
     def __init__(
         self, model: PreTrainedModel, mode: Literal["auto", "on", "off"], forwards: Counter
     ) -> None:
-        # Rotary frequencies that depend on the longest sequence would differ between the halves.
-        self._mode = "off" if _looks_at_the_whole_batch(model.get_decoder().config) else mode
+        self._mode = mode
+        self._depends_on_length = depends_on_length(model)
         self._choice = OverlapChoice()
         self._forwards = {
             overlapped: forwards.labels("overlap" if overlapped else "whole")
@@ -89,6 +79,9 @@ class DoubleBatch:
         )
         # Autograd modes are per thread, so two interleaved passes would mix them up.
         if torch.is_grad_enabled() or not plain_output:
+            return None
+        # Rotary frequencies of the longest sequence would differ between the halves.
+        if self._depends_on_length and not knows_prompts():
             return None
         given = self._signature.bind(*args, **kwargs).arguments
         return cut(given | given.pop(self._others, {}))

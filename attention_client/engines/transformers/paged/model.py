@@ -12,6 +12,7 @@ from attention_client.engines.transformers.paged._paged import attend, pool, rea
 from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
 from attention_client.engines.transformers.paged.latent import LatentSizes, prepare_latents
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
+from attention_client.engines.transformers.rotary import length_rotaries
 
 __all__ = ["PagedModel", "Pass", "RoutedExperts", "can_be_paged", "use_paged_attention"]
 
@@ -81,6 +82,7 @@ class PagedModel:
         self._routed_experts = routed_experts
         self._count = count
         self._pool = pool(threads)
+        self._rotaries = length_rotaries(model)
         config = model.config.get_text_config()
         self._layers = {
             layer: (
@@ -170,6 +172,13 @@ class PagedModel:
         if self._routed_experts is None:
             raise RuntimeError("this model's experts are in its modules")
         return self._routed_experts(layer, x_TH, ids_TK, scores_TK)
+
+    def rotary(
+        self, positions: torch.Tensor, place: int, layer_type: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the cosines and sines of a rotary module in a compiled pass; see `operators.Outside`."""
+        cosines, sines = self._rotaries[place].in_float32(positions, layer_type)
+        return cosines, sines
 
 
 def _with_whole_heads(x: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,11 @@ class Outside(Protocol):
     ) -> torch.Tensor:
         """Compute the routed experts of a MoE layer: (T, H) in the dtype of x."""
 
+    def rotary(
+        self, positions: torch.Tensor, place: int, layer_type: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute cosines and sines of a rotary module: (1, T) -> float32 (1, T, D); see `rotary.py`."""
+
 
 class _Current(threading.local):
     outside: Outside | None = None
@@ -125,6 +130,24 @@ def _routed_experts_fake(
     return torch.empty_like(x)
 
 
+def _rotary(
+    positions: torch.Tensor, place: int, layer_type: str, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if _current.error is None:
+        try:
+            return _outside().rotary(positions, place, layer_type)
+        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
+            _current.error = error
+    return torch.zeros(*positions.shape, width), torch.zeros(*positions.shape, width)
+
+
+def _rotary_fake(
+    positions: torch.Tensor, place: int, layer_type: str, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    made = positions.new_empty(*positions.shape, width, dtype=torch.float32)
+    return made, torch.empty_like(made)
+
+
 _library = torch.library.Library("eaas", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _signature, _run, _fake in (
     (
@@ -137,6 +160,11 @@ for _signature, _run, _fake in (
         "routed_experts(Tensor x, Tensor ids, Tensor scores, int layer) -> Tensor",
         _routed_experts,
         _routed_experts_fake,
+    ),
+    (
+        "rotary(Tensor positions, int place, str layer_type, int width) -> (Tensor, Tensor)",
+        _rotary,
+        _rotary_fake,
     ),
 ):
     _name = _signature.partition("(")[0]

@@ -1,0 +1,91 @@
+"""Checkpoints in float16: computed in float32 on both sides, with the cache of the other dtypes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
+from decoding import eager
+from eaas_cli.local import LocalCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+DEMO = Path(__file__).parents[2] / "examples/demo"
+TOKENS = 20
+# transformers' own attention has 64 blocks of 64 tokens.
+FEW_TOKENS = 4096
+
+
+def with_dtype(path: Path, dtype: str) -> Path:
+    """Change the dtype in config.json."""
+    config = json.loads((path / "config.json").read_text()) | {"dtype": dtype}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gptq"])
+def test_tokens_and_cache(
+    kind: str,
+    checkpoint: Callable[..., Path],
+    start_cluster: Callable[..., LocalCluster],
+    tmp_path: Path,
+) -> None:
+    if kind == "gptq":
+        path = tmp_path / "model"
+        plain = quantized_copy(DEMO, path, SCHEMES["gptq-desc_act"])
+        with_dtype(path, "float16")
+    else:
+        plain = path = checkpoint(kind, "float16")
+    model, tokenizer = eager(plain, torch.float32), AutoTokenizer.from_pretrained(path)
+    prompts = [[(7 * i + n) % 230 + 20 for i in range(n)] for n in (1, 17, 90)]
+    expected = []
+    for prompt in prompts:
+        ids_1T = torch.tensor([prompt])
+        out_1T = model.generate(
+            ids_1T,
+            attention_mask=torch.ones_like(ids_1T),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=-1,
+        )
+        expected.append(tokenizer.decode(out_1T[0, len(prompt) :], skip_special_tokens=True))
+    cluster = start_cluster(path, servers=2)
+
+    def ask(prompt: list[int]) -> str:
+        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        reply = httpx.post(f"{cluster.endpoint}/v1/completions", json=body, timeout=60)
+        return str(reply.raise_for_status().json()["choices"][0]["text"])
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(ask, prompts)) == expected
+    assert cache_tokens(cluster) > FEW_TOKENS
+    logs = "".join(file.read_text() for file in (tmp_path / "logs-0").iterdir())
+    assert "weights in float16 are computed in float32" in logs
+
+
+def test_bfloat16_by_config(
+    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    """The remedy that the log names: half the memory, so twice the tokens."""
+    source, path = checkpoint("qwen3_moe", "float16"), tmp_path / "model"
+    shutil.copytree(source, path)
+    cluster = start_cluster(with_dtype(path, "bfloat16"), servers=1, redundancy=1)
+    body = {"prompt": "The sea", "max_tokens": 4}
+    reply = httpx.post(f"{cluster.endpoint}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert cache_tokens(cluster) > FEW_TOKENS
+
+
+def cache_tokens(cluster: LocalCluster) -> float:
+    metrics = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
+    line = next(x for x in metrics.splitlines() if x.startswith("eaas_kv_cache_tokens "))
+    return float(line.split()[1])
