@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from attention_client.cluster import Cluster
+from attention_client.telemetry.metrics import ClientMetrics
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
 
@@ -35,6 +37,8 @@ class LocalExperts:
         from expert_server.weights.reader import ExpertReader
 
         self.checkpoint = Checkpoint.open(model_path)
+        # Compiled passes count themselves, as in a cluster.
+        self.metrics = ClientMetrics(CollectorRegistry())
         shape = self.checkpoint.shape
         reader = ExpertReader(self.checkpoint)
         sizes = ExpertSizes.of(self.checkpoint.expert_modules()[shape.layer_names[0]], shape.top_k)
@@ -66,18 +70,25 @@ class LocalExperts:
 
 
 def _load_with_kernels(model_path: Path, threads: int) -> tuple[Any, str]:
-    from attention_client.engines.transformers.model import load_model
+    from attention_client.engines.transformers.model import load_model, serving_dtype
 
     experts = LocalExperts(model_path, threads)
-    model = load_model(experts.checkpoint, cast("Cluster", experts))
+    dtype = serving_dtype(experts.checkpoint)
+    model = load_model(experts.checkpoint, cast("Cluster", experts), dtype=dtype)
     return model, experts.description
 
 
 def _load_with_transformers(model_path: Path) -> tuple[Any, str]:
     from transformers import AutoModelForCausalLM
 
+    from attention_client.engines.transformers.model import serving_dtype
+    from eaas.checkpoint import Checkpoint
+
     model = AutoModelForCausalLM.from_pretrained(
-        model_path, local_files_only=True, dtype="auto", experts_implementation=_IMPLEMENTATION
+        model_path,
+        local_files_only=True,
+        dtype=serving_dtype(Checkpoint.open(model_path)),
+        experts_implementation=_IMPLEMENTATION,
     )
     return model.eval(), _IMPLEMENTATION
 
