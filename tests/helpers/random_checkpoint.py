@@ -114,7 +114,9 @@ class RandomCheckpoint:
             rope = config.pop("rope_parameters")
             config["rope_theta"] = rope.pop("rope_theta")
             rope["type"] = rope.pop("rope_type")
-            config["rope_scaling"] = None if rope["type"] == "default" else rope
+            # Without one, gpt-oss has YaRN.
+            is_default = rope["type"] == "default" and config["model_type"] != "gpt_oss"
+            config["rope_scaling"] = None if is_default else rope
             config["torch_dtype"] = config.pop("dtype")
 
 

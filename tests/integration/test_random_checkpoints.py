@@ -22,7 +22,7 @@ from random_checkpoint import LONGEST, RandomCheckpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-SEEDS = int(os.environ.get("RANDOM_CHECKPOINTS", "6"))
+SEEDS, QUICK = 300, 6
 FIRST = int(os.environ.get("FIRST_CHECKPOINT", "0"))
 REQUESTS, TOKENS = 16, 12
 
@@ -55,7 +55,13 @@ def answer(endpoint: str, prompt: list[int]) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(FIRST + n, marks=pytest.mark.nightly if n >= QUICK else ())
+        for n in range(SEEDS)
+    ],
+)
 def test_random_checkpoint(
     start_cluster: Callable[..., LocalCluster],
     settings: Callable[..., ClusterConfig],
