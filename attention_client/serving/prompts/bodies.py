@@ -315,6 +315,8 @@ class ChatRequest(GenerationRequest, TemplateFields):
     reasoning_effort: Any = None
     verbosity: Any = None
 
+    _opening: str = PrivateAttr("")
+
     @field_validator("top_logprobs")
     @classmethod
     def _top_logprobs_need_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -332,6 +334,24 @@ class ChatRequest(GenerationRequest, TemplateFields):
             name = self.tool_choice["function"]["name"]
             raise FieldError("tool_choice", f"no tool has the name {name!r}")
         return self
+
+    @property
+    def opening(self) -> str:
+        """The end of the prompt that begins the answer, such as `<think>`; set once it is known."""
+        return self._opening
+
+    @opening.setter
+    def opening(self, text: str) -> None:
+        self._opening = text
+
+    def found(self) -> dict[str, Any]:
+        """Return what reading found, with the opening."""
+        return super().found() | {"opening": self._opening}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """Set what the prompt worker found, with the opening."""
+        super().restore(found)
+        self._opening = found.get("opening", "")
 
     @property
     def forces_tools(self) -> bool:

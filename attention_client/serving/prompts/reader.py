@@ -77,6 +77,7 @@ class PromptReader:
         if isinstance(request, ChatRequest):
             # The template contains the special tokens.
             text = self._render(request)
+            request.opening = self._opening(request, text)
             field = request.messages_field
             return request, [self._encode(text, field, request, add_special_tokens=False)]
         assert isinstance(request, CompletionRequest)
@@ -109,7 +110,9 @@ class PromptReader:
         for field in ("logit_bias", "stop_token_ids"):
             self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
 
-    def _render(self, request: ChatRequest | TokenizeRequest) -> str:
+    def _render(
+        self, request: ChatRequest | TokenizeRequest, opens_answer: bool | None = None
+    ) -> str:
         if missing := missing_template(self._tokenizer, tools=request.offered_tools is not None):
             raise ApiError(400, missing)
         tools = self._tools(request)
@@ -125,10 +128,21 @@ class PromptReader:
             request.messages_field,
             [message.for_template() for message in request.messages or ()],
             tools=tools,
-            add_generation_prompt=request.opens_answer,
+            add_generation_prompt=request.opens_answer if opens_answer is None else opens_answer,
             continue_final_message=bool(request.continue_final_message),
             **extra,
         )
+
+    def _opening(self, request: ChatRequest, text: str) -> str:
+        """Return the end of a prompt that begins the answer: the template's own words, no user's."""
+        last = request.messages[-1].for_template()["content"]
+        if request.continue_final_message:
+            return str(last)
+        closed = self._render(request, opens_answer=False) if request.opens_answer else text
+        if closed != text and text.startswith(closed):
+            return text[len(closed) :]
+        # Some templates open the answer in any case.
+        return text.rpartition(last)[2] if last else ""
 
     def _tools(self, request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
         tools = request.offered_tools

@@ -32,10 +32,6 @@ class Answer:
     def __len__(self) -> int:
         return len(self._generations)
 
-    def id_of(self, index: int) -> str:
-        """Return the id of one choice, for the ids of its tool calls; the first one's is the answer's."""
-        return self._generations[index].id
-
     @property
     def usage(self) -> dict[str, int]:
         """Token counts of all choices so far, in OpenAI's form."""

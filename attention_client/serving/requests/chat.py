@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from transformers.cli.serving.utils import (
-    ReasoningText,
     build_response_parser,
     get_response_template,
 )
@@ -13,9 +12,9 @@ from transformers.cli.serving.utils import (
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.chat_form import chat_form
 from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Call, Finish
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import ChatLogprobs
+from attention_client.serving.requests.pieces import Call, Finish, Reasoning
 
 __all__ = ["ChatHandler"]
 
@@ -67,33 +66,33 @@ class ChatHandler(Handler):
         """Return the content of each choice's first event, sent before any token: it has the role."""
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def chunk(self, choice_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
         if isinstance(piece, Finish):
             return {"delta": {}}
         if isinstance(piece, Call):
-            call = {"index": piece.index, **_tool_call(choice_id, piece)}
+            call = {"index": piece.index, **_tool_call(piece)}
             return {"delta": {"tool_calls": [call]}}
-        field = "reasoning_content" if isinstance(piece, ReasoningText) else "content"
+        field = "reasoning_content" if isinstance(piece, Reasoning) else "content"
         return {"delta": {field: piece}}
 
-    def whole(self, choice_id: str, pieces: list[Any]) -> dict[str, Any]:
+    def whole(self, pieces: list[Any]) -> dict[str, Any]:
         """Convert all pieces to the message of a choice that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": "".join(piece for piece in text if not isinstance(piece, ReasoningText)),
+            "content": "".join(piece for piece in text if not isinstance(piece, Reasoning)),
         }
-        if reasoning := "".join(piece for piece in text if isinstance(piece, ReasoningText)):
+        if reasoning := "".join(piece for piece in text if isinstance(piece, Reasoning)):
             message["reasoning_content"] = reasoning
-        if calls := [_tool_call(choice_id, piece) for piece in pieces if isinstance(piece, Call)]:
+        if calls := [_tool_call(piece) for piece in pieces if isinstance(piece, Call)]:
             message["tool_calls"] = calls
         return {"message": message}
 
 
-def _tool_call(choice_id: str, call: Call) -> dict[str, Any]:
+def _tool_call(call: Call) -> dict[str, Any]:
     return {
-        "id": f"{choice_id}_tool_call_{call.index}",
+        "id": call.id,
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from attention_client.serving.prompts.bodies import CompletionRequest
-from attention_client.serving.requests.generation import Finish
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import CompletionLogprobs
+from attention_client.serving.requests.pieces import Finish
 
 __all__ = ["TextHandler"]
 
@@ -43,10 +43,10 @@ class TextHandler(Handler):
         skips_special = request.skip_special_tokens is not False
         return CompletionLogprobs(self._service.token_texts, skips_special=skips_special)
 
-    def chunk(self, choice_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
         return {"text": "" if isinstance(piece, Finish) else piece}
 
-    def whole(self, choice_id: str, pieces: list[Any]) -> dict[str, Any]:
+    def whole(self, pieces: list[Any]) -> dict[str, Any]:
         """Join all pieces to the text of a choice that is not streamed."""
         return {"text": "".join(pieces)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -16,40 +16,12 @@ from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.detokenize import Detokenizer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
+from attention_client.serving.requests.pieces import Call, Finish, Reasoning, Served
 from attention_client.serving.requests.stop import StopStrings
 
-__all__ = ["Call", "Finish", "Generation", "Served", "TextRules"]
+__all__ = ["Generation", "TextRules"]
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A tool call in the model's answer.
-
-    Attributes:
-        index: Its position among the answer's calls.
-        name: The function.
-        arguments: A JSON object as a string.
-    """
-
-    index: int
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Served:
-    """The expert servers that computed the next piece of text: (token, expert) pairs by server."""
-
-    servers: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The end of an answer: "stop" (an end token or a stop string), "length" or "tool_calls"."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -136,7 +108,7 @@ class Generation:
         return self._of_events(self._parser.initial_events)
 
     def take(self, delivery: Delivery) -> Iterator[Any]:
-        """Yield the pieces of a delivery: Served, Scored, str, ReasoningText (transformers'), Call, Finish.
+        """Yield the pieces of a delivery: Served, Scored, str, Reasoning, Call, Finish.
 
         Finish ends the sequence. Raises the delivery's error.
         """
@@ -228,7 +200,7 @@ class Generation:
             if (
                 self._json_calls is None
                 or not isinstance(piece, str)
-                or isinstance(piece, ReasoningText)
+                or isinstance(piece, Reasoning)
             ):
                 yield piece
             else:
@@ -259,4 +231,4 @@ class Generation:
                 yield Call(self._calls, piece.name, piece.arguments)
                 self._calls += 1
             else:
-                yield piece
+                yield Reasoning(piece) if isinstance(piece, ReasoningText) else piece

@@ -22,9 +22,10 @@ from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Finish, Generation, Served, TextRules
+from attention_client.serving.requests.generation import Generation, TextRules
 from attention_client.serving.requests.ignored import ignored_header, log_ignored
 from attention_client.serving.requests.logprobs import LogprobsForm, Scored
+from attention_client.serving.requests.pieces import Finish, Served
 from attention_client.serving.requests.service import Service
 
 __all__ = ["EventStream", "Handler"]
@@ -77,8 +78,7 @@ class Handler:
 
         def response() -> JSONResponse:
             choices = [
-                self._whole_choice(request, answer.id_of(index), index, each)
-                for index, each in enumerate(pieces)
+                self._whole_choice(request, index, each) for index, each in enumerate(pieces)
             ]
             content = {"choices": choices, "usage": answer.usage}
             head = self._head(answer, self.answer_object)
@@ -88,7 +88,7 @@ class Handler:
         return await asyncio.to_thread(response) if _is_long(scored) else response()
 
     def _whole_choice(
-        self, request: GenerationRequest, choice_id: str, index: int, pieces: list[Any]
+        self, request: GenerationRequest, index: int, pieces: list[Any]
     ) -> dict[str, Any]:
         *pieces, finish = pieces
         scored = [piece for piece in pieces if isinstance(piece, Scored)]
@@ -96,7 +96,7 @@ class Handler:
         logprobs = self.logprobs_form(request).convert(Scored.joined(scored)) if scored else None
         return {
             "index": index,
-            **self.whole(choice_id, content),
+            **self.whole(content),
             "logprobs": logprobs,
             "finish_reason": finish.reason,
         }
@@ -169,11 +169,11 @@ class Handler:
         return None
 
     @abstractmethod
-    def chunk(self, choice_id: str, piece: Any) -> dict[str, Any]:
+    def chunk(self, piece: Any) -> dict[str, Any]:
         """Return the content of a choice in a stream's event, for a piece of the choice or its Finish."""
 
     @abstractmethod
-    def whole(self, choice_id: str, pieces: list[Any]) -> dict[str, Any]:
+    def whole(self, pieces: list[Any]) -> dict[str, Any]:
         """Return the content of a choice in an answer that is not streamed."""
 
     def _head(self, answer: Answer, kind: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Handler:
                         yield event([], usage_of(index), index=index, servers=servers)
                     else:
                         reason = piece.reason if isinstance(piece, Finish) else None
-                        arguments = index, self.chunk(answer.id_of(index), piece), reason
+                        arguments = index, self.chunk(piece), reason
                         if _is_long(held[index]):
                             yield await asyncio.to_thread(choice, *arguments)
                         else:

@@ -11,15 +11,14 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
-from transformers.cli.serving.utils import ReasoningText
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.generation import Finish
 from attention_client.serving.requests.handler import EventStream
 from attention_client.serving.requests.ignored import ignored_header
+from attention_client.serving.requests.pieces import Finish, Reasoning
 
 __all__ = ["ResponsesHandler"]
 
@@ -95,7 +94,7 @@ class _Report:
             return self._finish(piece.reason)
         if not isinstance(piece, str):
             return []
-        kind = "reasoning" if isinstance(piece, ReasoningText) else "message"
+        kind = "reasoning" if isinstance(piece, Reasoning) else "message"
         events = []
         if self._item is None or self._item["type"] != kind:
             events = [*self._end_item(), *self._begin_item(kind)]

@@ -16,8 +16,9 @@ from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.generation import Finish, Generation, TextRules
+from attention_client.serving.requests.generation import Generation, TextRules
 from attention_client.serving.requests.logprobs import Scored
+from attention_client.serving.requests.pieces import Finish
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS, ReasoningText
+from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 from transformers.utils.chat_parsing import ResponseParser
 
 from attention_client.serving.errors import ApiError
@@ -13,7 +13,8 @@ from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.generation import Call, Finish, Generation, TextRules
+from attention_client.serving.requests.generation import Generation, TextRules
+from attention_client.serving.requests.pieces import Call, Finish, Reasoning
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
@@ -121,8 +122,8 @@ def test_parts_of_an_answer() -> None:
     parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\n", tools=None)
     it, *_ = generation(one_by_one([*ids(answer), END]), parser=parser)
     *pieces, finish = collect(it)
-    assert "".join(p for p in pieces if isinstance(p, ReasoningText)) == "hm"
-    text = [p for p in pieces if not isinstance(p, (ReasoningText, Call))]
+    assert "".join(p for p in pieces if isinstance(p, Reasoning)) == "hm"
+    text = [p for p in pieces if not isinstance(p, (Reasoning, Call))]
     assert "".join(text) == "Look."
     calls = [p for p in pieces if isinstance(p, Call)]
     assert [(c.index, c.name, json.loads(c.arguments)) for c in calls] == [
