@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from eaas.checkpoint.text_files import AGAIN, check_kinds
+from eaas.checkpoint.text_files import REPAIR, check_kinds
 from eaas.errors import CheckpointError, DenseModelError, UnsupportedModelError
 
 __all__ = ["EXPERTS_PER_TOKEN", "NUM_EXPERTS", "SAME_AS", "check_config"]
@@ -70,13 +70,13 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
         numbers = value if isinstance(value, list) else [value]
         if value is not None and not all(type(n) is int and n > 0 for n in numbers):
             shown = json.dumps(value)[:40]
-            raise CheckpointError(f"{place}: {name} is {shown}, no number above 0: {AGAIN}")
+            raise CheckpointError(f"{place}: {name} is {shown}, no number above 0: {REPAIR}")
     check_kinds(place, text, _KINDS)
     for name in ("dtype", "torch_dtype"):
         if text.get(name) not in _DTYPES:
             shown = json.dumps(text[name])[:40]
             raise CheckpointError(
-                f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {AGAIN}'
+                f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {REPAIR}'
             )
     tensors = list(tensors)
     _check_experts(place, text, tensors)
@@ -95,7 +95,7 @@ def _check_experts(place: str, text: Mapping[str, Any], tensors: list[str]) -> N
         numbers = count if isinstance(count, list) else [count]
         if not all(type(n) is int and n >= 0 for n in numbers):
             shown = json.dumps(count)[:40]
-            raise CheckpointError(f"{place}: {name} is {shown}, no number of experts: {AGAIN}")
+            raise CheckpointError(f"{place}: {name} is {shown}, no number of experts: {REPAIR}")
         if max(numbers, default=0) == 1:
             raise DenseModelError(
                 f"{place}: {name} is 1: a model with a single expert has nothing to route; serve it with "
@@ -113,7 +113,7 @@ def _check_experts(place: str, text: Mapping[str, Any], tensors: list[str]) -> N
     for field in EXPERTS_PER_TOKEN:
         if isinstance(text.get(field), int) and text[field] > max(counts.values()):
             raise CheckpointError(
-                f"{place}: {field} is {text[field]}, more than the {most} experts: {AGAIN}"
+                f"{place}: {field} is {text[field]}, more than the {most} experts: {REPAIR}"
             )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from eaas.checkpoint.source import Source
 from eaas.errors import CheckpointError
 
-__all__ = ["AGAIN", "LFS_POINTER", "check_kinds", "lfs_pointer", "read_object", "read_text"]
+__all__ = ["LFS_POINTER", "REPAIR", "check_kinds", "lfs_pointer", "read_object", "read_text"]
 
-AGAIN = "repair it, or download it again"
+REPAIR = "repair it, or download it again"
 """Remedy for a file that is broken, by a person or on its way here."""
 
 LFS_POINTER = b"version https://git-lfs"
@@ -101,9 +101,9 @@ def read_object(
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as cause:
-        raise error(f"{place} is not JSON ({_why(text, cause)}): {AGAIN}") from cause
+        raise error(f"{place} is not JSON ({_why(text, cause)}): {REPAIR}") from cause
     if not isinstance(document, dict):
-        raise error(f"{place} holds {_KINDS[type(document)]} instead of an object: {AGAIN}")
+        raise error(f"{place} holds {_KINDS[type(document)]} instead of an object: {REPAIR}")
     return document
 
 
@@ -121,7 +121,7 @@ def check_kinds(
             continue
         wanted = " or ".join(_KINDS[kind] for kind in allowed)
         shown = json.dumps(document[name])[:_SHOWN]
-        raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {AGAIN}")
+        raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {REPAIR}")
 
 
 def _why(text: str, cause: Exception) -> str:

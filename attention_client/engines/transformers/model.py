@@ -32,6 +32,7 @@ from eaas.errors import (
     GradientError,
     MissingShardError,
 )
+from eaas.log import one_line
 
 __all__ = ["count_passes", "generation_config", "load_model", "remote_experts", "serving_dtype"]
 
@@ -189,7 +190,7 @@ def load_model(
     except RuntimeError as error:
         raise CorruptShardError(
             f"{path}: the weights do not fit the model of config.json "
-            f"({' '.join(str(error).split())[:200]}): use files and config.json of one version"
+            f"({one_line(error)}): use files and config.json of one version"
         ) from error
     if report["missing_keys"]:
         # transformers would use random weights instead.
@@ -270,6 +271,5 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}/generation_config.json cannot be used ({' '.join(str(error).split())[:200]}): "
-            "repair or remove it"
+            f"{path}/generation_config.json cannot be used ({one_line(error)}): repair or remove it"
         ) from error
