@@ -13,7 +13,15 @@ from typing import Any
 from eaas.checkpoint.source import Source
 from eaas.errors import CheckpointError
 
-__all__ = ["LFS_POINTER", "REPAIR", "check_kinds", "lfs_pointer", "read_object", "read_text"]
+__all__ = [
+    "LFS_POINTER",
+    "REPAIR",
+    "check_kinds",
+    "lfs_pointer",
+    "read_object",
+    "read_optional",
+    "read_text",
+]
 
 REPAIR = "repair it, or download it again"
 """Remedy for a file that is broken, by a person or on its way here."""
@@ -95,9 +103,18 @@ def read_object(
 ) -> dict[str, Any] | None:
     """Read a file with a JSON object; None if there is none of that name. Raises as `read_text`."""
     text = read_text(source, name, error)
-    if text is None:
-        return None
-    place = source.place(name)
+    return None if text is None else _object(source.place(name), text, error)
+
+
+def read_optional(source: Source, name: str) -> dict[str, Any]:
+    """Read a file as `read_object`; empty also if the file holds null."""
+    text = read_text(source, name)
+    if text is None or text.strip() == "null":
+        return {}
+    return _object(source.place(name), text, CheckpointError)
+
+
+def _object(place: str, text: str, error: type[CheckpointError]) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as cause:

@@ -40,7 +40,7 @@ _TABLE = re.compile(r"bias|mask")
 
 def find_matrices(
     place: Callable[[str], str],
-    read: Callable[[str], dict[str, Any] | None],
+    read: Callable[[str], dict[str, Any]],
     config: Mapping[str, Any],
     tensors: Mapping[str, Entry],
 ) -> tuple[dict[str, StoredMatrix], Mapping[str, Any]]:
@@ -48,7 +48,7 @@ def find_matrices(
 
     Args:
         place: Names a file of the checkpoint in messages.
-        read: Reads a file with a JSON object; None: there is none of that name.
+        read: Reads a file with a JSON object; empty: there is none of that name.
         config: Content of config.json.
         tensors: Name -> header entry of every tensor.
 
@@ -84,7 +84,7 @@ def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict
         )
     try:
         return {matrix.name: matrix for matrix in _READERS[method](section.fields, tensors)}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         why = error if isinstance(error, Unreadable) else f"{method}: {error!r}"
         raise UnsupportedModelError(f"{file}: {why}: {_REMEDY}") from error
 
