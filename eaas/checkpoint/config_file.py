@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
@@ -36,11 +36,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("rms_norm_eps", "routed_scaling_factor"), (float, NoneType)),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), (dict, NoneType)),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (int, NoneType)),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), (int, list, NoneType)),
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), (int, list, NoneType)),
+    "pad_token_id": (int, NoneType),
 }
+# Settings of rotary embeddings: numbers above 0, numbers of any sign, and lists of numbers above 0.
+_ROPE_SIZES = (
+    *("rope_theta", "rope_local_base_freq", "factor", "original_max_position_embeddings"),
+    *("partial_rotary_factor", "attention_factor", "beta_fast", "beta_slow"),
+    *("low_freq_factor", "high_freq_factor", "short_mscale", "long_mscale"),
+)
+_ROPE_NUMBERS = ("mscale", "mscale_all_dim")
+_ROPE_LISTS = ("short_factor", "long_factor")
+_LARGEST = 1e38
 _DTYPES = ("float64", "double", "float32", "float", "float16", "half", "bfloat16", None)
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_EXPERT = re.compile(r"\.layers\.\d+\..*(?<!shared_)experts\.(\d+)\.")
+_OF_EXPERTS = re.compile(r"((?:^|.*\.)layers\.)\d+\..*(?<!shared_)experts\.")
+_EXPERT = re.compile(r"(?:^|\.)layers\.\d+\..*(?<!shared_)experts\.(\d+)\.")
 
 
 def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
@@ -53,7 +63,7 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
 
     Raises:
         CheckpointError: A field has the wrong kind; a count is below 1, or does not fit the tensors.
-        DenseModelError: There is a single expert.
+        DenseModelError: There is no expert, or a single one.
         UnsupportedModelError: transformers does not know the architecture.
     """
     model_type = config["model_type"]
@@ -78,15 +88,49 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
             raise CheckpointError(
                 f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {REPAIR}'
             )
+    _check_padding(place, text)
+    for settings in _rope_settings(text):
+        _check_rope(place, settings)
     tensors = list(tensors)
     _check_experts(place, text, tensors)
-    layers, found = text.get(_LAYERS), _count(_LAYER, tensors)
+    layers, found = text.get(_LAYERS), _layers_of_experts(tensors)
     # Some count the two halves of a layer.
     if isinstance(layers, int) and "num_layers" not in text and 0 < found < layers:
         raise CheckpointError(
             f"{place}: {_LAYERS} is {layers}, and the files have {found} layers: "
             "correct it, or complete the download"
         )
+
+
+def _check_padding(place: str, text: Mapping[str, Any]) -> None:
+    padding, tokens = text.get("pad_token_id"), text.get("vocab_size")
+    # An embedding takes a row by its place from the end, too.
+    if padding is not None and isinstance(tokens, int) and not -tokens <= padding < tokens:
+        raise CheckpointError(
+            f"{place}: pad_token_id is {padding}, beyond the vocabulary of {tokens} tokens: correct or "
+            "remove it"
+        )
+
+
+def _rope_settings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings with settings of rotary embeddings, also of layers of one type."""
+    yield text
+    for name in ("rope_scaling", "rope_parameters"):
+        settings = text.get(name) or {}
+        yield settings
+        yield from (part for part in settings.values() if isinstance(part, dict))
+
+
+def _check_rope(place: str, settings: Mapping[str, Any]) -> None:
+    for name in (*_ROPE_SIZES, *_ROPE_NUMBERS, *_ROPE_LISTS):
+        value = settings.get(name)
+        is_list = name in _ROPE_LISTS and isinstance(value, list)
+        least = -_LARGEST if name in _ROPE_NUMBERS else 0
+        for number in value if is_list else [] if value is None else [value]:
+            if type(number) not in (int, float) or not least < number < _LARGEST:
+                shown = json.dumps(number)[:40]
+                wanted = "a number" if name in _ROPE_NUMBERS else "a number above 0"
+                raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {REPAIR}")
 
 
 def _check_experts(place: str, text: Mapping[str, Any], tensors: list[str]) -> None:
@@ -96,14 +140,17 @@ def _check_experts(place: str, text: Mapping[str, Any], tensors: list[str]) -> N
         if not all(type(n) is int and n >= 0 for n in numbers):
             shown = json.dumps(count)[:40]
             raise CheckpointError(f"{place}: {name} is {shown}, no number of experts: {REPAIR}")
-        if max(numbers, default=0) == 1:
-            raise DenseModelError(
-                f"{place}: {name} is 1: a model with a single expert has nothing to route; serve it with "
-                "another engine"
-            )
-    if not counts or any(isinstance(count, list) for count in counts.values()):
+    if not counts:
         return
-    name, most = next(iter(counts.items()))
+    name = max(counts, key=lambda name: _most(counts[name]))
+    most = counts[name]
+    if _most(most) < 2:
+        raise DenseModelError(
+            f"{place}: {name} is {most}: a model with a single expert or none has nothing to route; serve "
+            "it with another engine"
+        )
+    if any(isinstance(count, list) for count in counts.values()):
+        return
     found = _count(_EXPERT, tensors)
     if found and found not in counts.values():
         raise CheckpointError(
@@ -111,10 +158,20 @@ def _check_experts(place: str, text: Mapping[str, Any], tensors: list[str]) -> N
             "correct it, or complete the download"
         )
     for field in EXPERTS_PER_TOKEN:
-        if isinstance(text.get(field), int) and text[field] > max(counts.values()):
+        if isinstance(text.get(field), int) and text[field] > most:
             raise CheckpointError(
                 f"{place}: {field} is {text[field]}, more than the {most} experts: {REPAIR}"
             )
+
+
+def _layers_of_experts(tensors: list[str]) -> int:
+    """Count the layers of the part of the model that has experts; 0 if no name tells."""
+    found = next(filter(None, map(_OF_EXPERTS.match, tensors)), None)
+    return 0 if found is None else _count(re.compile(rf"^{re.escape(found[1])}(\d+)\."), tensors)
+
+
+def _most(count: int | list[int]) -> int:
+    return max(count, default=0) if isinstance(count, list) else count
 
 
 def _count(pattern: re.Pattern[str], tensors: Iterable[str]) -> int:

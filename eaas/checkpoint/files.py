@@ -103,7 +103,7 @@ def precheck(path: str | os.PathLike[str], *, tokenizer: bool = False) -> Checkp
         NotACheckpointError: No directory, no readable config.json, no safetensors, or no vocabulary.
         MissingShardError: The index names a missing shard or tensor.
         CorruptShardError: A shard or the index is truncated or broken.
-        DenseModelError: Neither config nor tensors speak of experts, or there is a single expert.
+        DenseModelError: Neither config nor tensors speak of experts, or there is a single expert or none.
         UnsupportedModelError: The checkpoint is quantised in a way that is not supported, or transformers
             does not know its architecture.
         CheckpointError: A file cannot be read, or the tensors do not fit the config's counts.
