@@ -126,7 +126,9 @@ def _check_rope(place: str, settings: Mapping[str, Any]) -> None:
         value = settings.get(name)
         is_list = name in _ROPE_LISTS and isinstance(value, list)
         least = -_LARGEST if name in _ROPE_NUMBERS else 0
-        for number in value if is_list else [] if value is None else [value]:
+        if value is None:
+            continue
+        for number in value if is_list else [value]:
             if type(number) not in (int, float) or not least < number < _LARGEST:
                 shown = json.dumps(number)[:40]
                 wanted = "a number" if name in _ROPE_NUMBERS else "a number above 0"

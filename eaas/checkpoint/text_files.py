@@ -36,6 +36,8 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "the byte order mark of UTF-16",
 }
 _SHOWN = 24  # characters
+# Begins an escaped half of a pair, which JSON allows alone and UTF-8 does not.
+_SURROGATE = "\\ud"
 _KINDS = {
     dict: "an object",
     list: "a list",
@@ -117,6 +119,11 @@ def read_optional(source: Source, name: str) -> dict[str, Any]:
 def _object(place: str, text: str, error: type[CheckpointError]) -> dict[str, Any]:
     try:
         document = json.loads(text)
+        if _SURROGATE in text.lower():
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as cause:
+        half = ascii(cause.object[cause.start])
+        raise error(f"{place} has {half}, half of a character: {REPAIR}") from cause
     except (ValueError, RecursionError) as cause:
         raise error(f"{place} is not JSON ({_why(text, cause)}): {REPAIR}") from cause
     if not isinstance(document, dict):
