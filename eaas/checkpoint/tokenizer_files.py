@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any
 
 from eaas.checkpoint.chat_templates import check_templates
+from eaas.checkpoint.generation_file import GenerationFields
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.text_files import (
     LFS_POINTER,
@@ -71,17 +72,6 @@ _SETTINGS_KINDS: dict[str, tuple[type, ...]] = {
     "split_special_tokens": (bool,),
     "tokenizer_class": (str, NoneType),
 }
-_NUMBER, _WHOLE = (float, NoneType), (int, NoneType)
-# The fields of generation_config.json that requests without a value of their own use.
-_GENERATION_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"), _NUMBER),
-    **dict.fromkeys(("top_k", "max_length", "max_new_tokens", "min_new_tokens"), _WHOLE),
-    **dict.fromkeys(("num_beams", "num_return_sequences", "no_repeat_ngram_size"), _WHOLE),
-    **dict.fromkeys(("bos_token_id", "eos_token_id"), (int, list, NoneType)),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), (list, NoneType)),
-    "do_sample": (bool, NoneType),
-    "pad_token_id": _WHOLE,
-}
 
 
 def check_client_files(source: LocalSource) -> None:
@@ -104,11 +94,7 @@ def check_client_files(source: LocalSource) -> None:
     added = read_object(source, "added_tokens.json") or {}
     check_kinds(source.place("added_tokens.json"), added, dict.fromkeys(added, (int,)))
     check_templates(source, source.place(_SETTINGS), settings.get("chat_template"))
-    generation = read_object(source, _GENERATION) or {}
-    place = source.place(_GENERATION)
-    check_kinds(place, generation, _GENERATION_KINDS)
-    if (generation.get("max_new_tokens") or 1) < 1:
-        raise CheckpointError(f"{place}: max_new_tokens is below 1: {REPAIR}")
+    GenerationFields.of(source.place(_GENERATION), read_object(source, _GENERATION) or {})
 
 
 def _check_vocabularies(source: LocalSource) -> None:
