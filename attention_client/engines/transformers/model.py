@@ -34,7 +34,7 @@ from eaas.errors import (
 )
 from eaas.log import one_line
 
-__all__ = ["count_passes", "generation_config", "load_model", "remote_experts", "serving_dtype"]
+__all__ = ["count_passes", "load_model", "remote_experts", "serving_dtype"]
 
 _IMPLEMENTATION = "eaas"
 # transformers' loader is not made for several threads.
@@ -199,7 +199,7 @@ def load_model(
             f"{path} lacks {len(report['missing_keys'])} tensor(s), for example {names}: "
             "use files and config.json of one version"
         )
-    model.generation_config = generation_config(checkpoint)
+    model.generation_config = _generation_config(checkpoint)
     rows = LiveRows()
     rows.attach(model)
     tap = RouteTap(checkpoint.shape)
@@ -258,7 +258,7 @@ def _remote_module(model: PreTrainedModel) -> Any | None:
     return None if remote is None or remote._eaas_cluster is None else remote
 
 
-def generation_config(checkpoint: Checkpoint) -> GenerationConfig:
+def _generation_config(checkpoint: Checkpoint) -> GenerationConfig:
     """Return the checkpoint's own end tokens and sampling defaults, or those that its config.json has.
 
     Raises:
