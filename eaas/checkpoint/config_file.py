@@ -67,7 +67,7 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
         UnsupportedModelError: transformers does not know the architecture.
     """
     model_type = config["model_type"]
-    if model_type not in SAME_AS and not _is_known(model_type):
+    if model_type not in SAME_AS and not _is_known(model_type, "models/auto/*.py"):
         code = " (its own code is not run)" if "auto_map" in config else ""
         raise UnsupportedModelError(
             f"{place}: transformers has no model_type {json.dumps(model_type)[:60]}{code}: "
@@ -89,8 +89,10 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
                 f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {REPAIR}'
             )
     _check_padding(place, text)
+    _check_rope_numbers(place, text)
     for settings in _rope_settings(text):
-        _check_rope(place, settings)
+        _check_rope_type(place, settings)
+        _check_rope_numbers(place, settings)
     tensors = list(tensors)
     _check_experts(place, text, tensors)
     layers, found = text.get(_LAYERS), _layers_of_experts(tensors)
@@ -114,14 +116,26 @@ def _check_padding(place: str, text: Mapping[str, Any]) -> None:
 
 def _rope_settings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the mappings with settings of rotary embeddings, also of layers of one type."""
-    yield text
     for name in ("rope_scaling", "rope_parameters"):
         settings = text.get(name) or {}
         yield settings
         yield from (part for part in settings.values() if isinstance(part, dict))
 
 
-def _check_rope(place: str, settings: Mapping[str, Any]) -> None:
+def _check_rope_type(place: str, settings: Mapping[str, Any]) -> None:
+    name = "rope_type" if "rope_type" in settings else "type"
+    kind = settings.get(name, "default")
+    if not isinstance(kind, str) or not _is_known(
+        kind, "modeling_rope_utils.py", "models/*/configuration_*.py"
+    ):
+        shown = json.dumps(kind)[:40]
+        raise UnsupportedModelError(
+            f"{place}: transformers has no {name} {shown} of rotary embeddings: correct it, or update "
+            "transformers"
+        )
+
+
+def _check_rope_numbers(place: str, settings: Mapping[str, Any]) -> None:
     for name in (*_ROPE_SIZES, *_ROPE_NUMBERS, *_ROPE_LISTS):
         value = settings.get(name)
         is_list = name in _ROPE_LISTS and isinstance(value, list)
@@ -183,12 +197,20 @@ def _count(pattern: re.Pattern[str], tensors: Iterable[str]) -> int:
     )
 
 
-def _is_known(model_type: str) -> bool:
-    """Whether the installed transformers names an architecture; its import would take seconds."""
+def _is_known(word: str, *files: str) -> bool:
+    """Whether files of the installed transformers have a word; its import would take seconds.
+
+    Args:
+        word: As it stands in their code, in quotes.
+        files: Patterns of their paths, searched in this order.
+    """
     spec = find_spec("transformers")
     if spec is None or spec.origin is None:
         return True
-    files = list((Path(spec.origin).parent / "models" / "auto").glob("*.py"))
-    name = f'"{model_type}"'
+    root, quoted, is_empty = Path(spec.origin).parent, f'"{word}"', True
+    for file in (file for pattern in files for file in root.glob(pattern)):
+        is_empty = False
+        if quoted in file.read_text(encoding="utf-8"):
+            return True
     # Without its source, the role that imports it tells.
-    return not files or any(name in file.read_text(encoding="utf-8") for file in files)
+    return is_empty

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from eaas.checkpoint.config_file import SAME_AS, check_config
@@ -134,6 +135,19 @@ def test_another_dtype(field: str, value: Any) -> None:
 )
 def test_another_kind(fields: dict[str, Any]) -> None:
     assert refusal(**fields).startswith(f"{next(iter(fields))} is ")
+
+
+@pytest.mark.parametrize("kind", ["nope", None, 5, ["yarn"]])
+@pytest.mark.parametrize("name", ["rope_type", "type"])
+def test_a_rope_type_that_transformers_has_not(name: str, kind: Any) -> None:
+    for rope in ({name: kind}, {"full_attention": {name: kind}}):
+        message = refusal(UnsupportedModelError, rope_parameters=rope)
+        assert message.startswith(f"transformers has no {name} ")
+
+
+def test_every_rope_type_of_transformers_is_known() -> None:
+    for kind in ("default", *ROPE_INIT_FUNCTIONS, "mrope", "su"):
+        check_config("x/config.json", CONFIG | {"rope_scaling": {"type": kind}}, TENSORS)
 
 
 def test_every_architecture_of_transformers_is_known() -> None:
