@@ -14,6 +14,7 @@ from eaas.checkpoint.formats.mxfp4 import mxfp4_matrices
 from eaas.checkpoint.formats.section import SIDE_FILES, Section, side_section, stated_section
 from eaas.checkpoint.formats.stored import Entry, Reader, StoredMatrix, Unreadable
 from eaas.errors import UnsupportedModelError
+from eaas.log import one_line
 
 __all__ = ["find_matrices"]
 
@@ -85,7 +86,10 @@ def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict
     try:
         return {matrix.name: matrix for matrix in _READERS[method](section.fields, tensors)}
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        why = error if isinstance(error, Unreadable) else f"{method}: {error!r}"
+        why = f"{error}"
+        if not isinstance(error, Unreadable):
+            # A field of a kind that no tool writes.
+            why = f"{method} has another form here ({type(error).__name__}: {one_line(error)})"
         raise UnsupportedModelError(f"{file}: {why}: {_REMEDY}") from error
 
 

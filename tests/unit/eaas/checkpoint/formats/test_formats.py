@@ -136,6 +136,7 @@ def test_scales_of_another_matrix_are_refused(tmp_path: Path, name: str) -> None
         ("gptq", {"adapter": {"name": "lora", "rank": 8}}, "adapter"),
         ("gptq", {"bits": "four"}, "bits is 'four'"),
         ("gptq", {"dynamic": {"+:*[": {"bits": 8}}}, r"dynamic has an invalid .*\*\["),
+        ("gptq", {"dynamic": "x"}, r"gptq has another form here \(AttributeError: "),
         ("awq", {"version": "gemv"}, "gemv"),
         ("awq", {"version": None, "format": "gemv_fast"}, "gemv_fast"),
         ("awq", {"version": None, "backend": "llm-awq"}, "llm-awq"),
