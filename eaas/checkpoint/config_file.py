@@ -35,7 +35,9 @@ _COUNTS = (
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("rms_norm_eps", "routed_scaling_factor"), (float, NoneType)),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), (dict, NoneType)),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), (int, NoneType)),
+    **dict.fromkeys(
+        ("n_group", "topk_group", "n_shared_experts", "sliding_window"), (int, NoneType)
+    ),
     **dict.fromkeys(("bos_token_id", "eos_token_id"), (int, list, NoneType)),
     "pad_token_id": (int, NoneType),
 }
@@ -89,6 +91,11 @@ def check_config(place: str, config: Mapping[str, Any], tensors: Iterable[str]) 
                 f'{place}: {name} is {shown}, not "bfloat16", "float16" or "float32": {REPAIR}'
             )
     _check_padding(place, text)
+    window = text.get("sliding_window")
+    if window is not None and window < 1 and text.get("use_sliding_window") is not False:
+        raise CheckpointError(
+            f"{place}: sliding_window is {window}, no number of tokens: correct or remove it"
+        )
     _check_rope_numbers(place, text)
     for settings in _rope_settings(text):
         _check_rope_type(place, settings)

@@ -288,7 +288,7 @@ class Checkpoint:
 def _load_config(files: CheckpointFiles) -> Any:
     with collector_off():
         from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PreTrainedConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture, model_type = SAME_AS.get(files.config["model_type"], ("", ""))
@@ -310,7 +310,12 @@ def _load_config(files: CheckpointFiles) -> Any:
             "use a model that transformers knows"
         ) from error
     # Weights are dequantised by this package, not by transformers.
-    for part in (config, config.get_text_config()):
+    text = config.get_text_config()
+    if not isinstance(text, PreTrainedConfig):
+        raise UnsupportedModelError(
+            f"{files.source.place(CONFIG)}: {files.config['model_type']} has no text_config: remove it"
+        )
+    for part in (config, text):
         vars(part).pop("quantization_config", None)
     return config
 

@@ -41,6 +41,7 @@ def refusal(error: type[CheckpointError] = CheckpointError, **fields: Any) -> st
         {"text_config": {"num_experts": 4}, "num_experts": 8},
         {"torch_dtype": "float16"},
         {"vocab_size": 320, "pad_token_id": -1},
+        {"sliding_window": 0, "use_sliding_window": False},
         {"rope_scaling": {"type": "yarn", "factor": 4, "mscale_all_dim": 0, "mscale": None}},
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "no_rope": None}},
         {"num_experts": 0, "num_local_experts": 4},
@@ -86,6 +87,11 @@ def test_layers_without_experts_are_not_counted() -> None:
     """Such as those of an image encoder, whose model has its own names for the layers of text."""
     names = ["vision.layers.0.up", "model.blocks.1.experts.up"]
     check_config("x/config.json", CONFIG | {"num_hidden_layers": 9}, names)
+
+
+@pytest.mark.parametrize("window", [0, -5, "64", 2.5])
+def test_a_window_without_tokens(window: Any) -> None:
+    assert refusal(sliding_window=window).startswith("sliding_window is ")
 
 
 @pytest.mark.parametrize("token", [320, -321, 10**30])

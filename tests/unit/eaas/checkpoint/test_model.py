@@ -214,6 +214,10 @@ def test_experts_outside_the_interface_are_named(tmp_path: Path, config: dict[st
             "config",
         ),
         ({"model_type": "t5", "num_experts": 4}, "causal"),
+        *(
+            ({"model_type": "qwen3_moe", "num_experts": 4, "text_config": value}, "no text_config")
+            for value in ({}, {"num_experts": 4}, [1], "x")
+        ),
     ],
 )
 def test_unsupported(tmp_path: Path, config: dict[str, Any], word: str) -> None:
