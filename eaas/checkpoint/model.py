@@ -400,10 +400,18 @@ def _is_experts_class(cls: type) -> bool:
 
 
 def _has_experts(config: Any) -> bool:
-    """Whether a config or a part of it (dbrx's ffn_config) has more than one expert."""
+    """Whether a config or a part of it (dbrx's ffn_config) has more than one expert, and reads the number.
+
+    A config of a dense architecture keeps fields that it does not know.
+    """
     text = config.get_text_config()
     parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
-    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in NUM_EXPERTS)
+    return any(
+        _as_int(getattr(part, name, None)) > 1
+        and (hasattr(type(part), name) or name in part.attribute_map)
+        for part in parts
+        for name in NUM_EXPERTS
+    )
 
 
 def _shape(

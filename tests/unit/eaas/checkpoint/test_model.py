@@ -184,6 +184,13 @@ def test_a_moe_architecture_with_dense_layers_only(tmp_path: Path) -> None:
         Checkpoint.open(save(config, tmp_path))
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral"])
+def test_a_dense_architecture_with_fields_for_experts(tmp_path: Path, model_type: str) -> None:
+    path = save_config(tmp_path / "x", model_type=model_type, num_local_experts=4)
+    with pytest.raises(DenseModelError, match=f"{model_type} with this config has no layer with"):
+        Checkpoint.open(path)
+
+
 @pytest.mark.parametrize(
     "config",
     [
