@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,17 +135,18 @@ def _object(place: str, text: str, error: type[CheckpointError]) -> dict[str, An
 def check_kinds(
     place: str, document: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]
 ) -> None:
-    """Check the kinds of a JSON object's fields. `float` allows whole numbers.
+    """Check the kinds of a JSON object's fields. `float` allows whole numbers, and what is finite.
 
     Raises CheckpointError: a field has another kind.
     """
     for name, allowed in kinds.items():
-        if name not in document or type(document[name]) in allowed:
+        value = document.get(name)
+        if name not in document or (float in allowed and type(value) is int):
             continue
-        if float in allowed and type(document[name]) is int:
+        if type(value) in allowed and (type(value) is not float or math.isfinite(value)):
             continue
         wanted = " or ".join(_KINDS[kind] for kind in allowed)
-        shown = json.dumps(document[name])[:_SHOWN]
+        shown = json.dumps(value)[:_SHOWN]
         raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {REPAIR}")
 
 

@@ -62,5 +62,8 @@ def test_kinds() -> None:
     check_kinds("x", {"a": 1, "b": True, "c": None}, {"a": (float,), "b": (bool,), "d": (str,)})
     with pytest.raises(CheckpointError, match=r'^x: a is "hot", not a number or null: repair'):
         check_kinds("x", {"a": "hot"}, {"a": (float, type(None))})
+    for value, shown in ((float("nan"), "NaN"), (float("-inf"), "-Infinity")):
+        with pytest.raises(CheckpointError, match=rf"^x: a is {shown}, not a number: repair"):
+            check_kinds("x", {"a": value}, {"a": (float,)})
     with pytest.raises(CheckpointError, match=r"^x: a is true, not a whole number: repair"):
         check_kinds("x", {"a": True}, {"a": (int,)})
