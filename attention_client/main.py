@@ -16,12 +16,11 @@ from transformers import AutoTokenizer
 from attention_client.cluster import Cluster
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.loading import load_onto
-from attention_client.engines.transformers.model import generation_config, serving_dtype
+from attention_client.engines.transformers.model import serving_dtype
 from attention_client.scheduler import strategy
 from attention_client.serving.app import build_app
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard
-from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.live_admission import Scheduling
 from attention_client.serving.heap import share_heaps
 from attention_client.serving.hosts import LoopbackHosts
@@ -90,8 +89,6 @@ def run(
     torch.set_num_threads(config.threads or max(1, usable_cores() // 2))
     checkpoint = Checkpoint.open(model_path)
     tokenizer = _load_tokenizer(model_path)
-    # Refuse wrong defaults before the cluster and the model take their time.
-    Defaults.of(generation_config(checkpoint), tokenizer, checkpoint.config)
     registry = CollectorRegistry()
     metrics = ClientMetrics(registry)
     traces = RequestTraces(tracing) if tracing is not None else None

@@ -64,7 +64,10 @@ def configure_logging(role: str) -> None:
 
 def one_line(error: Exception) -> str:
     """Return a library's words in one line, for a message of ours: shortened, the class if it has none."""
-    return textwrap.shorten(str(error), _SHOWN, placeholder=" ...") or type(error).__name__
+    name, text = type(error).__name__, str(error)
+    # The words of a KeyError are only the key.
+    text = f"{name}: {text}" if isinstance(error, KeyError) else text
+    return textwrap.shorten(text, _SHOWN, placeholder=" ...") or name
 
 
 def print_line(line: str, file: TextIO | None = None) -> None:

@@ -23,6 +23,8 @@ _TYPES = {
 
 
 def _shortened(text: str) -> str:
+    # Half of a surrogate pair cannot be sent.
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -13,6 +13,7 @@ from balancer.policies.apart import Nodes
 from balancer.policies.sparse import Layout
 from balancer.policies.token_ids import are_token_ids
 from balancer.policies.types import Float, Int, Plan, Problem
+from eaas.log import one_line
 
 __all__ = [
     "array",
@@ -146,7 +147,7 @@ def array(name: str, given: Any, dtype: npt.DTypeLike | None = None) -> npt.NDAr
         return np.asarray(given, dtype)
     # torch raises a RuntimeError for a tensor without values (on the meta device).
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{name}: {one_line(error)}") from error
 
 
 def like(given: object, *found: npt.NDArray[Any]) -> tuple[Any, ...]:

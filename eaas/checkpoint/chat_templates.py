@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eaas.checkpoint.local import LocalSource
-from eaas.checkpoint.text_files import AGAIN, read_text
+from eaas.checkpoint.text_files import REPAIR, read_text
 from eaas.errors import CheckpointError
 
 __all__ = ["DEFAULT", "check_templates", "no_default"]
@@ -67,7 +67,7 @@ def _fields(place: str, settings: Any) -> Iterator[tuple[str, tuple[str, str]]]:
             name, text = entry.get("name"), entry.get("template")
             if not isinstance(name, str) or not isinstance(text, str):
                 raise CheckpointError(
-                    f'{place}: chat_template: entry {number} has no "name" and "template": {AGAIN}'
+                    f'{place}: chat_template: entry {number} has no "name" and "template": {REPAIR}'
                 )
             yield f"{place}: chat_template {name!r}", (name, text)
     elif isinstance(settings, dict):
@@ -99,9 +99,9 @@ def _parse(place: str, text: str) -> None:
         environment.compile(text)
     except TemplateSyntaxError as error:
         raise CheckpointError(
-            f"{place}: line {error.lineno}: {(error.message or '').rstrip('.')}: {AGAIN}"
+            f"{place}: line {error.lineno}: {(error.message or '').rstrip('.')}: {REPAIR}"
         ) from error
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise CheckpointError(
-            f"{place}: the template is nested too deeply ({type(error).__name__}): {AGAIN}"
+            f"{place}: the template is nested too deeply ({type(error).__name__}): {REPAIR}"
         ) from error

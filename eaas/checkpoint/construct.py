@@ -19,18 +19,33 @@ from transformers import PreTrainedModel
 
 __all__ = ["construct", "own_ties"]
 
-# Another thread may be constructing a model while this module is imported: wait until the method is back.
-for _ in range(1000):
-    if PreTrainedModel.tie_weights.__name__ == "tie_weights":
-        break
-    time.sleep(0.01)
-_TIE_WEIGHTS = PreTrainedModel.tie_weights
+_HIDDEN_S = 10.0
 _FACTORIES = frozenset(
     (
         *(torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye),
         *(torch.tensor, torch.arange, torch.linspace),
     )
 )
+
+
+def _tie_weights() -> Any:
+    """Return transformers' method, which is hidden while another thread constructs a model.
+
+    Raises ImportError: it stays hidden, because two loads of other threads overlapped.
+    """
+    until_s = time.monotonic() + _HIDDEN_S
+    # transformers has no lock to wait for.
+    while (method := PreTrainedModel.tie_weights).__name__ != "tie_weights":
+        if time.monotonic() > until_s:
+            raise ImportError(
+                "transformers' PreTrainedModel.tie_weights is replaced by another thread's from_pretrained: "
+                "import attention_client before threads load models"
+            )
+        time.sleep(0.01)
+    return method
+
+
+_TIE_WEIGHTS = _tie_weights()
 
 
 class _FloatsAre(TorchFunctionMode):

@@ -19,7 +19,7 @@ from eaas.checkpoint.formats import StoredMatrix, find_matrices
 from eaas.checkpoint.header import ShardHeader, TensorEntry, read_header
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.source import CONFIG, INDEX, NO_GGUF, SINGLE, Source
-from eaas.checkpoint.text_files import read_object
+from eaas.checkpoint.text_files import read_object, read_optional
 from eaas.checkpoint.tokenizer_files import check_client_files
 from eaas.errors import (
     CheckpointError,
@@ -103,7 +103,7 @@ def precheck(path: str | os.PathLike[str], *, tokenizer: bool = False) -> Checkp
         NotACheckpointError: No directory, no readable config.json, no safetensors, or no vocabulary.
         MissingShardError: The index names a missing shard or tensor.
         CorruptShardError: A shard or the index is truncated or broken.
-        DenseModelError: Neither config nor tensors speak of experts, or there is a single expert.
+        DenseModelError: Neither config nor tensors speak of experts, or there is a single expert or none.
         UnsupportedModelError: The checkpoint is quantised in a way that is not supported, or transformers
             does not know its architecture.
         CheckpointError: A file cannot be read, or the tensors do not fit the config's counts.
@@ -158,7 +158,9 @@ def _read_files(source: Source) -> CheckpointFiles:
     if not _counts_experts(config) and not any(map(_OF_EXPERTS.search, (model_type, *tensors))):
         raise dense(source, model_type)
     check_config(source.place(CONFIG), config, tensors)
-    matrices, described = find_matrices(source.place, partial(read_object, source), config, tensors)
+    matrices, described = find_matrices(
+        source.place, partial(read_optional, source), config, tensors
+    )
     return CheckpointFiles(source, described, headers, tensors, matrices)
 
 

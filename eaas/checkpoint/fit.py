@@ -27,7 +27,7 @@ def refuse_misfits(
     tensors: Mapping[str, TensorEntry],
     matrices: Mapping[str, StoredMatrix],
 ) -> None:
-    """Check the dtype of each weight, and the sizes of quantised ones, against the model.
+    """Check the dtype and the sizes of each weight against the model.
 
     Args:
         place: Names a file of the checkpoint in messages.
@@ -37,7 +37,7 @@ def refuse_misfits(
         matrices: Name of a quantised weight -> how it is stored.
 
     Raises:
-        UnsupportedModelError: A weight has integers where the model has floats, or a matrix has other sizes.
+        UnsupportedModelError: A weight has integers where the model has floats, or other sizes.
     """
     places = skeleton.state_dict()
     turned = {
@@ -51,6 +51,11 @@ def refuse_misfits(
                 raise UnsupportedModelError(
                     f"{place(entry.shard)}: tensor {key} is {entry.dtype} where the model has floating-point "
                     "numbers, and config.json tells no format of it: use another version of the model"
+                )
+            if pattern is None and entry.shape != wanted.shape:
+                raise UnsupportedModelError(
+                    f"{place(CONFIG)}: {key} is {entry.shape} in {entry.shard}, where the model has "
+                    f"{tuple(wanted.shape)}: use files and config.json of one version"
                 )
             continue
         shape = tuple(wanted.shape)

@@ -288,7 +288,7 @@ class Checkpoint:
 def _load_config(files: CheckpointFiles) -> Any:
     with collector_off():
         from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PreTrainedConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     architecture, model_type = SAME_AS.get(files.config["model_type"], ("", ""))
@@ -310,7 +310,12 @@ def _load_config(files: CheckpointFiles) -> Any:
             "use a model that transformers knows"
         ) from error
     # Weights are dequantised by this package, not by transformers.
-    for part in (config, config.get_text_config()):
+    text = config.get_text_config()
+    if not isinstance(text, PreTrainedConfig):
+        raise UnsupportedModelError(
+            f"{files.source.place(CONFIG)}: {files.config['model_type']} has no text_config: remove it"
+        )
+    for part in (config, text):
         vars(part).pop("quantization_config", None)
     return config
 
@@ -395,10 +400,18 @@ def _is_experts_class(cls: type) -> bool:
 
 
 def _has_experts(config: Any) -> bool:
-    """Whether a config or a part of it (dbrx's ffn_config) has more than one expert."""
+    """Whether a config or a part of it (dbrx's ffn_config) has more than one expert, and reads the number.
+
+    A config of a dense architecture keeps fields that it does not know.
+    """
     text = config.get_text_config()
     parts = [text, *(getattr(text, name, None) for name in text.sub_configs)]
-    return any(_as_int(getattr(part, name, None)) > 1 for part in parts for name in NUM_EXPERTS)
+    return any(
+        _as_int(getattr(part, name, None)) > 1
+        and (hasattr(type(part), name) or name in part.attribute_map)
+        for part in parts
+        for name in NUM_EXPERTS
+    )
 
 
 def _shape(

@@ -13,6 +13,7 @@ from eaas.checkpoint.pieces import Look, Pause, at_once, unseen
 from eaas.checkpoint.quantized import DAMAGED, QuantizedMatrix
 from eaas.checkpoint.shard import TensorSlice
 from eaas.errors import CorruptShardError
+from eaas.log import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +99,7 @@ class QuantizedSlice:
             matrix = self.matrix.assemble(tensors)
             matrix.check(f"{first.shard.place}: tensor {first.key}")
         except (Unreadable, RuntimeError) as error:
-            why = " ".join(str(error).split())[:200]
             raise CorruptShardError(
-                f"{first.shard.place}: tensor {first.key}: {why}: {DAMAGED}"
+                f"{first.shard.place}: tensor {first.key}: {one_line(error)}: {DAMAGED}"
             ) from error
         return matrix

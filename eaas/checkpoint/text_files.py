@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from eaas.checkpoint.source import Source
 from eaas.errors import CheckpointError
 
-__all__ = ["AGAIN", "LFS_POINTER", "check_kinds", "lfs_pointer", "read_object", "read_text"]
+__all__ = [
+    "LFS_POINTER",
+    "REPAIR",
+    "check_kinds",
+    "lfs_pointer",
+    "read_object",
+    "read_optional",
+    "read_text",
+]
 
-AGAIN = "repair it, or download it again"
+REPAIR = "repair it, or download it again"
 """Remedy for a file that is broken, by a person or on its way here."""
 
 LFS_POINTER = b"version https://git-lfs"
@@ -28,6 +37,8 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "the byte order mark of UTF-16",
 }
 _SHOWN = 24  # characters
+# Begins an escaped half of a pair, which JSON allows alone and UTF-8 does not.
+_SURROGATE = "\\ud"
 _KINDS = {
     dict: "an object",
     list: "a list",
@@ -95,33 +106,48 @@ def read_object(
 ) -> dict[str, Any] | None:
     """Read a file with a JSON object; None if there is none of that name. Raises as `read_text`."""
     text = read_text(source, name, error)
-    if text is None:
-        return None
-    place = source.place(name)
+    return None if text is None else _object(source.place(name), text, error)
+
+
+def read_optional(source: Source, name: str) -> dict[str, Any]:
+    """Read a file as `read_object`; empty also if the file holds null."""
+    text = read_text(source, name)
+    if text is None or text.strip() == "null":
+        return {}
+    return _object(source.place(name), text, CheckpointError)
+
+
+def _object(place: str, text: str, error: type[CheckpointError]) -> dict[str, Any]:
     try:
         document = json.loads(text)
+        if _SURROGATE in text.lower():
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as cause:
+        half = ascii(cause.object[cause.start])
+        raise error(f"{place} has {half}, half of a character: {REPAIR}") from cause
     except (ValueError, RecursionError) as cause:
-        raise error(f"{place} is not JSON ({_why(text, cause)}): {AGAIN}") from cause
+        raise error(f"{place} is not JSON ({_why(text, cause)}): {REPAIR}") from cause
     if not isinstance(document, dict):
-        raise error(f"{place} holds {_KINDS[type(document)]} instead of an object: {AGAIN}")
+        raise error(f"{place} holds {_KINDS[type(document)]} instead of an object: {REPAIR}")
     return document
 
 
 def check_kinds(
     place: str, document: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]
 ) -> None:
-    """Check the kinds of a JSON object's fields. `float` allows whole numbers.
+    """Check the kinds of a JSON object's fields. `float` allows whole numbers, and what is finite.
 
     Raises CheckpointError: a field has another kind.
     """
     for name, allowed in kinds.items():
-        if name not in document or type(document[name]) in allowed:
+        value = document.get(name)
+        if name not in document or (float in allowed and type(value) is int):
             continue
-        if float in allowed and type(document[name]) is int:
+        if type(value) in allowed and (type(value) is not float or math.isfinite(value)):
             continue
         wanted = " or ".join(_KINDS[kind] for kind in allowed)
-        shown = json.dumps(document[name])[:_SHOWN]
-        raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {AGAIN}")
+        shown = json.dumps(value)[:_SHOWN]
+        raise CheckpointError(f"{place}: {name} is {shown}, not {wanted}: {REPAIR}")
 
 
 def _why(text: str, cause: Exception) -> str:

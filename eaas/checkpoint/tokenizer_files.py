@@ -13,10 +13,11 @@ from types import NoneType
 from typing import Any
 
 from eaas.checkpoint.chat_templates import check_templates
+from eaas.checkpoint.generation_file import GenerationFields
 from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.text_files import (
-    AGAIN,
     LFS_POINTER,
+    REPAIR,
     check_kinds,
     lfs_pointer,
     read_object,
@@ -71,17 +72,6 @@ _SETTINGS_KINDS: dict[str, tuple[type, ...]] = {
     "split_special_tokens": (bool,),
     "tokenizer_class": (str, NoneType),
 }
-_NUMBER, _WHOLE = (float, NoneType), (int, NoneType)
-# The fields of generation_config.json that requests without a value of their own use.
-_GENERATION_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"), _NUMBER),
-    **dict.fromkeys(("top_k", "max_length", "max_new_tokens", "min_new_tokens"), _WHOLE),
-    **dict.fromkeys(("num_beams", "num_return_sequences", "no_repeat_ngram_size"), _WHOLE),
-    **dict.fromkeys(("bos_token_id", "eos_token_id"), (int, list, NoneType)),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), (list, NoneType)),
-    "do_sample": (bool, NoneType),
-    "pad_token_id": _WHOLE,
-}
 
 
 def check_client_files(source: LocalSource) -> None:
@@ -104,11 +94,7 @@ def check_client_files(source: LocalSource) -> None:
     added = read_object(source, "added_tokens.json") or {}
     check_kinds(source.place("added_tokens.json"), added, dict.fromkeys(added, (int,)))
     check_templates(source, source.place(_SETTINGS), settings.get("chat_template"))
-    generation = read_object(source, _GENERATION) or {}
-    place = source.place(_GENERATION)
-    check_kinds(place, generation, _GENERATION_KINDS)
-    if (generation.get("max_new_tokens") or 1) < 1:
-        raise CheckpointError(f"{place}: max_new_tokens is below 1: {AGAIN}")
+    GenerationFields.of(source.place(_GENERATION), read_object(source, _GENERATION) or {})
 
 
 def _check_vocabularies(source: LocalSource) -> None:
@@ -144,7 +130,7 @@ def _check_tokenizer(source: LocalSource) -> None:
         place = f"{source.place(_TOKENIZER)}{f': {at[1]}' if at else ''}"
         part = _unread_part(document, words)
         if not part:
-            raise CheckpointError(f"{place}: {words.rstrip('.')}: {AGAIN}") from error
+            raise CheckpointError(f"{place}: {words.rstrip('.')}: {REPAIR}") from error
         raise CheckpointError(
             f"{place}: {part}, which tokenizers {tokenizers.__version__} does not read: install the release "
             "of tokenizers and transformers that wrote it, or download it again"
@@ -180,16 +166,16 @@ def _check_settings(place: str, settings: Mapping[str, Any]) -> None:
     check_kinds(place, settings, _SETTINGS_KINDS)
     for side in ("padding_side", "truncation_side"):
         if settings.get(side, "left") not in ("left", "right"):
-            raise CheckpointError(f'{place}: {side} is neither "left" nor "right": {AGAIN}')
+            raise CheckpointError(f'{place}: {side} is neither "left" nor "right": {REPAIR}')
     if isinstance(settings.get("auto_map"), list) and len(settings["auto_map"]) < 2:
-        raise CheckpointError(f"{place}: auto_map lists fewer than two names: {AGAIN}")
+        raise CheckpointError(f"{place}: auto_map lists fewer than two names: {REPAIR}")
     decoder = settings.get("added_tokens_decoder", {})
     for number, token in decoder.items():
         content = token.get("content") if isinstance(token, dict) else None
         if not number.isdecimal() or not isinstance(content, str):
             raise CheckpointError(
                 f"{place}: added_tokens_decoder: {json.dumps(number)} is no number of a token with text "
-                f'in "content": {AGAIN}'
+                f'in "content": {REPAIR}'
             )
     # The former name counts if the present one is absent.
     extra = "extra_special_tokens"
@@ -200,10 +186,10 @@ def _check_settings(place: str, settings: Mapping[str, Any]) -> None:
         if _is_added_token(tokens) or not all(
             isinstance(t, str) or _is_added_token(t) for t in parts
         ):
-            raise CheckpointError(f"{place}: {field} holds what is no token: {AGAIN}")
+            raise CheckpointError(f"{place}: {field} holds what is no token: {REPAIR}")
     for field in _TOKENS:
         if isinstance(settings.get(field), dict) and not _is_added_token(settings[field]):
-            raise CheckpointError(f'{place}: {field} lacks "__type" or "content": {AGAIN}')
+            raise CheckpointError(f'{place}: {field} lacks "__type" or "content": {REPAIR}')
 
 
 def _is_added_token(token: object) -> bool:

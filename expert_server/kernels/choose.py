@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from eaas.errors import ConfigError
-from eaas.log import get_logger
+from eaas.log import get_logger, one_line
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization, UnsupportedError
 from expert_server.kernels.native import NativeKernel
 from expert_server.kernels.on_device import CPU, kernel_on
@@ -116,7 +116,7 @@ def _try_out(
             raise
         # A kernel may fail on this machine in any way; another one can serve.
         _log.warning("kernel %s fails on this machine", name, exc_info=True)
-        raise UnsupportedError(f"it fails: {' '.join(str(error).split())}") from error
+        raise UnsupportedError(f"it fails: {one_line(error)}") from error
     bound = _BFLOAT16_BOUND if spec.dtype is torch.bfloat16 else _BOUND
     if found <= bound:  # NaN is not
         return kernel

@@ -13,7 +13,7 @@ from typing import ClassVar
 import grpc
 import xxhash
 
-from eaas.checkpoint.source import CONFIG, INDEX, SINGLE
+from eaas.checkpoint.source import INDEX, SINGLE
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire.chunk import encode_chunk
 from expert_server.weights.background import step_back
@@ -63,7 +63,7 @@ class CheckpointSharer:
         path: The checkpoint's local directory; None if this server has none.
         bytes_per_s: Limit of the sum of all streams.
         model_digest: Digest of the checkpoint's `ModelShape`.
-        config: `Checkpoint.config_text`; None: the file config.json.
+        config: Its `Checkpoint.config_text`.
     """
 
     CALLS: ClassVar = ("DescribeCheckpoint",)
@@ -73,7 +73,7 @@ class CheckpointSharer:
         path: Path | None,
         bytes_per_s: float,
         model_digest: str = "",
-        config: bytes | None = None,
+        config: bytes = b"",
     ) -> None:
         self._path = path
         self._config = config
@@ -93,7 +93,7 @@ class CheckpointSharer:
         index = path / INDEX
         single = (path / SINGLE).is_file()
         return pb.DescribeCheckpointResponse(
-            config=self._config or (path / CONFIG).read_bytes(),
+            config=self._config,
             index=b"" if single else index.read_bytes(),
             shards=[
                 pb.ShardFile(name=shard.name, bytes=shard.stat().st_size)

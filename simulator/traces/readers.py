@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
+from eaas.log import one_line
 from simulator.traces.arrays import MOST_EXPERTS, Array, Meaning, members, trace_of
 from simulator.traces.file import is_foreign_npz, read_npz
 from simulator.traces.sglang import read_sglang
@@ -64,7 +65,7 @@ def read_trace(path: str | os.PathLike[str], meaning: Meaning = _NOTHING_SAID) -
     try:
         return _read(source, meaning)
     except _MALFORMED as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        what = f"{type(error).__name__}: {one_line(error)}"
         raise TraceError(f"{source} is malformed ({what}): record or convert it again") from error
 
 

@@ -24,6 +24,7 @@ from attention_client.layer_call.turns import micro_batch_tokens
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CheckpointError, ConfigError, MissingShardError
 from eaas.hub_cache import model_name
+from eaas.log import one_line
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["PROMPTS", "read_prompts", "record_trace"]
@@ -121,8 +122,7 @@ def _load_tokenizer(path: Path) -> Any:
             return AutoTokenizer.from_pretrained(path, local_files_only=True, padding_side="left")
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path} has no tokenizer that can be used ({' '.join(str(error).split())[:200]}): "
-            "complete the download"
+            f"{path} has no tokenizer that can be used ({one_line(error)}): complete the download"
         ) from error
 
 

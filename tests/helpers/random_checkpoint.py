@@ -164,10 +164,29 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
         "eos_token_id": EOS_ID,
         "pad_token_id": PAD_ID,
     }
+    fields |= _own_fields(arch, dice, fields, head_dim, width, experts, is_quantised)
+    if arch in ("qwen3_moe", "qwen2_moe") and dice.random() < 0.4:
+        fields |= {"decoder_sparse_step": 2} if dice.random() < 0.5 else {"mlp_only_layers": [0]}
+    head_dim = fields.get("qk_rope_head_dim") or fields.get("head_dim") or hidden // heads
+    return fields | _positions(head_dim, dice)
+
+
+def _own_fields(
+    arch: str,
+    dice: random.Random,
+    common: dict[str, Any],
+    head_dim: int,
+    width: int,
+    experts: int,
+    is_quantised: bool,
+) -> dict[str, Any]:
+    """Fields of one architecture."""
+    names = ("num_attention_heads", "num_hidden_layers", "num_experts_per_tok")
+    heads, layers, top_k = (common[name] for name in names)
     window = dice.choice((5, 16, 33))
     match arch:
         case "qwen3_moe":
-            fields |= {
+            return {
                 "head_dim": head_dim,
                 "num_experts": experts,
                 "intermediate_size": 2 * width,
@@ -178,8 +197,7 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
                 "sliding_window": window,
             }
         case "qwen2_moe":
-            head_dim = hidden // heads
-            fields |= {
+            return {
                 "num_experts": experts,
                 "intermediate_size": 2 * width,
                 "moe_intermediate_size": width,
@@ -191,15 +209,14 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
                 "max_window_layers": dice.randint(0, layers),
             }
         case "mixtral":
-            fields |= {
+            return {
                 "head_dim": head_dim,
                 "num_local_experts": experts,
                 "intermediate_size": width,
                 "sliding_window": dice.choice((None, window)),
             }
         case "olmoe":
-            head_dim = hidden // heads
-            fields |= {
+            return {
                 "num_experts": experts,
                 "intermediate_size": width,
                 "norm_topk_prob": dice.random() < 0.5,
@@ -208,8 +225,7 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
             }
         case "deepseek_v3":
             groups = dice.choice([g for g in (1, 2, 4) if experts % g == 0 and experts >= 2 * g])
-            head_dim = dice.choice((8, 16))
-            fields |= {
+            return {
                 "num_key_value_heads": heads,
                 "n_routed_experts": experts,
                 "n_shared_experts": dice.choice((1, 2)),
@@ -217,12 +233,15 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
                 "intermediate_size": 2 * width,
                 "moe_intermediate_size": width,
                 "n_group": groups,
-                "topk_group": max(dice.randint(1, groups), -(-top_k // (experts // groups))),
+                "topk_group": max(
+                    dice.randint(1, groups),
+                    -(-top_k // (experts // groups)),
+                ),
                 "norm_topk_prob": dice.random() < 0.5,
                 "routed_scaling_factor": dice.choice((1.0, 2.5)),
                 "q_lora_rank": None if dice.random() < 0.3 else 128 if is_quantised else 24,
                 "kv_lora_rank": 128 if is_quantised else 20,
-                "qk_rope_head_dim": head_dim,
+                "qk_rope_head_dim": dice.choice((8, 16)),
                 "qk_nope_head_dim": dice.choice((8, 16)),
                 "v_head_dim": 128 // heads if is_quantised else dice.choice((8, 24)),
                 "rope_interleave": dice.random() < 0.7,
@@ -230,7 +249,7 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
             }
         case "gpt_oss":
             kinds = ("sliding_attention", "full_attention")
-            fields |= {
+            return {
                 "head_dim": head_dim,
                 "num_local_experts": experts,
                 "intermediate_size": width,
@@ -241,9 +260,7 @@ def _config(arch: str, dice: random.Random, *, is_quantised: bool) -> dict[str, 
                 "swiglu_limit": dice.choice((7.0, 1.0)),
                 "swiglu_alpha": dice.choice((1.702, 1.0)),
             }
-    if arch in ("qwen3_moe", "qwen2_moe") and dice.random() < 0.4:
-        fields |= {"decoder_sparse_step": 2} if dice.random() < 0.5 else {"mlp_only_layers": [0]}
-    return fields | _positions(head_dim, dice)
+    raise ValueError(arch)
 
 
 def _positions(head_dim: int, dice: random.Random) -> dict[str, Any]:

@@ -32,8 +32,9 @@ from eaas.errors import (
     GradientError,
     MissingShardError,
 )
+from eaas.log import one_line
 
-__all__ = ["count_passes", "generation_config", "load_model", "remote_experts", "serving_dtype"]
+__all__ = ["count_passes", "load_model", "remote_experts", "serving_dtype"]
 
 _IMPLEMENTATION = "eaas"
 # transformers' loader is not made for several threads.
@@ -189,7 +190,7 @@ def load_model(
     except RuntimeError as error:
         raise CorruptShardError(
             f"{path}: the weights do not fit the model of config.json "
-            f"({' '.join(str(error).split())[:200]}): use files and config.json of one version"
+            f"({one_line(error)}): use files and config.json of one version"
         ) from error
     if report["missing_keys"]:
         # transformers would use random weights instead.
@@ -198,7 +199,7 @@ def load_model(
             f"{path} lacks {len(report['missing_keys'])} tensor(s), for example {names}: "
             "use files and config.json of one version"
         )
-    model.generation_config = generation_config(checkpoint)
+    model.generation_config = _generation_config(checkpoint)
     rows = LiveRows()
     rows.attach(model)
     tap = RouteTap(checkpoint.shape)
@@ -257,7 +258,7 @@ def _remote_module(model: PreTrainedModel) -> Any | None:
     return None if remote is None or remote._eaas_cluster is None else remote
 
 
-def generation_config(checkpoint: Checkpoint) -> GenerationConfig:
+def _generation_config(checkpoint: Checkpoint) -> GenerationConfig:
     """Return the checkpoint's own end tokens and sampling defaults, or those that its config.json has.
 
     Raises:
@@ -270,6 +271,5 @@ def generation_config(checkpoint: Checkpoint) -> GenerationConfig:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}/generation_config.json cannot be used ({' '.join(str(error).split())[:200]}): "
-            "repair or remove it"
+            f"{path}/generation_config.json cannot be used ({one_line(error)}): repair or remove it"
         ) from error

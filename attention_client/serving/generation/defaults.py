@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
-
-from pydantic import Field, ValidationError
+from typing import Any, Self
 
 from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.prompts.fields import (
-    FLOAT32_MAX,
-    MinP,
-    RepetitionPenalty,
-    Strict,
-    TopK,
-    TopP,
-)
-from eaas.errors import CheckpointError
+from eaas.checkpoint.generation_file import GenerationFields
 
 __all__ = ["Defaults"]
 
@@ -55,19 +45,6 @@ _NOT_DONE: dict[str, Any] = {
 }
 
 
-class _Fields(Strict):
-    """The fields that decide, with the bounds that requests have."""
-
-    do_sample: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=FLOAT32_MAX)] | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    max_new_tokens: Annotated[int, Field(ge=1)] | None = None
-    eos_token_id: int | list[int] | None = None
-
-
 @dataclass(frozen=True)
 class Defaults:
     """A model's defaults, which follow vLLM's, except that `do_sample` must be true for a temperature.
@@ -97,15 +74,8 @@ class Defaults:
             CheckpointError: A field has a value that no request may have.
         """
         given = generation_config.to_dict()
-        try:
-            fields = _Fields.model_validate(given)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            file = "config.json" if given.get("_from_model_config") else "generation_config.json"
-            reason = first["msg"].removeprefix("Value error, ")
-            raise CheckpointError(
-                f"{file}: {first['loc'][0]} {first['input']!r} cannot be used ({reason}): change or remove it"
-            ) from None
+        file = "config.json" if given.get("_from_model_config") else "generation_config.json"
+        fields = GenerationFields.of(file, given)
         sampling = Sampling(
             temperature=_or(fields.temperature, 1.0) if fields.do_sample else 0.0,
             top_p=_or(fields.top_p, 1.0),

@@ -24,17 +24,14 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 from attention_client.serving.prompts.fields import (
     Bias,
-    MinP,
     Prompts,
-    RepetitionPenalty,
     Stops,
     Strict,
     ToolChoice,
-    TopK,
-    TopP,
     unsupported,
 )
 from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
+from eaas.checkpoint.generation_file import MinP, RepetitionPenalty, TopK, TopP
 
 __all__ = [
     "CONTINUE_RULE",

@@ -6,21 +6,16 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 __all__ = [
-    "FLOAT32_MAX",
     "MOST_PROMPTS",
     "Bias",
-    "MinP",
     "Prompts",
-    "RepetitionPenalty",
     "Stops",
     "Strict",
     "ToolChoice",
-    "TopK",
-    "TopP",
     "unsupported",
 ]
 
@@ -31,10 +26,6 @@ _TOKEN_ID = "[0-9]{1,10}"
 
 MOST_PROMPTS = 1024
 """Most prompts of one request."""
-FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-"""Largest number of float32, in which the next token is chosen; a larger one would be infinite there."""
-# The least number of float32 with all its digits. A device may take a smaller one for 0.
-_FLOAT32_MIN = 2.0**-126
 
 
 class Strict(BaseModel):
@@ -177,15 +168,6 @@ def _tool_choice(value: Any) -> Any:
     )
 
 
-def _positive(value: float) -> float:
-    if not _FLOAT32_MIN <= value <= FLOAT32_MAX:
-        raise ValueError("must be above 0 and finite, also in float32")
-    return value
-
-
-_POSITIVE = AfterValidator(_positive)
-_POSITIVE_SCHEMA = {"type": "number", "minimum": _FLOAT32_MIN, "maximum": FLOAT32_MAX}
-
 Stops = Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)]
 """Stop strings: one, or a list."""
 Prompts = Annotated[
@@ -196,11 +178,3 @@ Bias = Annotated[dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema
 """What is added to the logits of tokens, by token id."""
 ToolChoice = Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)]
 """auto, none, required, or a function by name."""
-TopP = Annotated[float, _POSITIVE, Field(le=1), WithJsonSchema(_POSITIVE_SCHEMA | {"maximum": 1})]
-"""Probability of the tokens that nucleus sampling keeps."""
-TopK = Annotated[int, Field(ge=-1, lt=2**31)]
-"""Number of likeliest tokens to keep; 0 and -1: all."""
-MinP = Annotated[float, Field(ge=0, le=1)]
-"""Least probability to keep, as a part of the likeliest token's."""
-RepetitionPenalty = Annotated[float, _POSITIVE, WithJsonSchema(_POSITIVE_SCHEMA)]
-"""Factor between logits, which makes no logit NaN."""

@@ -35,10 +35,14 @@ def render(tokenizer: Any, field: str, messages: list[dict[str, Any]], **argumen
     Raises ApiError (400): the template refuses the messages, or its code fails.
     """
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        # No tokenizer takes half of a surrogate pair, which a template may have as an escape.
+        text.encode()
+        return text
     except Exception as error:  # whatever the template's code raises
-        # With this class itself, templates refuse orders of roles that they do not support.
-        if type(error) is jinja2.TemplateError or isinstance(error, ValueError):
+        # With TemplateError itself, templates refuse orders of roles that they do not support.
+        refuses = type(error) is jinja2.TemplateError or isinstance(error, ValueError)
+        if refuses and not isinstance(error, UnicodeError):
             reason = f"The model's chat template refuses these messages: {error}"
         else:
             reason = f"The model's chat template fails on these messages: {type(error).__name__}: {error}"

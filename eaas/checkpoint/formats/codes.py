@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "block_of",
     "by_channel",
     "group_of",
     "input_order",
@@ -22,22 +23,42 @@ __all__ = [
     "unpack_words",
 ]
 
+_BEYOND = 2**31
+
 
 def number(config: Mapping[str, Any], *names: str) -> int | None:
     """Return the first of these fields that is there; None: none is.
 
     Raises:
-        Unreadable: It is no integer.
+        Unreadable: It is no integer, or beyond 32 bits.
     """
     for name in names:
         value = config.get(name)
         if value is None:
             continue
         try:
-            return int(value)
-        except (TypeError, ValueError) as error:
-            raise Unreadable(f"{name} is {value!r}, not an integer") from error
+            found = int(value)
+        except (TypeError, ValueError, OverflowError):
+            found = _BEYOND
+        if not -_BEYOND < found < _BEYOND or (isinstance(value, float) and found != value):
+            raise Unreadable(f"{name} is {value!r:.40}, not an integer")
+        return found
     return None
+
+
+def block_of(config: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """Return the rows and inputs of a block: [128, 128], or "128x128" as early releases write it.
+
+    Raises:
+        Unreadable: The field does not name two sizes above 0.
+    """
+    value = config[name]
+    sizes = value.lower().split("x") if isinstance(value, str) else value
+    if isinstance(sizes, list) and len(sizes) == 2:
+        rows, inputs = (number({name: size}, name) or 0 for size in sizes)
+        if rows > 0 and inputs > 0:
+            return rows, inputs
+    raise Unreadable(f"{name} is {value!r:.40}, not two sizes above 0")
 
 
 def one_of(config: Mapping[str, Any], names: tuple[str, ...], default: str) -> str:

@@ -7,12 +7,12 @@ Tensors: X.weight_packed (I32, (N, K * bits / 32)) or X.weight (I8 or F8_E4M3, (
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from eaas.checkpoint.formats.codes import (
+    block_of,
     by_channel,
     group_of,
     input_order,
@@ -123,9 +123,7 @@ def _check(config: Mapping[str, Any], schemes: list[Mapping[str, Any]]) -> None:
 def _block(weights: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the rows and inputs of a block; None: a scheme without blocks or groups."""
     if weights.get("block_structure"):
-        # Early releases write "128x128".
-        rows, inputs = re.findall(r"\d+", str(weights["block_structure"]))
-        return int(rows), int(inputs)
+        return block_of(weights, "block_structure")
     group = number(weights, "group_size")
     return (1, group) if weights.get("type") == "float" and group and group > 0 else None
 

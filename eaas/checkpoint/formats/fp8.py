@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from eaas.checkpoint.formats.codes import by_channel
+from eaas.checkpoint.formats.codes import block_of, by_channel
 from eaas.checkpoint.formats.stored import Entry, StoredFormat, StoredMatrix, Unreadable
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fp8_matrices", "modelopt_matrices", "scaled_matrices"]
 
+# Its names in DeepSeek's sections, and in MiniMax's.
+_E4M3 = ("e4m3", "e4m3fn", "float8_e4m3", "float8_e4m3fn")
 _SUFFIXES = ("_scale_inv", "_scale")
 # Inputs and rows of a block where a section names none, as in transformers.
 _BLOCK = (128, 128)
@@ -27,10 +29,12 @@ _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 
 def fp8_matrices(config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Iterator[StoredMatrix]:
     """Find the matrices (a `Reader`)."""
-    if config.get("fmt", "e4m3") != "e4m3":
+    if str(config.get("fmt") or _E4M3[0]).lower() not in _E4M3:
         raise Unreadable(f"fp8 with fmt {config['fmt']!r} is not supported (supported: e4m3)")
-    rows, inputs = config.get("weight_block_size", _BLOCK) or (1, 0)
-    yield from scaled_matrices(tensors, (int(rows), int(inputs)))
+    block = _BLOCK
+    if "weight_block_size" in config:
+        block = block_of(config, "weight_block_size") if config["weight_block_size"] else (1, 0)
+    yield from scaled_matrices(tensors, block)
 
 
 def modelopt_matrices(

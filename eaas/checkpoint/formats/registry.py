@@ -14,6 +14,7 @@ from eaas.checkpoint.formats.mxfp4 import mxfp4_matrices
 from eaas.checkpoint.formats.section import SIDE_FILES, Section, side_section, stated_section
 from eaas.checkpoint.formats.stored import Entry, Reader, StoredMatrix, Unreadable
 from eaas.errors import UnsupportedModelError
+from eaas.log import one_line
 
 __all__ = ["find_matrices"]
 
@@ -40,7 +41,7 @@ _TABLE = re.compile(r"bias|mask")
 
 def find_matrices(
     place: Callable[[str], str],
-    read: Callable[[str], dict[str, Any] | None],
+    read: Callable[[str], dict[str, Any]],
     config: Mapping[str, Any],
     tensors: Mapping[str, Entry],
 ) -> tuple[dict[str, StoredMatrix], Mapping[str, Any]]:
@@ -48,7 +49,7 @@ def find_matrices(
 
     Args:
         place: Names a file of the checkpoint in messages.
-        read: Reads a file with a JSON object; None: there is none of that name.
+        read: Reads a file with a JSON object; empty: there is none of that name.
         config: Content of config.json.
         tensors: Name -> header entry of every tensor.
 
@@ -84,8 +85,11 @@ def _matrices(file: str, section: Section, tensors: Mapping[str, Entry]) -> dict
         )
     try:
         return {matrix.name: matrix for matrix in _READERS[method](section.fields, tensors)}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = error if isinstance(error, Unreadable) else f"{method}: {error!r}"
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        why = f"{error}"
+        if not isinstance(error, Unreadable):
+            # A field of a kind that no tool writes.
+            why = f"{method} has another form here ({type(error).__name__}: {one_line(error)})"
         raise UnsupportedModelError(f"{file}: {why}: {_REMEDY}") from error
 
 

@@ -28,7 +28,7 @@ class Section:
 
     Attributes:
         file: Name of the file.
-        method: `quant_method`.
+        method: `quant_method`, in lower case.
         fields: All fields.
     """
 
@@ -60,20 +60,18 @@ def stated_section(place: Callable[[str], str], config: Mapping[str, Any]) -> Se
     return None
 
 
-def side_section(
-    read: Callable[[str], dict[str, Any] | None],
-) -> Section | None:
-    """Return the section of the first of SIDE_FILES that is there.
+def side_section(read: Callable[[str], dict[str, Any]]) -> Section | None:
+    """Return the section of the first of SIDE_FILES that has one.
 
     Args:
-        read: Reads a file with a JSON object; None: there is none of that name.
+        read: Reads a file with a JSON object; empty: there is none of that name.
 
     Raises:
         CheckpointError: The file cannot be read.
     """
     for file, method in SIDE_FILES.items():
         fields = read(file)
-        if fields is not None:
+        if fields:
             return _section(file, fields, method)
     return None
 
@@ -86,4 +84,5 @@ def _section(file: str, fields: Mapping[str, Any], method: str | None) -> Sectio
         method = "modelopt"
     merged = {**fields, **(inner if isinstance(inner, Mapping) else {})}
     method = merged.setdefault("quant_method", method)
-    return Section(file, method, merged)
+    # Some tools write it in upper case.
+    return Section(file, method.lower() if isinstance(method, str) else method, merged)

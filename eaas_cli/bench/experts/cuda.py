@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from eaas.errors import ConfigError
+from eaas.log import one_line
 from eaas_cli.bench.device import find_gpu
 from eaas_cli.bench.experts.place import Compute, Place, Way
 from eaas_cli.bench.experts.source import Batch, Batches, Source
@@ -123,5 +124,5 @@ def _fused_moe(source: Source) -> Compute:
         compute(Batches(source.shape, source.dtype, 1).get(1, 0).to(source.up_ENH.device))
     except Exception as error:
         # Its functions change from version to version; the other implementations can be measured.
-        raise UnsupportedError(f"it fails: {' '.join(str(error).split())[:200]}") from error
+        raise UnsupportedError(f"it fails: {one_line(error)}") from error
     return compute

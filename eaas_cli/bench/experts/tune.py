@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from eaas.errors import ConfigError
+from eaas.log import one_line
 from eaas_cli.bench.experts.entrants import spec_of
 from eaas_cli.bench.experts.place import Place
 from eaas_cli.bench.experts.plan import Plan, Shape
@@ -116,7 +117,7 @@ def _measure(
                     took += [math.log(_seconds(kernel, of_size, place)) for of_size in some]
                 except RuntimeError as error:
                     took.append(math.inf)
-                    why = " ".join(str(error).split())[:200]
+                    why = one_line(error)
                     say(f"{shape} {dtype}: skips {tile} for {bucket} rows: {why}")
     finally:
         kernel.close()

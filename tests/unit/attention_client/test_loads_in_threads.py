@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,11 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_tie_weights
 from transformers.monkey_patching import get_patch_mapping
 from transformers.utils import logging
 
 from attention_client.engines.transformers.model import load_model
 from eaas.checkpoint import Checkpoint
+from eaas.checkpoint import construct as construct_module
 from eaas.checkpoint.construct import construct
 from eaas.errors import MissingShardError
 from eaas_cli.demo_model import write_demo_model
@@ -104,6 +108,30 @@ def test_every_load_is_right_and_unseen(path: Path, broken: Path) -> None:
     assert after == before
     assert get_patch_mapping() == {}
     assert_same(state(AutoModelForCausalLM.from_pretrained(path)), plain)
+
+
+def test_a_first_import_while_another_thread_loads(path: Path) -> None:
+    """transformers' loader hides the method that ties weights from the whole process."""
+    config = Checkpoint.open(path).config
+    spec = importlib.util.spec_from_file_location("imported_late", construct_module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    late = importlib.util.module_from_spec(spec)
+    is_hidden = threading.Event()
+
+    def hide() -> None:
+        with no_tie_weights():
+            is_hidden.set()
+            time.sleep(0.2)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(hide)
+        assert is_hidden.wait(30)
+        spec.loader.exec_module(late)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    with no_tie_weights():
+        model = late.construct(model_class, config, torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 def test_the_words_of_a_library_in_one_line() -> None:
     assert one_line(ValueError("a\n  b")) == "a b"
     assert one_line(ValueError()) == "ValueError"
+    assert one_line(KeyError("silly")) == "KeyError: 'silly'"
     long = one_line(ValueError("word " * 200))
     assert long.endswith("word ...")
     assert len(long) <= 300

@@ -45,7 +45,7 @@ class Peer:
             path,
             FAST,
             opened.shape.digest if opened else "",
-            opened.config_text if opened else None,
+            opened.config_text if opened else b"",
         )
         self.asked: list[tuple[int, int, int]] = []
         self.spoil: Callable[[Iterator[Any]], Iterator[Any]] = iter

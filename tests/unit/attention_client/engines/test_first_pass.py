@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -19,8 +20,26 @@ from eaas.checkpoint import Checkpoint
 from eaas.errors import UnsupportedModelError
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
-# It has no layer call: none may reach it.
-CLUSTER: Any = SimpleNamespace()
+
+
+class Counting:
+    """A cluster that answers zeros and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.metrics = SimpleNamespace()
+
+    def layer_call(self, _layer: int, x_TH: torch.Tensor, *_: Any) -> torch.Tensor:
+        self.calls += 1
+        return torch.zeros_like(x_TH)
+
+
+CLUSTER: Any = Counting()
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    CLUSTER.calls = 0
 
 
 def opened(path: Path) -> tuple[Any, Checkpoint]:
@@ -28,8 +47,11 @@ def opened(path: Path) -> tuple[Any, Checkpoint]:
     return load_model(checkpoint, CLUSTER), checkpoint
 
 
-def remote_clusters(model: Any) -> list[Any]:
-    return [m._eaas_cluster for m in model.modules() if getattr(m, "_eaas_remote", False)]
+def assert_it_only_then_calls_the_cluster(model: Any) -> None:
+    assert CLUSTER.calls == 0
+    with torch.no_grad(), contextlib.suppress(RuntimeError):
+        model(torch.tensor([[1, 2, 3]]))
+    assert CLUSTER.calls > 0
 
 
 def refusal(model: Any, checkpoint: Checkpoint) -> str:
@@ -37,7 +59,7 @@ def refusal(model: Any, checkpoint: Checkpoint) -> str:
         check_first_pass(model, checkpoint)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(f"{checkpoint.source}: ")
-    assert all(cluster is CLUSTER for cluster in remote_clusters(model))
+    assert_it_only_then_calls_the_cluster(model)
     return str(caught.value)
 
 
@@ -47,8 +69,7 @@ def refusal(model: Any, checkpoint: Checkpoint) -> str:
 def test_good_models_pass(checkpoint: Callable[..., Path], arch: str, dtype: str) -> None:
     model, opened_checkpoint = opened(checkpoint(arch, dtype))
     check_first_pass(model, opened_checkpoint)
-    assert all(cluster is CLUSTER for cluster in remote_clusters(model))
-    assert not any(module._forward_pre_hooks for module in model.model.layers)
+    assert_it_only_then_calls_the_cluster(model)
 
 
 def test_groups_of_one_expert(checkpoint: Callable[..., Path], tmp_path: Path) -> None:

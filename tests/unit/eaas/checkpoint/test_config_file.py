@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from eaas.checkpoint.config_file import SAME_AS, check_config
@@ -39,6 +40,11 @@ def refusal(error: type[CheckpointError] = CheckpointError, **fields: Any) -> st
         {"num_experts": [4, 4]},
         {"text_config": {"num_experts": 4}, "num_experts": 8},
         {"torch_dtype": "float16"},
+        {"vocab_size": 320, "pad_token_id": -1},
+        {"sliding_window": 0, "use_sliding_window": False},
+        {"rope_scaling": {"type": "yarn", "factor": 4, "mscale_all_dim": 0, "mscale": None}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "no_rope": None}},
+        {"num_experts": 0, "num_local_experts": 4},
         {"model_type": "kimi_k2"},
     ],
 )
@@ -70,9 +76,58 @@ def test_counts_that_do_not_fit() -> None:
     assert "num_experts_per_tok is 5, more than the 4 experts" in refusal(num_experts_per_tok=5)
 
 
-def test_a_single_expert() -> None:
-    message = refusal(DenseModelError, num_experts=1, num_experts_per_tok=1)
-    assert "num_experts is 1: a model with a single expert has nothing to route" in message
+@pytest.mark.parametrize("count", [0, 1, [1, 1], []])
+def test_a_model_without_a_choice_of_experts(count: Any) -> None:
+    """It is dense, whatever its other fields for experts say."""
+    message = refusal(DenseModelError, num_experts=count, num_experts_per_tok=8)
+    assert message.startswith(f"num_experts is {count}: a model with a single expert or none")
+
+
+def test_layers_without_experts_are_not_counted() -> None:
+    """Such as those of an image encoder, whose model has its own names for the layers of text."""
+    names = ["vision.layers.0.up", "model.blocks.1.experts.up"]
+    check_config("x/config.json", CONFIG | {"num_hidden_layers": 9}, names)
+
+
+@pytest.mark.parametrize("window", [0, -5, "64", 2.5])
+def test_a_window_without_tokens(window: Any) -> None:
+    assert refusal(sliding_window=window).startswith("sliding_window is ")
+
+
+@pytest.mark.parametrize("token", [320, -321, 10**30])
+def test_a_padding_token_beyond_the_vocabulary(token: int) -> None:
+    message = refusal(vocab_size=320, pad_token_id=token)
+    assert message.startswith(f"pad_token_id is {token}, beyond the vocabulary of 320 tokens")
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters", "layers", "top"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_theta", "10000"),
+        ("rope_theta", 0),
+        ("rope_theta", float("inf")),
+        ("factor", "4.0"),
+        ("factor", -4.0),
+        ("factor", True),
+        ("original_max_position_embeddings", "64"),
+        ("original_max_position_embeddings", 10**400),
+        ("mscale", "1"),
+        ("mscale_all_dim", float("nan")),
+        ("short_factor", "1.0"),
+        ("short_factor", [1.0, "2.0"]),
+        ("long_factor", [1.0, 0]),
+        ("long_factor", {}),
+    ],
+)
+def test_settings_of_rotary_embeddings_are_numbers(name: str, field: str, value: Any) -> None:
+    given = {"rope_type": "yarn", field: value}
+    fields = {
+        "top": given,
+        "layers": {"rope_parameters": {"full_attention": given, "no_rope": None}},
+    }.get(name, {name: given})
+    assert refusal(**fields).startswith(f"{field} is ")
+    assert refusal(text_config=fields).startswith(f"{field} is ")
 
 
 @pytest.mark.parametrize("value", ["bf16", "float8_e4m3fn", "int8", "torch.float32", 16])
@@ -86,6 +141,19 @@ def test_another_dtype(field: str, value: Any) -> None:
 )
 def test_another_kind(fields: dict[str, Any]) -> None:
     assert refusal(**fields).startswith(f"{next(iter(fields))} is ")
+
+
+@pytest.mark.parametrize("kind", ["nope", None, 5, ["yarn"]])
+@pytest.mark.parametrize("name", ["rope_type", "type"])
+def test_a_rope_type_that_transformers_has_not(name: str, kind: Any) -> None:
+    for rope in ({name: kind}, {"full_attention": {name: kind}}):
+        message = refusal(UnsupportedModelError, rope_parameters=rope)
+        assert message.startswith(f"transformers has no {name} ")
+
+
+def test_every_rope_type_of_transformers_is_known() -> None:
+    for kind in ("default", *ROPE_INIT_FUNCTIONS, "mrope", "su"):
+        check_config("x/config.json", CONFIG | {"rope_scaling": {"type": kind}}, TENSORS)
 
 
 def test_every_architecture_of_transformers_is_known() -> None:

@@ -1,6 +1,7 @@
 """Whole quantised checkpoints: each weight is the dequantised one, or one line says what does not fit."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,24 @@ def test_bits_that_only_the_model_tells_wrong(
     ) as caught:
         Checkpoint.open(tmp_path / "copy")
     assert "download" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "weight"),
+    [("head_dim", 4, "self_attn"), ("vocab_size", 100, "embed_tokens|lm_head")],
+)
+def test_sizes_of_another_version(
+    checkpoint: Callable[..., Path], tmp_path: Path, field: str, value: int, weight: str
+) -> None:
+    path = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "copy"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(
+        UnsupportedModelError,
+        match=rf"config\.json: \S*({weight})\S* is \(.*where the model has \(",
+    ) as caught:
+        Checkpoint.open(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_integers_where_the_model_has_floats(

@@ -184,6 +184,13 @@ def test_a_moe_architecture_with_dense_layers_only(tmp_path: Path) -> None:
         Checkpoint.open(save(config, tmp_path))
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral"])
+def test_a_dense_architecture_with_fields_for_experts(tmp_path: Path, model_type: str) -> None:
+    path = save_config(tmp_path / "x", model_type=model_type, num_local_experts=4)
+    with pytest.raises(DenseModelError, match=f"{model_type} with this config has no layer with"):
+        Checkpoint.open(path)
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -214,6 +221,10 @@ def test_experts_outside_the_interface_are_named(tmp_path: Path, config: dict[st
             "config",
         ),
         ({"model_type": "t5", "num_experts": 4}, "causal"),
+        *(
+            ({"model_type": "qwen3_moe", "num_experts": 4, "text_config": value}, "no text_config")
+            for value in ({}, {"num_experts": 4}, [1], "x")
+        ),
     ],
 )
 def test_unsupported(tmp_path: Path, config: dict[str, Any], word: str) -> None:

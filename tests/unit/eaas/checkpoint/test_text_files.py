@@ -11,6 +11,11 @@ from eaas.errors import CheckpointError
 GOOD = '{"ä": 1}'
 
 
+def test_escaped_pairs(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(r'{"\ud83d\ude00": "\\ud83d"}')
+    assert read_object(LocalSource(tmp_path), "x.json") == {"😀": r"\ud83d"}
+
+
 def test_a_good_file(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(GOOD, encoding="utf-8")
     assert read_object(LocalSource(tmp_path), "x.json") == {"ä": 1}
@@ -28,6 +33,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         (b'{"a": 1,\n "b": "c', "line 2 column 7"),
         (b"<!DOCTYPE html>\n<p>", "line 1 column 1: it begins with '<!DOCTYPE html>"),
         (b"[" * 100_000, "is not JSON"),
+        (rb'{"a": ["x\ud83d"]}', r"has '\ud83d', half of a character"),
         (LFS_POINTER + b".github.com/spec/v1\noid sha256:1\nsize 3\n", "run `git lfs pull`"),
         (GOOD.encode("utf-8-sig"), "the byte order mark of UTF-8: save it as UTF-8 without"),
         (GOOD.encode("utf-16"), "the byte order mark of UTF-16: save it as UTF-8"),
@@ -56,5 +62,8 @@ def test_kinds() -> None:
     check_kinds("x", {"a": 1, "b": True, "c": None}, {"a": (float,), "b": (bool,), "d": (str,)})
     with pytest.raises(CheckpointError, match=r'^x: a is "hot", not a number or null: repair'):
         check_kinds("x", {"a": "hot"}, {"a": (float, type(None))})
+    for value, shown in ((float("nan"), "NaN"), (float("-inf"), "-Infinity")):
+        with pytest.raises(CheckpointError, match=rf"^x: a is {shown}, not a number: repair"):
+            check_kinds("x", {"a": value}, {"a": (float,)})
     with pytest.raises(CheckpointError, match=r"^x: a is true, not a whole number: repair"):
         check_kinds("x", {"a": True}, {"a": (int,)})

@@ -166,7 +166,15 @@ def test_sampling_defaults_of_another_kind(path: Path, field: str) -> None:
 
 def test_text_for_a_number(path: Path) -> None:
     edit(path / "generation_config.json", temperature="hot")
-    assert 'generation_config.json: temperature is "hot", not a number or null' in refusal(path)
+    assert 'generation_config.json: temperature is "hot" (Input should be a valid' in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("top_p", 0), ("repetition_penalty", 1e-50), ("max_new_tokens", 0)]
+)
+def test_a_default_that_no_request_may_have(path: Path, field: str, value: float) -> None:
+    edit(path / "generation_config.json", **{field: value})
+    assert f"generation_config.json: {field} is {value} (" in refusal(path)
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/rag.jinja"])

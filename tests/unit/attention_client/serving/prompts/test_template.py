@@ -21,6 +21,7 @@ FAILING = {
     "TypeError": "{{ 'a' + 1 }}",
     "MemoryError": "{{ 'a' * (2 ** 62) }}",
     "TemplateSyntaxError": "{% if %}",
+    "UnicodeEncodeError": r"{{ 'a\ud800b' }}",
 }
 BODIES: list[tuple[Any, bytes, str]] = [
     (ChatRequest, b'{"messages": [{"role": "user", "content": "x"}]}', "messages"),
@@ -51,6 +52,9 @@ def test_a_template_that_fails(kind: str) -> None:
 def test_a_template_that_refuses() -> None:
     message = refusal("{{ raise_exception('no such turn') }}").message
     assert message == "The model's chat template refuses these messages: no such turn"
+    # JSON of an answer holds no half of a surrogate pair.
+    message = refusal(r"{{ raise_exception('\ud800') }}").message
+    assert message == r"The model's chat template refuses these messages: \ud800"
 
 
 @pytest.mark.parametrize("names", [{"rag": "R", "plain": "P"}, {"tool_use": "T"}])

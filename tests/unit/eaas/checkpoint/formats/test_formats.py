@@ -119,12 +119,24 @@ def test_scales_of_another_matrix_are_refused(tmp_path: Path, name: str) -> None
     [
         ("fp8", {"fmt": "e5m2"}, "e5m2"),
         ("fp8", {"weight_block_size": [64, 64]}, r"blocks of \(64, 64\)"),
+        ("fp8", {"weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\], not two"),
+        ("fp8", {"weight_block_size": [-128, 128]}, "weight_block_size is .*, not two sizes"),
+        ("fp8", {"weight_block_size": [float("inf"), 128]}, "weight_block_size is inf, not an"),
+        ("fp8", {"weight_block_size": [float("nan"), 128]}, "weight_block_size is nan, not an"),
+        ("fp8", {"weight_block_size": 128}, "weight_block_size is 128, not two sizes"),
+        ("fp8", {"weight_block_size": "abc"}, "weight_block_size is 'abc', not two sizes"),
+        ("gptq", {"group_size": float("inf")}, "group_size is inf, not an integer"),
+        ("gptq", {"group_size": 10**400}, "group_size is 10+, not an integer"),
+        ("gptq", {"bits": float("-inf")}, "bits is -inf, not an integer"),
+        ("awq", {"group_size": float("nan")}, "group_size is nan, not an integer"),
+        ("awq", {"group_size": 64.5}, r"group_size is 64\.5, not an integer"),
         ("gptq", {"checkpoint_format": "marlin"}, "marlin"),
         ("gptq", {"checkpoint_format": None, "is_marlin_format": True}, "marlin"),
         ("gptq", {"format": "gptq_v2"}, "checkpoint_format 'gptq', format 'gptq_v2'"),
         ("gptq", {"adapter": {"name": "lora", "rank": 8}}, "adapter"),
         ("gptq", {"bits": "four"}, "bits is 'four'"),
         ("gptq", {"dynamic": {"+:*[": {"bits": 8}}}, r"dynamic has an invalid .*\*\["),
+        ("gptq", {"dynamic": "x"}, r"gptq has another form here \(AttributeError: "),
         ("awq", {"version": "gemv"}, "gemv"),
         ("awq", {"version": None, "format": "gemv_fast"}, "gemv_fast"),
         ("awq", {"version": None, "backend": "llm-awq"}, "llm-awq"),
@@ -195,6 +207,9 @@ def of_group(**weights: object) -> dict[str, object]:
         ("awq-32", {"group_size": None}),
         ("awq", {"bits": 8}),
         ("fp8", {"scale_fmt": "ue8m0"}),
+        ("fp8", {"fmt": "float8_e4m3fn"}),  # MiniMax
+        ("fp8", {"quant_method": "FP8"}),
+        ("gptq", {"quant_method": "GPTQ"}),
         ("ct-int4", {"config_groups": of_group(num_bits=8)}),
         ("ct-int4", {"config_groups": of_group(group_size=128)}),
         ("ct-int4", {"config_groups": of_group(group_size=None)}),
@@ -226,6 +241,24 @@ def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
     assert torch.equal(
         opened(write(tmp_path, scheme, stored(packed)))[...], packed.weight_NK.float()
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"group_size": float("inf")}, "group_size is inf, not an integer"),
+        ({"block_structure": [0, 0]}, r"block_structure is \[0, 0\], not two sizes"),
+        ({"block_structure": "128"}, "block_structure is '128', not two sizes"),
+        ({"num_bits": float("nan")}, "num_bits is nan, not an integer"),
+    ],
+)
+def test_numbers_of_a_scheme_that_cannot_be(
+    tmp_path: Path, fields: dict[str, object], words: str
+) -> None:
+    scheme = changed("ct-int4", config_groups=of_group(**fields))
+    with pytest.raises(UnsupportedModelError, match=words) as caught:
+        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("location", ["input", "output", "k_cache", None])
@@ -308,6 +341,19 @@ def test_config_json_comes_before_other_files(tmp_path: Path) -> None:
     (path / "quantize_config.json").write_text(json.dumps(SCHEMES["gptq"].config))
     (path / "quant_config.json").write_text("[")
     assert torch.equal(opened(path)[...], packed.weight_NK)
+
+
+@pytest.mark.parametrize("text", ["{}", "null", " null\n"])
+def test_an_empty_side_file_hides_no_other(tmp_path: Path, text: str) -> None:
+    scheme = Scheme(SCHEMES["awq-32"].config, SCHEMES["awq-32"].pack, file="quant_config.json")
+    packed = scheme.pack(weight())
+    path = write(tmp_path, scheme, stored(packed))
+    for other in ("hf_quant_config.json", "quantize_config.json"):
+        (path / other).write_text(text)
+    assert torch.equal(opened(path)[...], packed.weight_NK)
+    (path / scheme.file).write_text(text)
+    with pytest.raises(UnsupportedModelError, match=r"neither config\.json"):
+        read_files(path)
 
 
 def test_a_digest_has_the_section_of_another_file(tmp_path: Path) -> None:
