@@ -132,6 +132,7 @@ def run(
             max_batch_tokens=config.max_batch_tokens,
             # More than torch has: the servers wait for the client, so their cores are free.
             attention_threads=config.threads or usable_cores(),
+            max_stored_responses=config.stored_responses,
         )
         compiler = None
         # A compiled pass cannot be interrupted for another micro-batch.
@@ -156,6 +157,7 @@ def run(
             attribution=cluster.attribution,
             dashboard=_dashboard(cluster, config, registry, tls, keys, listener),
             compiler=compiler,
+            response_template=config.response_template or None,
         )
         server = HttpServer(app, listener, limits)
         server.start()

@@ -21,7 +21,7 @@ _OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
 # The same answer for a wrong key and for no key.
 _UNKNOWN = ApiError(
     401,
-    "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY'.",
+    "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
     code="invalid_api_key",
 )
 
@@ -54,13 +54,18 @@ class Access:
     def _is_authorised(self, scope: Scope) -> bool:
         if self._keys is None or scope["path"] in _OPEN_PATHS:
             return True
-        shown = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(shown) != 1:
+        shown: dict[bytes, list[bytes]] = {name: [] for name in (b"authorization", b"x-api-key")}
+        for name, value in scope["headers"]:
+            shown.get(name, []).append(value)
+        headers = shown[b"authorization"]
+        if is_page_path(scope["path"]):
+            # Only the page accepts a password, because a browser sends a stored password automatically, even
+            # if another page triggers the request.
+            headers = [_as_bearer(header) for header in headers]
+        keys = shown[b"x-api-key"]  # of Anthropic's clients, some of which send both
+        if len(headers) > 1 or len(keys) > 1:
             return False
-        # Only the page accepts a password, because a browser sends a stored password automatically, even if
-        # another page triggers the request.
-        header = _as_bearer(shown[0]) if is_page_path(scope["path"]) else shown[0]
-        return self._keys.allow(header)
+        return any(map(self._keys.allow, [*headers, *(b"Bearer " + key for key in keys)]))
 
 
 def _ask_password() -> Response:

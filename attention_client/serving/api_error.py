@@ -6,8 +6,10 @@ This module imports nothing slow: the prompt worker process imports it.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 __all__ = ["ApiError"]
 
@@ -19,6 +21,15 @@ _TYPES = {
     429: "overloaded_error",
     500: "internal_error",
     503: "service_unavailable",
+}
+_ANTHROPIC_PATHS = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -72,13 +83,38 @@ class ApiError(Exception):
             }
         }
 
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the JSON object of the error answer in the form of Anthropic's API."""
+        kind = "invalid_request_error" if self.status < 500 else "api_error"
+        message = str(self.body()["error"]["message"])
+        if self.code == "context_length_exceeded":
+            # By these words Claude Code knows that it must shorten the history.
+            message = f"prompt is too long: {message}"
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": message}
+        return {"type": "error", "error": error}
+
     def response(self) -> JSONResponse:
-        """Return the error as an HTTP answer; for 429 and 503 it asks the client to try again after 1 s."""
+        """Return the error as an HTTP answer in the form of the path's API.
+
+        For 429 and 503 it asks the client to try again after 1 s.
+        """
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         if self.status == 401:
             headers = {"WWW-Authenticate": "Bearer"}
-        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+        return _Response(self, headers)
 
     def sse(self) -> str:
         """Return the error as a server-sent event, for a stream that has begun."""
         return f"data: {json.dumps(self.body())}\n\n"
+
+
+class _Response(JSONResponse):
+    def __init__(self, error: ApiError, headers: dict[str, str] | None) -> None:
+        super().__init__(error.body(), status_code=error.status, headers=headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(_ANTHROPIC_PATHS):
+            self.body = self.render(self._error.anthropic_body())
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)

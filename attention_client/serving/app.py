@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.layer_call.expert_attribution import ExpertAttribution
@@ -17,6 +18,7 @@ from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
+from attention_client.serving.families.family import Family
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
@@ -29,9 +31,11 @@ from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.template import missing_template
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
+from attention_client.serving.requests.messages import CountHandler, MessagesHandler
 from attention_client.serving.requests.page_chat import PageChat
 from attention_client.serving.requests.responses import ResponsesHandler
 from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.stored import StoredResponses
 from attention_client.serving.requests.tokenization import DetokenizeHandler, TokenizeHandler
 from attention_client.telemetry.tracing import RequestTraces
 from eaas import __version__
@@ -58,7 +62,8 @@ def build_app(
     attribution: ExpertAttribution | None = None,
     dashboard: Dashboard | None = None,
     compiler: PassCompiler | None = None,
-) -> FastAPI:
+    response_template: str | None = None,
+) -> Starlette:
     """Build the HTTP application of a loaded model. The engine runs as long as the application.
 
     The attention client serves it; so does the baseline of `eaas bench`, without a cluster.
@@ -80,10 +85,12 @@ def build_app(
         attribution: Records which servers compute a token's experts, for requests that ask; None: never.
         dashboard: Serves the page at `/`; None: no page.
         compiler: Compiles the forward passes; None: they stay uncompiled.
+        response_template: A family of models, or a file, that tells how answers are written; None: what the
+            tokenizer tells.
 
     Raises:
         CheckpointError: generation_config.json has a value that no request may have.
-        ConfigError: The key-value cache does not fit into memory.
+        ConfigError: The key-value cache does not fit into memory, or there is no such response template.
     """
     defaults = Defaults.of(model.generation_config, tokenizer, model.config)
     # transformers warns about each request and about settings that are intended.
@@ -98,22 +105,29 @@ def build_app(
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces
-    service = Service(model, tokenizer, model_name, aliases, engine, limits, metrics, defaults)
+    family = Family.of(tokenizer, response_template)
+    service = Service(
+        model, tokenizer, model_name, aliases, engine, limits, metrics, defaults, family
+    )
     chat, text = ChatHandler(service), TextHandler(service)
     accepted = AcceptedRequests(limits.max_requests)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         engine.start()
         service.grammars.prepare()
         yield
         service.shutdown()
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)
+    app = Starlette(lifespan=lifespan)
     _add_routes(app, service, status, healthy)
     _add_post(app, "/v1/chat/completions", chat)
     _add_post(app, "/v1/completions", text)
-    _add_post(app, "/v1/responses", ResponsesHandler(service))
+    _add_post(app, "/v1/messages", MessagesHandler(service))
+    _add_post(app, "/v1/messages/count_tokens", CountHandler(service))
+    stored = StoredResponses(limits)
+    _add_post(app, "/v1/responses", ResponsesHandler(service, stored))
+    _add_stored(app, stored)
     _add_post(app, "/tokenize", TokenizeHandler(service))
     _add_post(app, "/detokenize", DetokenizeHandler(service))
     if dashboard is not None:
@@ -135,12 +149,25 @@ class _Handler(Protocol):
     async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response: ...
 
 
-def _add_post(app: FastAPI, path: str, handler: _Handler) -> None:
-    @app.post(path)
+def _add_post(app: Starlette, path: str, handler: _Handler) -> None:
     async def answer(request: Request) -> Response:
         # `request.body()` would keep the body in memory until the answer is complete.
         body = b"".join([part async for part in request.stream()])
         return await handler.handle_request(body, request.scope[MORE_SEQUENCES])
+
+    app.add_route(path, answer, methods=["POST"])
+
+
+def _add_stored(app: Starlette, stored: StoredResponses) -> None:
+    # Not in threads: the store is used on the event loop.
+    async def response(request: Request) -> Response:
+        name = request.path_params["name"]
+        if request.method != "DELETE":
+            return Response(stored.get(name), media_type="application/json")
+        stored.remove(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    app.add_route("/v1/responses/{name}", response, methods=["GET", "DELETE"])
 
 
 def _health(good: bool, reason: str) -> JSONResponse:
@@ -150,48 +177,39 @@ def _health(good: bool, reason: str) -> JSONResponse:
 
 
 def _add_routes(
-    app: FastAPI,
+    app: Starlette,
     service: Service,
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
 ) -> None:
-    @app.api_route("/v1/models", methods=["GET", "OPTIONS"])
-    def models() -> dict[str, Any]:
-        return {"object": "list", "data": [service.card()]}
+    # Starlette adds HEAD to GET; functions that are not async run in threads.
+    async def models(_request: Request) -> Response:
+        cards = [service.card(name) for name in service.names]
+        return JSONResponse({"object": "list", "data": cards})
 
-    @app.get("/v1/models/{name:path}")
-    def one_model(name: str) -> dict[str, Any]:
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
         service.check_name(name)
-        return service.card()
-
-    @app.get("/version")
-    def version() -> dict[str, str]:
-        return {"version": __version__}
+        return JSONResponse(service.card(name))
 
     def engine_works() -> tuple[bool, str]:
         failure = service.engine.failure()
         return failure is None, f"engine: {failure}"
 
-    @app.get("/health")
-    @app.get("/ping")
-    @app.post("/ping")
-    def health() -> JSONResponse:
+    def health(_request: Request) -> Response:
         good, reason = engine_works()
         return _health(*(healthy() if good else (good, reason)))
 
-    @app.get("/live")
-    def live() -> JSONResponse:
-        # Not the cluster: a restart of this process brings no expert back.
-        return _health(*engine_works())
-
-    @app.get("/metrics")
-    def metrics() -> Response:
+    def metrics(_request: Request) -> Response:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/eaas/v1/status")
-    def cluster() -> JSONResponse:
-        return JSONResponse(status())
-
-    @app.get("/openapi.json")
-    def openapi() -> dict[str, Any]:
-        return openapi_document()
+    app.add_route("/v1/models", models, methods=["GET", "OPTIONS"])
+    app.add_route("/v1/models/{name:path}", one_model)
+    app.add_route("/version", lambda _: JSONResponse({"version": __version__}))
+    app.add_route("/health", health)
+    app.add_route("/ping", health, methods=["GET", "POST"])
+    # Not the cluster: a restart of this process brings no expert back.
+    app.add_route("/live", lambda _: _health(*engine_works()))
+    app.add_route("/metrics", metrics)
+    app.add_route("/eaas/v1/status", lambda _: JSONResponse(status()))
+    app.add_route("/openapi.json", lambda _: JSONResponse(openapi_document()))

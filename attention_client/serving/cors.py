@@ -34,7 +34,7 @@ class Cors:
         self._cors = CORSMiddleware(
             app,
             allow_origins=tuple(origins),
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=_EXPOSED,
         )

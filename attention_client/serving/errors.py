@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from transformers.cli.serving.utils import CBWorkerDeadError
 
 from attention_client.serving.api_error import ApiError
+from attention_client.serving.wrong_paths import remedy
 from eaas.errors import EaasError
 
 __all__ = ["ApiError", "as_api_error", "install_error_handlers"]
@@ -29,17 +31,23 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, f"The model failed: {type(error).__name__}: {error}", code="model_error")
 
 
-def _of_http(error: HTTPException) -> ApiError:
-    messages = {404: "No such URL.", 405: "This URL does not support this method."}
-    return ApiError(error.status_code, messages.get(error.status_code, str(error.detail)))
+def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+    message, headers = str(error.detail), error.headers or {}
+    if error.status_code == 404:
+        message = f"No such URL: {request.url.path[:200]}. {remedy(request)}"
+    elif "Allow" in headers:
+        message = f"{request.url.path[:200]} takes {headers['Allow']}, not {request.method}."
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(headers)
+    return response
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: Starlette) -> None:
     """Make the HTTP application answer every exception in OpenAI's form. Called once, by `build_app`."""
 
-    async def answer(_request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException):
-            return _of_http(error).response()
+            return _of_http(request, error)
         return as_api_error(error).response()
 
     for cls in (ApiError, CBWorkerDeadError, EaasError, HTTPException, Exception):

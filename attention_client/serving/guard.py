@@ -29,7 +29,15 @@ MORE_SEQUENCES = "eaas.more_sequences"
 
 # The paths whose requests have a JSON body. They count towards the limit of requests.
 _BODY_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"}
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+    }
 )
 _NAMED_PATHS = _BODY_PATHS | {
     "/",
@@ -45,15 +53,6 @@ _NAMED_PATHS = _BODY_PATHS | {
 _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
 _REQUEST_ID = "x-request-id"  # repeated in the application's answers
-
-_LARGE_HEAD = ApiError(400, "The request line and headers are too large.")
-
-
-def _head_bytes(scope: Scope) -> int:
-    """Size of a request's path, query and headers; the guard refuses a request above `max_head_bytes`."""
-    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-    # ASGI allows a server to leave these two out.
-    return fields + len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
 
 
 class _ClientGoneError(Exception):
@@ -89,6 +88,9 @@ class RequestGuard:
             return
         status, path = _CLIENT_GONE, scope["path"]
         is_post, is_page = scope["method"] == "POST", is_page_path(path)
+        if scope["method"] == "HEAD" and is_page:
+            # The page has no HEAD of its own. The server sends no body, since its own scope says HEAD.
+            scope = {**scope, "method": "GET"}
 
         async def counted_send(message: Message) -> None:
             nonlocal status
@@ -97,10 +99,6 @@ class RequestGuard:
             await send(message)
 
         try:
-            # uvicorn checks only heads that arrive in several parts.
-            if _head_bytes(scope) > self._limits.max_head_bytes:
-                await _LARGE_HEAD.response()(scope, receive, counted_send)
-                return
             refusal = self._access.refusal(scope)
             if refusal is not None:
                 await refusal(scope, receive, counted_send)
@@ -172,6 +170,11 @@ class RequestGuard:
         Raises ApiError (408, 413, 415, 429), _ClientGoneError.
         """
         headers = Headers(scope=scope)
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity":
+            raise ApiError(
+                415, f"The body has Content-Encoding {encoding!r}: send it uncompressed."
+            )
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["path"] in _BODY_PATHS and media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")

@@ -26,12 +26,15 @@ class ServeLimits:
         max_bodies_bytes: Most bytes of all bodies together, without the first 64 KiB of each; a request that
             needs more gets status 429. If incomplete bodies need more than half, the oldest gets status 408.
         body_timeout_s: Time for a client to send its body; a slower one gets status 408.
-        send_timeout_s: A client that reads nothing of its answer for this long is disconnected. This may
-            take twice as long.
+        send_timeout_s: A client that reads nothing of its answer for this long is disconnected.
         max_connections: Most open connections; fewer if the limit of open files is low. A further connection
             replaces an idle one or the oldest incomplete one; if there is none, it gets status 429.
         head_timeout_s: Time for a client to send a request's headers; a slower one is disconnected.
-        max_head_bytes: Largest request line and headers; larger ones get status 400.
+        max_head_bytes: Largest request line and headers; larger ones get status 431.
+        ping_s: A stream of events in which nothing was sent for this long gets a comment. This may take
+            twice as long.
+        max_stored_responses: Most responses that are kept for `previous_response_id`; the oldest go first.
+        max_stored_bytes: Most bytes of them and of their requests.
     """
 
     num_blocks: int | None = None
@@ -47,3 +50,6 @@ class ServeLimits:
     max_connections: int = 4096
     head_timeout_s: float = 10.0
     max_head_bytes: int = 16 * 2**10
+    ping_s: float = 7.0
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 * 2**20

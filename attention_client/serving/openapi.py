@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from attention_client.serving.prompts.anthropic_body import CountBody, MessagesBody
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.prompts.responses_body import ResponsesBody
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
@@ -19,7 +20,15 @@ from eaas import __version__
 __all__ = ["openapi_document"]
 
 _REFERENCE = "#/components/schemas/"
-_REQUESTS = (CompletionRequest, ChatRequest, ResponsesBody, TokenizeRequest, DetokenizeRequest)
+_REQUESTS = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesBody,
+    MessagesBody,
+    CountBody,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 _STRING, _INTEGER, _OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _LOGPROBS = {"type": ["object", "null"]}
@@ -73,6 +82,17 @@ _SCHEMAS = {
         output=_list_of(_OBJECT),
         usage=_OBJECT,
     ),
+    "Deletion": _record(id=_STRING, object={"const": "response"}, deleted={"const": True}),
+    "Message": _record(
+        id=_STRING,
+        type={"const": "message"},
+        model=_STRING,
+        content=_list_of(_OBJECT),
+        stop_reason=_STRING,
+        usage=_OBJECT,
+    ),
+    "MessageError": _record(type={"const": "error"}, error=_record(type=_STRING, message=_STRING)),
+    "TokenCount": _record(input_tokens=_INTEGER),
     "Tokens": _record(
         count=_INTEGER,
         max_model_len=_INTEGER,
@@ -87,6 +107,9 @@ _SCHEMAS = {
 }
 
 
+_NAME = {"parameters": [{"name": "name", "in": "path", "required": True, "schema": _STRING}]}
+
+
 @functools.cache
 def openapi_document() -> dict[str, Any]:
     """Build the OpenAPI document of the HTTP endpoint, at the first request for it."""
@@ -98,6 +121,9 @@ def openapi_document() -> dict[str, Any]:
         _json("Healthy"),
         {"503": _answer("The cluster cannot serve.", _json("Unhealthy"))},
     )
+    no_response = {"401": _error("No valid API key."), "404": _error("No such response.")}
+    stored = _get("Get a stored response.", _json("Response"), no_response)
+    removed = _get("Forget a stored response.", _json("Deletion"), no_response)
     no_model = {"401": _error("No valid API key."), "404": _error("No such model.")}
     return {
         "openapi": "3.1.0",
@@ -107,11 +133,15 @@ def openapi_document() -> dict[str, Any]:
             "/v1/completions": _generation("CompletionRequest", "Completion"),
             "/v1/chat/completions": _generation("ChatRequest", "ChatCompletion"),
             "/v1/responses": _generation("ResponsesBody", "Response"),
+            "/v1/responses/{name}": stored | {"delete": removed["get"]} | _NAME,
+            "/v1/messages": _generation("MessagesBody", "Message", "MessageError"),
+            "/v1/messages/count_tokens": _post(
+                "Count the tokens of a prompt.", "CountBody", _json("TokenCount"), "MessageError"
+            ),
             "/tokenize": _post("Get the tokens of a prompt.", "TokenizeRequest", _json("Tokens")),
             "/detokenize": _post("Get the text of tokens.", "DetokenizeRequest", _json("Text")),
             "/v1/models": _get("List the served model.", _json("Models")),
-            "/v1/models/{name}": _get("Get a model by name.", _json("Model"), no_model)
-            | {"parameters": [{"name": "name", "in": "path", "required": True, "schema": _STRING}]},
+            "/v1/models/{name}": _get("Get a model by name.", _json("Model"), no_model) | _NAME,
             "/eaas/v1/status": _get("Get the members of the cluster.", _json("Status")),
             "/version": _get("Get the version of this software.", _json("Version")),
             "/health": health,
@@ -134,8 +164,8 @@ def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "content": content}
 
 
-def _error(description: str) -> dict[str, Any]:
-    return _answer(description, _json("Error"))
+def _error(description: str, schema: str = "Error") -> dict[str, Any]:
+    return _answer(description, _json(schema))
 
 
 def _get(
@@ -147,29 +177,34 @@ def _get(
     return {"get": operation if "401" in errors else operation | {"security": []}}
 
 
-def _generation(request: str, answer: str) -> dict[str, Any]:
+_FAILURES = {
+    "400": "The body is invalid; the message names the field.",
+    "401": "No valid API key.",
+    "404": "This endpoint serves another model.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "415": "The Content-Type is not application/json.",
+    "429": "Too many requests. Try again later.",
+    "500": "The model failed.",
+    "503": "Experts are unreachable, or the engine has stopped.",
+}
+
+
+def _generation(request: str, answer: str, error: str = "Error") -> dict[str, Any]:
     summary = "Generate text; stream: true sends server-sent events."
-    return _post(summary, request, _json(answer) | {"text/event-stream": {}})
+    return _post(summary, request, _json(answer) | {"text/event-stream": {}}, error)
 
 
-def _post(summary: str, request: str, content: dict[str, Any]) -> dict[str, Any]:
+def _post(
+    summary: str, request: str, content: dict[str, Any], error: str = "Error"
+) -> dict[str, Any]:
     ignored = {"description": "Unknown fields, which were ignored.", "schema": _STRING}
     answer = _answer("The answer.", content) | {"headers": {"X-Eaas-Ignored-Fields": ignored}}
     return {
         "post": {
             "summary": summary,
             "requestBody": {"required": True, "content": _json(request)},
-            "responses": {
-                "200": answer,
-                "400": _error("The body is invalid; the message names the field."),
-                "401": _error("No valid API key."),
-                "404": _error("This endpoint serves another model."),
-                "408": _error("The body did not arrive in time."),
-                "413": _error("The body is too large."),
-                "415": _error("The Content-Type is not application/json."),
-                "429": _error("Too many requests. Try again later."),
-                "500": _error("The model failed."),
-                "503": _error("Experts are unreachable, or the engine has stopped."),
-            },
+            "responses": {"200": answer}
+            | {status: _error(reason, error) for status, reason in _FAILURES.items()},
         }
     }

@@ -334,6 +334,16 @@ class AttentionClientConfig(_Section):
         description="Names of the model in requests; answers have the first. Empty: ORG/NAME, or the "
         "directory's name.",
     )
+    response_template: str = Field(
+        "",
+        description="How the model writes reasoning and tool calls: a family of docs/models.md, or a file. "
+        "Empty: what fits its tokenizer and chat template. Embedded engine only.",
+    )
+    stored_responses: int = Field(
+        1024,
+        ge=0,
+        description="Most responses kept in memory for previous_response_id. Embedded engine only.",
+    )
     dashboard: bool = Field(
         True, description="Serve the dashboard at the endpoint's / (docs/dashboard.md)."
     )

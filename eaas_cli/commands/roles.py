@@ -265,6 +265,10 @@ def attention_client(
     client_id = member_id(id, "attention-client")
     cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)
     loaded = cluster.attention_client
+    if loaded.response_template:
+        from attention_client.serving.families.family import Family
+
+        Family.named(loaded.response_template)
     own = identity(cluster.security, "attention-client")
     keys = guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
     check_port(loaded.host, loaded.port)

@@ -171,6 +171,10 @@ def up(
             },
             expert_server={"kernel": kernel, "quantization": quantization},
         )
+        if settings.attention_client.response_template:
+            from attention_client.serving.families.family import Family
+
+            Family.named(settings.attention_client.response_template)
         try:
             if on == "ray":
                 if log_dir is not None:

@@ -16,7 +16,7 @@ from eaas.garbage_collection import collector_off
 from eaas_cli.demo_model.layout import plan_tensors
 from eaas_cli.demo_model.published import published_config
 from eaas_cli.demo_model.target import MARK, refuse_to_overwrite, replacing
-from eaas_cli.demo_model.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, word_ids
+from eaas_cli.demo_model.tokenizer import BOS_ID, PAD_ID, build_tokenizer, end_ids, word_ids
 
 __all__ = ["write_checkpoint", "write_model_like"]
 
@@ -89,10 +89,14 @@ def write_checkpoint(
         try:
             with quiet_transformers():
                 vocab = min(config["vocab_size"], _MAX_TOKENS)
-                tokenizer = build_tokenizer(vocab, config["max_position_embeddings"])
+                arch = config["model_type"]
+                tokenizer = build_tokenizer(vocab, config["max_position_embeddings"], arch)
                 tokenizer.save_pretrained(directory, save_jinja_files=False)
                 GenerationConfig(
-                    do_sample=False, bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID
+                    do_sample=False,
+                    bos_token_id=BOS_ID,
+                    eos_token_id=end_ids(tokenizer, arch),
+                    pad_token_id=PAD_ID,
                 ).save_pretrained(directory)
             write_shards(
                 directory,

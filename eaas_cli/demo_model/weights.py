@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from eaas_cli.demo_model.tokenizer import SPECIAL_TOKENS
-
 __all__ = ["fill_weights"]
 
 # With this gain, a model without its experts gets nine words of ten wrong. The gain is larger if its scores
@@ -34,18 +32,19 @@ _EXPERTS_GAIN = {
 }
 _ATTENTION_GAIN = 0.1
 _DENSE_GAIN = 0.3
-_SPECIAL_SCALE = 0.02  # weak, so that attention over the prompt decides
+_WEAK_SCALE = 0.02  # so that attention over the prompt decides
 _LOGIT_SCALE = 0.3
 _WORDS_PER_HIDDEN = 2  # sign patterns of H bits that stay far apart
 _READINGS, _CONTEXT = 8, 32
 
 
-def fill_weights(model: Any, words: list[int], seed: int) -> None:
+def fill_weights(model: Any, words: list[int], weak: list[int], seed: int) -> None:
     """Overwrite every weight of a float32 demo model; the same seed gives the same weights.
 
     Args:
         model: Built from one of `architectures`' configs.
         words: Candidate token ids of the cycle.
+        weak: Ids of the tokens that are alike in all prompts.
     """
     rng = np.random.default_rng(seed)
     with torch.no_grad():
@@ -53,7 +52,9 @@ def fill_weights(model: Any, words: list[int], seed: int) -> None:
             parameter.copy_(
                 torch.from_numpy(_random(rng, name, parameter, model.config.model_type))
             )
-        states_VH = _mean_states(model, rng)
+            if "embed_tokens" in name:
+                parameter[weak] *= _WEAK_SCALE
+        states_VH = _mean_states(model, weak, rng)
         # Choose the words whose state depends least on the context.
         words = sorted(words, key=states_VH.norm(dim=-1).tolist().__getitem__, reverse=True)
         words = words[: _WORDS_PER_HIDDEN * model.config.hidden_size]
@@ -72,7 +73,6 @@ def _random(
         return np.full(shape, 1.0 if "norm" in name else 0.0, dtype=np.float32)
     values = rng.standard_normal(shape, dtype=np.float32)
     if "embed_tokens" in name:
-        values[: len(SPECIAL_TOKENS)] *= _SPECIAL_SCALE
         return values
     if name.endswith("bias"):
         return 0.1 * values
@@ -89,13 +89,14 @@ def _gain(name: str, model_type: str) -> float:
     return _DENSE_GAIN if "down_proj" in name else 1.0
 
 
-def _mean_states(model: Any, rng: np.random.Generator) -> torch.Tensor:
+def _mean_states(model: Any, weak: list[int], rng: np.random.Generator) -> torch.Tensor:
     """Compute each token's mean final state in random contexts, less the mean over all: (V, H) float64.
 
     In float64 the number of threads cannot change the signs.
     """
-    first, vocab = len(SPECIAL_TOKENS), model.config.vocab_size
-    readings = [rng.permutation(np.arange(first, vocab)) for _ in range(_READINGS)]
+    vocab = model.config.vocab_size
+    ordinary = np.setdiff1d(np.arange(vocab), weak)
+    readings = [rng.permutation(ordinary) for _ in range(_READINGS)]
     tokens = np.concatenate(readings)
     ids_BT = torch.from_numpy(tokens[: len(tokens) // _CONTEXT * _CONTEXT].reshape(-1, _CONTEXT))
     model.double()

@@ -11,7 +11,14 @@ from eaas.checkpoint.quiet import quiet_transformers
 from eaas.garbage_collection import collector_off
 from eaas_cli.demo_model.architectures import MAX_POSITIONS, DemoSizes, build_config
 from eaas_cli.demo_model.target import MARK, refuse_to_overwrite, replacing
-from eaas_cli.demo_model.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, word_ids
+from eaas_cli.demo_model.tokenizer import (
+    BOS_ID,
+    PAD_ID,
+    build_tokenizer,
+    end_ids,
+    weak_ids,
+    word_ids,
+)
 
 __all__ = ["write_demo_model"]
 
@@ -63,14 +70,17 @@ def write_demo_model(
         directory = stack.enter_context(replacing(target))
         stack.enter_context(quiet_transformers())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        tokenizer = build_tokenizer(vocab, MAX_POSITIONS)
+        tokenizer = build_tokenizer(vocab, MAX_POSITIONS, arch)
         # Step 2 of `fill_weights` runs in float64, which only the eager experts support.
         model = AutoModelForCausalLM.from_config(
             build_config(sizes), dtype=torch.float32, experts_implementation="eager"
         ).eval()
-        fill_weights(model, word_ids(tokenizer), seed)
+        fill_weights(model, word_ids(tokenizer), weak_ids(tokenizer), seed)
         model.generation_config = GenerationConfig(
-            do_sample=False, bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID
+            do_sample=False,
+            bos_token_id=BOS_ID,
+            eos_token_id=end_ids(tokenizer, arch),
+            pad_token_id=PAD_ID,
         )
         model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
         tokenizer.save_pretrained(directory, save_jinja_files=False)

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,14 @@ CONTEXT = 4096
 END = "<|end|>"
 _HELD_OUT = 50  # one part in this many
 _PART_BYTES = 8_000
-# The model continues a message: it has seen texts, no conversations.
-_CHAT_TEMPLATE = "{{ messages | map(attribute='content') | join('\n') }}"
+# The model continues a message: it has seen texts, no conversations. With tools the prompt is ChatML, so that
+# programs that use tools can be tried.
+_CHATML = files("eaas_cli.demo_model") / "templates" / "chatml.jinja"
+_CHAT_TEMPLATE = (
+    "{%- if tools %}\n"
+    + _CHATML.read_text("utf-8")
+    + "{%- else %}\n{{- messages | map(attribute='content') | select | join('\n') }}\n{%- endif %}"
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from attention_client.serving.errors import ApiError
+from attention_client.serving.prompts.anthropic_body import CountBody, MessagesBody
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
 from attention_client.serving.prompts.responses_body import ResponsesBody
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
@@ -26,8 +27,12 @@ OPERATIONS = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/v1/responses/{name}"),
+    ("DELETE", "/v1/responses/{name}"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("GET", "/eaas/v1/status"),
@@ -64,7 +69,7 @@ def test_every_path_is_in_it(served: Box) -> None:
         (method.upper(), path)
         for path, item in document["paths"].items()
         for method in item
-        if method in ("get", "post")
+        if method in ("get", "post", "delete")
     }
     assert paths == set(OPERATIONS)
     routes = {r.path.replace(":path", "") for r in served.app.router.routes}
@@ -74,7 +79,7 @@ def test_every_path_is_in_it(served: Box) -> None:
 CASES = [
     *((*operation, GenerationMode.POSITIVE) for operation in OPERATIONS),
     # The other operations take no input.
-    *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS[:5]),
+    *((*operation, GenerationMode.NEGATIVE) for operation in OPERATIONS[:7]),
 ]
 
 
@@ -121,6 +126,16 @@ def test_the_schema_is_true(
             {"messages": [{"role": "user", "content": "a"}]},
         ),
         ("/v1/responses", ResponsesBody, {"input": "a"}),
+        (
+            "/v1/messages",
+            MessagesBody,
+            {"max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
+        ),
+        (
+            "/v1/messages/count_tokens",
+            CountBody,
+            {"messages": [{"role": "user", "content": "a"}]},
+        ),
         ("/tokenize", TokenizeRequest, {"prompt": "a"}),
         ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
     ],

@@ -116,9 +116,12 @@ class Box:
         generation: Mapping[str, Any] | None = None,
         hosts: Any = None,
         origins: Any = (),
+        chat_template: str | None = None,
     ) -> None:
         self.model = tiny_model(kind)
         self.tokenizer = chat_tokenizer()
+        if chat_template is not None:
+            self.tokenizer.chat_template = chat_template
         self.error: Exception | None = None
         self.slow_s = 0.0
         self.good = (True, "")

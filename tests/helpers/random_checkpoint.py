@@ -89,7 +89,8 @@ class RandomCheckpoint:
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
                 _fill(name, tensor, dice)
         model.save_pretrained(path, max_shard_size=self.shards)
-        build_tokenizer(_VOCABULARY, 4096).save_pretrained(path, save_jinja_files=False)
+        arch = self.config["model_type"]
+        build_tokenizer(_VOCABULARY, 4096, arch).save_pretrained(path, save_jinja_files=False)
         (path / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_ID}))
 
     def _write_converted(self, plain: Path, path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,8 @@ class Sampling:
             report.
         prompt_logprobs: Report them for the tokens of the prompt, too.
         grammar: What the answer must follow; None: any text.
+        allowed_tokens: The tokens that the answer may have; a grammar may end it in any case. None: all.
+        bad_words: Sequences of tokens that the answer must not have.
     """
 
     temperature: float = 0.0
@@ -71,6 +73,8 @@ class Sampling:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
+    allowed_tokens: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def has_penalties(self) -> bool:
@@ -88,6 +92,8 @@ class Sampling:
             and not self.logit_bias
             and self.logprobs is None
             and self.grammar is None
+            and self.allowed_tokens is None
+            and not self.bad_words
         )
 
     def guided(self) -> tuple[Sampling, Guide | None]:
@@ -112,7 +118,8 @@ class Row(NamedTuple):
         sampling: The settings of its request.
         length: Tokens before the new one, prompt included.
         history: These tokens, if the settings have penalties.
-        allowed: Which tokens its grammar allows, bool (V,) or longer; None: all.
+        allowed: Which tokens may follow, bool (V,) or of another length; None: all.
+        banned: Tokens that may not follow.
     """
 
     place: int
@@ -120,6 +127,7 @@ class Row(NamedTuple):
     length: int
     history: History | None = None
     allowed: npt.NDArray[np.bool_] | None = None
+    banned: Sequence[int] = ()
 
 
 def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -142,14 +150,15 @@ def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     if bias:
         r, token, value = zip(*bias, strict=True)
         scores_RV[list(r), list(token)] += torch.tensor(value, device=scores_RV.device)
-    early = [
+    banned = [(r, token) for r, row in enumerate(rows) for token in row.banned]
+    banned += [
         (r, token)
         for r, row in enumerate(rows)
         if row.length < row.sampling.min_length
         for token in row.sampling.end_tokens
     ]
-    if early:
-        r, token = zip(*early, strict=True)
+    if banned:
+        r, token = zip(*banned, strict=True)
         scores_RV[list(r), list(token)] = -torch.inf
     penalized = [(r, row.sampling, row.history) for r, row in enumerate(rows) if row.history]
     if penalized:
@@ -163,6 +172,35 @@ def choose(scores_RV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     chosen_R = scores_RV.argmax(dim=-1)
     chosen_R[drawn] = draw(scores_RV[drawn], draws)
     return chosen_R
+
+
+def _limits(
+    sampling: Sampling, guide: Guide | None, length: int, tokens_from: Callable[[int], list[int]]
+) -> tuple[npt.NDArray[np.bool_] | None, list[int]]:
+    """Return which tokens may follow (`Row.allowed`), and those that would complete a bad word.
+
+    Raises ApiError if none may follow.
+    """
+    longest = max(map(len, sampling.bad_words), default=1)
+    last = tokens_from(max(sampling.prompt_length, length + 1 - longest))
+    banned = [
+        word[-1]
+        for word in sampling.bad_words
+        if len(word) <= len(last) + 1 and last[len(last) + 1 - len(word) :] == list(word[:-1])
+    ]
+    allowed = None if guide is None else guide.allowed(tokens_from(guide.next))
+    if sampling.allowed_tokens is not None:
+        ends = () if guide is None else sampling.end_tokens
+        only = np.zeros(max(*sampling.allowed_tokens, *ends, 0) + 1, bool)
+        only[[*sampling.allowed_tokens, *ends]] = True
+        size = len(only)
+        allowed = only if allowed is None else allowed[:size] & only[: len(allowed)]
+    if allowed is not None:
+        allowed[[token for token in banned if token < len(allowed)]] = False
+        if not allowed.any():
+            field = "bad_words" if banned else "allowed_token_ids"
+            raise ApiError.invalid(field, f"'{field}': it leaves no token that may follow.")
+    return allowed, banned
 
 
 def _draw_of(row: Row) -> Draw:
@@ -204,7 +242,7 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     "guide". The history of its tokens stays with the request's own state, so it ends with the request.
 
     Args:
-        fail: Ends a request, given by its id, whose answer cannot follow its grammar.
+        fail: Ends a request, given by its id, whose answer cannot go on.
     """
 
     supported_kwargs: dict[str, type] = {"sampling": Sampling, "guide": Guide}  # noqa: RUF012 (the base's form)
@@ -259,18 +297,18 @@ class BatchSampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
         # The initial tokens of a request that was evicted to the queue include its answer, so only the sum
         # of both is its length.
         length = len(state.initial_tokens) + len(state.generated_tokens)
-        allowed = None
-        if guide is not None:
-            try:
-                allowed = guide.allowed(_tokens_from(state, guide.next))
-            except ApiError as error:
-                self._fail(state.request_id, error)
+        allowed: npt.NDArray[np.bool_] | None = None
+        banned: list[int] = []
+        try:
+            allowed, banned = _limits(sampling, guide, length, partial(_tokens_from, state))
+        except ApiError as error:
+            self._fail(state.request_id, error)
         history = None
         if sampling.has_penalties:
             settings = state.logit_processor_kwargs
             history = settings.setdefault("history", History(sampling.prompt_length))
             history.extend(_tokens_from(state, history.length))
-        return Row(index, sampling, length, history, allowed)
+        return Row(index, sampling, length, history, allowed, banned)
 
 
 def _tokens_from(state: Any, position: int) -> list[int]:
@@ -293,15 +331,16 @@ class SequenceSampler(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores (1, V) in which only the chosen token is finite. May overwrite them.
 
-        Raises ApiError if the answer cannot follow its grammar.
+        Raises ApiError if no token may follow.
         """
         history, guide = self._history, self._guide
         if self._sampling.is_plain and guide is None:
             return scores
         if history is not None:
             history.extend(input_ids[0, history.length :].tolist())
-        allowed = None if guide is None else guide.allowed(input_ids[0, guide.next :].tolist())
-        row = Row(0, self._sampling, input_ids.shape[1], history, allowed)
+        length = input_ids.shape[1]
+        limits = _limits(self._sampling, guide, length, lambda at: list(input_ids[0, at:].tolist()))
+        row = Row(0, self._sampling, length, history, *limits)
         chosen_R, (self._scores,) = _choose_and_score(scores.clone(), [row])
         _leave_only(scores, [0], chosen_R)
         return scores

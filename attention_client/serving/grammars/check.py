@@ -14,12 +14,15 @@ import json
 import resource
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from attention_client.serving.grammars.limits import parser_limits
+from attention_client.serving.grammars.schema import Repair
 from attention_client.serving.grammars.source import Part, Source
 
 if TYPE_CHECKING:
@@ -70,25 +73,51 @@ def _check() -> None:
 
 
 def _answer(vocabulary: int, source: Source) -> dict[str, str]:
-    try:
-        parts = [_converted(part) for part in source.parts]
-    except (ValueError, RecursionError) as error:
-        return {"error": str(error)}
-    grammar = json.dumps({"grammars": parts})
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(vocabulary)))
+
+    def error(schema: dict[str, Any]) -> str:
+        grammar = LLMatcher.grammar_from_json_schema(schema, _WHITE_SPACE)
+        return LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits()).get_error()
+
+    try:
+        grammar, reason = _compiled(tokenizer, [_converted(part) for part in source.parts])
+        if reason:
+            parts = [_repaired(part, error) for part in source.parts]
+            if parts != list(source.parts):
+                grammar, reason = _compiled(tokenizer, [_converted(part) for part in parts])
+    except (ValueError, RecursionError) as problem:
+        reason = str(problem)
+    return {"error": reason} if reason else {"grammar": grammar}
+
+
+def _compiled(tokenizer: LLTokenizer, parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the grammar for `LLMatcher`, and why it cannot be compiled; empty: it can."""
+    grammar = json.dumps({"grammars": parts})
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     # Without an error but stopped: there is no answer that follows the grammar.
     if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
-        return {"error": matcher.get_error() or "no answer can follow it"}
-    return {"grammar": grammar}
+        return grammar, matcher.get_error() or "no answer can follow it"
+    return grammar, ""
+
+
+def _repaired(part: Part, error: Callable[[dict[str, Any]], str]) -> Part:
+    """Return a part whose JSON schema compiles. Raises ValueError with the path of what does not."""
+    schema = json.loads(part.text) if part.kind == "json" else None
+    if not isinstance(schema, dict) or not error(schema):
+        return part
+    return replace(part, text=json.dumps(Repair(schema, error).run(), ensure_ascii=False))
 
 
 def _converted(part: Part) -> dict[str, Any]:
     """Convert a part to llguidance's form. Raises ValueError."""
     if part.kind == "json":
-        grammar = LLMatcher.grammar_from_json_schema(part.text, _WHITE_SPACE)
+        schema = json.loads(part.text)
+        if isinstance(schema, dict):
+            # llguidance's own options: one of them ignores the keywords that it cannot compile.
+            schema.pop("x-guidance", None)
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), _WHITE_SPACE)
     elif part.kind == "regex":
         grammar = LLMatcher.grammar_from_regex(part.text)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -19,14 +20,15 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.check import __name__ as _CHECK
 from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.grammars.limits import parser_limits
-from attention_client.serving.grammars.source import Source
+from attention_client.serving.grammars.source import Part, Source
 
 __all__ = ["GrammarCompiler", "Literal"]
 
 Literal = Callable[[str], str]
-"""Converts text of a prompt format, such as "<think>", to Lark: special tokens by number, the rest quoted."""
+"""Converts text of a prompt format, such as "<think>", to Lark: added tokens by number, the rest quoted."""
 
 _TOO_COMPLEX = "it is too complex to compile"
+_NO_TEXT = re.compile(r"""[\\"'()\s]""")  # between the pieces of a text in a grammar
 _THREADS = 2
 _KEPT = 64
 # The check limits its processor time to less. This long it may wait for a processor.
@@ -51,18 +53,21 @@ class GrammarCompiler:
         self._tokens: LLTokenizer | None = None
         self._kept: OrderedDict[Source, LLMatcher] = OrderedDict()
 
-    async def compile(self, field: str, build: Callable[[Literal], Source]) -> Grammar:
+    async def compile(
+        self, field: str, build: Callable[[Literal], Source], *, bans: bool = False
+    ) -> Grammar:
         """Compile a grammar in a thread.
 
         Args:
             field: The field of the request that asks for it.
             build: Returns the grammar. Called in the thread, since its text depends on the tokenizer.
+            bans: Whether the request bans tokens, so that a text may need others than its usual ones.
 
         Raises:
             ApiError: The grammar is invalid or too complex, or the model's tokenizer does not fit (400).
         """
         loop = asyncio.get_running_loop()
-        matcher = await loop.run_in_executor(self._threads, self._compile, field, build)
+        matcher = await loop.run_in_executor(self._threads, self._compile, field, build, bans)
         return Grammar(matcher, self._end_tokens, field)
 
     def prepare(self) -> None:
@@ -77,9 +82,11 @@ class GrammarCompiler:
         """End the threads, when the endpoint stops. Waiting requests fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, field: str, build: Callable[[Literal], Source]) -> LLMatcher:
+    def _compile(self, field: str, build: Callable[[Literal], Source], bans: bool) -> LLMatcher:
         tokens = self._ready(field)
-        source = build(lambda text: self._literal(tokens, text))
+        source = build(self._literal)
+        if bans or self._names_special(tokens, source):
+            source = _spelled(source)
         with self._lock:
             found = self._kept.get(source)
             if found is not None:
@@ -138,11 +145,21 @@ class GrammarCompiler:
             raise _refusal(field, answer["error"])
         return str(answer["grammar"])
 
-    def _literal(self, tokens: LLTokenizer, text: str) -> str:
+    def _names_special(self, tokens: LLTokenizer, source: Source) -> bool:
+        """Whether a text of the grammar may hold a special token's name, also escaped or in two pieces."""
+        texts = [_NO_TEXT.sub("", part.text) for part in source.parts]
+        return any(
+            _NO_TEXT.sub("", added.content) in text
+            for token, added in self._tokenizer.added_tokens_decoder.items()
+            if tokens.is_special_token(token)
+            for text in texts
+        )
+
+    def _literal(self, text: str) -> str:
         special = {
             added.content: token
             for token, added in self._tokenizer.added_tokens_decoder.items()
-            if added.content in text and tokens.is_special_token(token)
+            if added.content in text and not added.content.isspace()
         }
         parts: list[str] = []
         while text:
@@ -155,6 +172,16 @@ class GrammarCompiler:
                 parts.append(f"<[{special[name]}]>")
             text = text[at + len(name) :]
         return " ".join(parts)
+
+
+def _spelled(source: Source) -> Source:
+    """Return a grammar that allows each spelling of its texts.
+
+    Else llguidance forces the tokens that the tokenizer makes of a text, where only this text can follow. Of
+    a special token's name that is the special token, which is no text, and a request may ban the others.
+    """
+    start = f'%llguidance {{"no_forcing": true}}\nstart: @{source.parts[0].name}'
+    return Source((Part("spelled", "lark", start), *source.parts))
 
 
 def _refusal(field: str, reason: str) -> ApiError:

@@ -45,6 +45,11 @@ class Constraint:
     field: str
     part: Part
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether the grammar covers the markup of an answer, too, such as that of its reasoning."""
+        return self.part.kind in ("regex", "grammar")
+
 
 class _Fields(BaseModel):
     model_config = ConfigDict(strict=True)
@@ -104,6 +109,17 @@ _Choice = Annotated[
 ]
 
 
+def _format(value: Any) -> Any:
+    return {"type": "object"} if value == "json" else None if value == "" else _schema(value)
+
+
+_Format = Annotated[
+    Any,
+    BeforeValidator(_format),
+    WithJsonSchema({"anyOf": [{"enum": ["", "json"]}, *_SCHEMA["anyOf"]]}),
+]
+
+
 class NamedSchema(_Fields):
     """The JSON schema of an answer in OpenAI's form. An answer always follows it, strict or not."""
 
@@ -124,26 +140,38 @@ class ResponseFormat(_Fields):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+    # llama.cpp's place of the schema.
+    definition: Annotated[JsonSchema, Field(alias="schema")] = None
 
     @model_validator(mode="after")
-    def _schema_if_named(self) -> ResponseFormat:
-        if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise ValueError("type json_schema and the field json_schema need each other")
+    def _one_schema(self) -> ResponseFormat:
+        given = (self.json_schema is not None) + (self.definition is not None)
+        fits = {
+            "text": not given,
+            "json_object": self.json_schema is None,
+            "json_schema": given == 1,
+        }
+        if not fits[self.type]:
+            raise ValueError("type json_schema and a schema need each other")
         return self
 
 
 class StructuredOutputs(_Fields):
-    """vLLM's form of a constraint: exactly one field. Its further options change the answer: refused."""
+    """vLLM's form of a constraint: exactly one field."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"minProperties": 1, "maxProperties": 1}
-    )
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
 
     definition: Annotated[JsonSchema, Field(alias="json")] = None
     regex: str | None = None
     choice: _Choice = None
     grammar: str | None = None
     json_object: bool | None = None
+
+    # Not supported; vLLM's client writes the neutral values.
+    disable_additional_properties: Literal[False] | None = None
+    disable_any_whitespace: Literal[False] | None = None
+    structural_tag: None = None
+    whitespace_pattern: None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> StructuredOutputs:
@@ -163,6 +191,12 @@ class ConstraintFields(BaseModel):
     guided_regex: str | None = None
     guided_choice: _Choice = None
     guided_grammar: str | None = None
+    # Names of llama.cpp, SGLang and Ollama.
+    json_schema: JsonSchema = None
+    regex: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
+    format: _Format = None
 
     @model_validator(mode="after")
     def _one_constraint(self) -> ConstraintFields:
@@ -191,6 +225,11 @@ class ConstraintFields(BaseModel):
             _text("guided_regex", "regex", self.guided_regex),
             _choice("guided_choice", self.guided_choice),
             _text("guided_grammar", "grammar", self.guided_grammar),
+            _json("json_schema", self.json_schema),
+            _text("regex", "regex", self.regex or None),
+            _text("grammar", "grammar", self.grammar or None),
+            _text("ebnf", "grammar", self.ebnf or None),
+            _json("format", self.format),
         ]
         return [each for each in found if each is not None]
 
@@ -198,6 +237,8 @@ class ConstraintFields(BaseModel):
 def _of_format(form: ResponseFormat | None) -> list[Constraint | None]:
     if form is None or form.type == "text":
         return []
+    if form.definition is not None:
+        return [_json("response_format.schema", form.definition)]
     if form.json_schema is None:
         return [_text("response_format", "json", _ANY_OBJECT)]
     return [_json("response_format.json_schema.schema", form.json_schema.definition)]

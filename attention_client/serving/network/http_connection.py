@@ -1,15 +1,19 @@
-"""One HTTP/1.1 connection to the attention client's endpoint: its deadlines and its eviction."""
+"""One HTTP/1.1 connection to the attention client's endpoint: its deadlines, its pings, its eviction."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.connections import Connections
+from attention_client.serving.network.parser import Parser
 
 __all__ = ["HttpConnection", "plain_answer"]
 
@@ -19,6 +23,12 @@ _KEEP_ALIVE_S = 75.0
 # Above this number of connections the short time applies: each connection holds a descriptor.
 _MANY_CONNECTIONS = 256
 _SHORT_KEEP_ALIVE_S = 5.0
+# A connection closed with unread bytes would lose the refusal that was sent last.
+_LINGER_S = 1.0
+# After its client's end of file, a connection is probed after this time, then after twice this time, ...
+_FIRST_PROBE_S = 0.2
+_PING = h11.Data(data=b": ping\n\n")
+_CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
 
 
 def plain_answer(error: ApiError) -> bytes:
@@ -35,40 +45,69 @@ _EVICTED = plain_answer(
 
 
 class HttpConnection(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 with a timeout on every wait for the client; uvicorn itself waits without a limit."""
+    """HTTP/1.1 with a timeout on every wait for the client; uvicorn itself waits without a limit.
+
+    The guard limits the time of a request's body, and the kernel the time in which a client reads nothing
+    (TCP_USER_TIMEOUT, which the server sets).
+
+    A silent stream of events gets comments, so that no proxy takes it for dead. A client may close its
+    sending side after its request. One that has left sends the same end of file, but answers the next bytes
+    with a reset, which cancels its request. So such a connection is probed while its answer is computed.
+    """
 
     def __init__(self, limits: ServeLimits, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
+        self.conn = Parser(limits.max_head_bytes)
         self._limits = limits
         self._connections = connections
         # No byte has arrived since the start or the last answer.
         self._silent = True
-        self._idle = False
-        self._unsent = 0
+        self._half_closed = self._refused = False
+        self._beat_s = limits.ping_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timeout of a new connection's first request (called by asyncio)."""
         super().connection_made(transport)
         self._connections.reads(self)
-        self._wait(self._limits.head_timeout_s)
+        self._timer = self.loop.call_later(self._limits.head_timeout_s, self._close)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes (from asyncio); the first ones after an answer begin a new request."""
-        self._silent = False
-        self._next_request_begins()
+        if self._refused:
+            return
+        if self._silent:
+            self._silent = False
+            self._connections.reads(self)
+            self._wait(self._limits.head_timeout_s, self._close)
         super().data_received(data)
 
     def handle_events(self) -> None:
         """Start a request once its headers are complete; once its body is, protect it from eviction."""
+        before = self.cycle
         super().handle_events()
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or self._refused:
             return
-        # This request may have arrived together with the previous one.
-        self._next_request_begins()
+        if self.cycle is not before:
+            # It may have arrived together with the previous request.
+            self._silent = False
+            self._begin_beats()
         if self.cycle.more_body:
             self._connections.reads(self)
         else:
             self._connections.answers(self)
+
+    def eof_received(self) -> bool:
+        """Keep the connection for the answer of a client that has closed its sending side, or has left."""
+        cycle = self.cycle
+        if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if self._is_old and not cycle.response_started and self.scope["method"] == "POST":
+            # HTTP/1.0 has nothing to probe with. nginx speaks it, and does not half-close: its client left.
+            return False
+        self._half_closed = True
+        self._begin_beats()
+        self._beat()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove a closed connection from the open ones and cancel its timeout (called by asyncio)."""
@@ -76,51 +115,68 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         self._timer.cancel()
         super().connection_lost(exc)
 
-    def resume_writing(self) -> None:
-        """Note that the client reads its answer again, so that the next timeout does not disconnect it."""
-        self._unsent = 0
-        super().resume_writing()
-
     def on_response_complete(self) -> None:
-        """Mark the connection as idle, which allows its eviction; start the timeout of its next request."""
+        """Mark the connection as idle, which allows its eviction; uvicorn closes it after a while."""
         many = len(self.connections) > _MANY_CONNECTIONS
         self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
-        self._idle = self._silent = True
+        self._silent = True
         self._connections.idles(self)
         self._timer.cancel()
-        self._wait(max(self.timeout_keep_alive, self._limits.head_timeout_s))
         super().on_response_complete()
+        if self._half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, in OpenAI's form (called by uvicorn in the handler of h11's error)."""
+        error = sys.exception()
+        assert isinstance(error, h11.RemoteProtocolError)
+        self._write_refusal(plain_answer(ApiError(error.error_status_hint, f"{msg} {error}")))
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._wait(_LINGER_S, self._close)
 
     def evict(self) -> None:
         """Close the connection now, to make room. A client with an incomplete request gets status 408."""
-        begun = self.cycle is not None and not self.cycle.response_complete
-        if not self._silent and not (begun and self.cycle.response_started):
-            self.transport.write(_EVICTED)
-            if begun:
-                # Discard what the application sends from now on.
-                self.cycle.disconnected = True
+        if not self._silent:
+            self._write_refusal(_EVICTED)
         self._close()
 
-    def _next_request_begins(self) -> None:
-        if self._idle:
-            self._idle = self._silent = False
-            self._connections.reads(self)
-            self._timer.cancel()
-            self._wait(self._limits.head_timeout_s)
+    def _write_refusal(self, answer: bytes) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(answer)
+        if self.cycle is not None:
+            # Discard what the application sends from now on.
+            self.cycle.disconnected = True
 
-    def _wait(self, timeout_s: float) -> None:
-        self._timer = self.loop.call_later(timeout_s, self._on_timeout)
+    def _should_upgrade(self) -> bool:
+        # Java's clients offer h2c with every request. uvicorn would log two lines for each.
+        return False
 
-    def _on_timeout(self) -> None:
-        # During an answer this checks only for a client that reads nothing: the unsent bytes are the same as
-        # at the last timeout. Other timeouts of a request are the guard's.
-        if self.cycle is not None and not self.cycle.response_complete:
-            unsent = self.transport.get_write_buffer_size()
-            if not unsent or unsent != self._unsent:
-                self._unsent = unsent
-                self._wait(self._limits.send_timeout_s)
-                return
-        self._close()
+    @property
+    def _is_old(self) -> bool:
+        return bool(self.scope["http_version"] == "1.0")
+
+    def _begin_beats(self) -> None:
+        self._beat_s = _FIRST_PROBE_S if self._half_closed else self._limits.ping_s
+        self.conn.is_quiet = True
+        self._wait(self._beat_s, self._beat)
+
+    def _beat(self) -> None:
+        """Send a sign of life if nothing was sent since the last beat, and the client reads."""
+        conn = self.conn
+        if conn.is_quiet and not self.transport.get_write_buffer_size():
+            if conn.our_state is h11.SEND_BODY and conn.is_event_stream:
+                self.transport.write(conn.send(_PING))
+            elif conn.our_state is h11.SEND_RESPONSE and self._half_closed and not self._is_old:
+                self.transport.write(conn.send(_CONTINUE))
+        conn.is_quiet = True
+        self._wait(self._beat_s, self._beat)
+        self._beat_s = min(2 * self._beat_s, self._limits.ping_s)
+
+    def _wait(self, timeout_s: float, then: Callable[[], None]) -> None:
+        self._timer.cancel()
+        self._timer = self.loop.call_later(timeout_s, then)
 
     def _close(self) -> None:
         # A closed transport keeps its descriptor until it has sent the last byte.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.acceptor import Acceptor
@@ -112,6 +112,9 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application with its engine, then accept HTTP connections."""
         await super().startup(sockets=[])
+        # Accepted connections inherit it. The kernel counts bytes that no client acknowledges or takes.
+        timeout_ms = int(1000 * self._limits.send_timeout_s)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         self._connections = Connections(min(self._limits.max_connections, room_for_connections()))
 
         def connection() -> HttpConnection:
@@ -181,7 +184,7 @@ class HttpServer:
         address: host:port, with the actual port.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket, limits: ServeLimits) -> None:
+    def __init__(self, app: Starlette, listener: socket.socket, limits: ServeLimits) -> None:
         self.address = join_host_port(*listener.getsockname()[:2])
         self._server = _Server(
             uvicorn.Config(
@@ -193,7 +196,6 @@ class HttpServer:
                 # Fixed, so that installed packages do not change the loop and the parser that tests cover.
                 loop="asyncio",
                 http=HttpConnection,
-                h11_max_incomplete_event_size=limits.max_head_bytes,
                 lifespan="on",
             ),
             listener,

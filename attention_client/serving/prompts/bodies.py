@@ -7,6 +7,9 @@ the answer (bookkeeping of OpenAI's API) is accepted. An unknown field is ignore
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
@@ -23,11 +26,17 @@ from pydantic import (
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 from attention_client.serving.prompts.fields import (
+    NO_EFFECT,
+    BadWords,
     Bias,
+    ModelName,
+    NoEffect,
     Prompts,
+    Seed,
     Stops,
     Strict,
     ToolChoice,
+    Whole,
     unsupported,
 )
 from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
@@ -44,10 +53,11 @@ __all__ = [
     "parse",
 ]
 
-_INT64 = 2**63
 _MOST_CHOICES = 128
 _MOST_TOP = 20
 _MOST_STOP_TOKENS = 128
+
+_Token = Annotated[int, Field(ge=0), Whole]
 
 _MOST_IGNORED = 16  # names of ignored fields to report
 
@@ -62,40 +72,8 @@ class StreamOptions(Strict):
     include_servers: bool | None = None
 
 
-# The fields on which the answer depends, except the prompt.
-_SETTINGS = {
-    "model",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "max_completion_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "n",
-    "best_of",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "echo",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "continue_final_message",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "return_token_strs",
-    *ConstraintFields.model_fields,
-}
+# Fields of which the endpoint needs no more than the prompt.
+_OF_PROMPT = {"prompt", "messages", "documents", "chat_template_kwargs"}
 
 
 class Body(Strict):
@@ -104,7 +82,7 @@ class Body(Strict):
     # A prompt of one token in place of the real one.
     placeholder: ClassVar[dict[str, Any]]
 
-    model: str | None = None
+    model: ModelName | None = None
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
@@ -128,8 +106,10 @@ class Body(Strict):
 
     def settings(self) -> dict[str, Any]:
         """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
-        fields = self.model_dump(include=_SETTINGS, exclude_unset=True, by_alias=True)
-        return self.placeholder | fields
+        known = type(self).model_fields.items()
+        unused = {name for name, field in known if field.description == NO_EFFECT}
+        unused |= _OF_PROMPT | self.placeholder.keys()
+        return self.placeholder | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
 
 
 def _rule(field: str, value: dict[str, Any], needs: str, needed: dict[str, Any]) -> dict[str, Any]:
@@ -162,40 +142,62 @@ class GenerationRequest(Body, ConstraintFields):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), Whole] | None = None
+    min_tokens: Annotated[int, Field(ge=0), Whole] | None = None
     ignore_eos: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None
+    top_k: Annotated[TopK, Whole] | None = None
     min_p: MinP | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Bias = None
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    seed: Seed | None = None
     stop: Stops = Field([])
-    stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_STOP_TOKENS)] | None
-    ) = None
+    stop_token_ids: Annotated[list[_Token], Field(max_length=_MOST_STOP_TOKENS)] | None = None
+    allowed_token_ids: Annotated[list[_Token], Field(min_length=1)] | None = None
+    bad_words: BadWords | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES), Whole] | None = None
 
     # Only neutral values are accepted.
-    use_beam_search: Annotated[bool | None, unsupported(False, vllm=True)] = None
-    bad_words: Annotated[list[Any] | None, unsupported([], vllm=True)] = None
-    allowed_token_ids: Annotated[Any, unsupported(vllm=True)] = None
+    cache_salt: Annotated[Any, unsupported(vllm=True)] = None
+    ec_transfer_params: Annotated[Any, unsupported(vllm=True)] = None
+    kv_transfer_params: Annotated[Any, unsupported(vllm=True)] = None
+    logprob_token_ids: Annotated[Any, unsupported([], vllm=True)] = None
+    priority: Annotated[Any, unsupported(0, instead="requests run in the order of arrival")] = None
     prompt_logprobs: Annotated[Any, unsupported(vllm=True)] = None
+    repetition_detection: Annotated[Any, unsupported(vllm=True)] = None
+    return_token_offsets: Annotated[Any, unsupported(False, vllm=True)] = None
+    routed_experts_prompt_start: Annotated[Any, unsupported(0, vllm=True)] = None
+    thinking_token_budget: Annotated[
+        Any,
+        unsupported(-1, instead="limit max_tokens, or switch thinking off in the chat template"),
+    ] = None
     truncate_prompt_tokens: Annotated[Any, unsupported(vllm=True)] = None
+    use_beam_search: Annotated[Any, unsupported(False, vllm=True)] = None
+    vllm_xargs: Annotated[Any, unsupported({}, vllm=True)] = None
+    watermarking: Annotated[Any, unsupported(False, vllm=True)] = None
 
-    # No effect on the answer.
-    metadata: Any = None
-    prompt_cache_key: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
-    user: Any = None
+    length_penalty: NoEffect = None  # of beam search
+    metadata: NoEffect = None
+    mm_payload: NoEffect = None
+    prompt_cache_key: NoEffect = None
+    request_id: NoEffect = None
+    return_mm_kwargs: NoEffect = None
+    safety_identifier: NoEffect = None
+    service_tier: NoEffect = None
+    session_id: NoEffect = None
+    spaces_between_special_tokens: NoEffect = None  # none are added
+    store: NoEffect = None
+    stream_interval: NoEffect = None
+    truncation_side: NoEffect = None  # of truncate_prompt_tokens
+    user: NoEffect = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
@@ -219,6 +221,21 @@ class GenerationRequest(Body, ConstraintFields):
         return None
 
     @property
+    def skips_special(self) -> bool:
+        """Whether answers have no text of special tokens."""
+        return self.skip_special_tokens is not False
+
+    @property
+    def names_tool(self) -> bool:
+        """Whether the request names the function that the answer calls."""
+        return False
+
+    @property
+    def bans_tokens(self) -> bool:
+        """Whether some tokens may not follow in the answer, whatever its text."""
+        return bool(self.allowed_token_ids or self.bad_words)
+
+    @property
     def biased_tokens(self) -> dict[int, float]:
         """What is added to the logits of tokens, by token id."""
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
@@ -232,12 +249,15 @@ class CompletionRequest(GenerationRequest):
     placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=0), Whole] | None = None
+    best_of: Annotated[int, Field(ge=1, le=_MOST_CHOICES), Whole] | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP), Whole] | None = None
 
-    suffix: Annotated[str | None, unsupported("")] = None
+    prompt_embeds: Annotated[Any, unsupported(vllm=True)] = None
+    suffix: Annotated[Any, unsupported("", instead="fill in by the model's own prompt format")] = (
+        None
+    )
 
     @field_validator("best_of")
     @classmethod
@@ -266,8 +286,10 @@ class TemplateFields(Strict):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
 
-    chat_template: Annotated[str | None, unsupported()] = None
+    chat_template: Annotated[Any, unsupported(instead="set chat_template_kwargs")] = None
 
     @field_validator("continue_final_message")
     @classmethod
@@ -275,6 +297,14 @@ class TemplateFields(Strict):
         if value and info.data.get("add_generation_prompt"):
             raise ValueError("excludes add_generation_prompt: true")
         return value
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that the request sets."""
+        effort = self.reasoning_effort
+        # As in vLLM: for templates whose models can think or not.
+        thinks = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return (thinks if effort else {}) | (self.chat_template_kwargs or {})
 
     @property
     def opens_answer(self) -> bool:
@@ -295,24 +325,33 @@ class ChatRequest(GenerationRequest, TemplateFields):
     messages_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), Whole] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
 
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP)] | None = None
-    modalities: Annotated[list[str] | None, unsupported(["text"])] = None
-    audio: Annotated[Any, unsupported()] = None
-    functions: Annotated[Any, unsupported()] = None
-    function_call: Annotated[Any, unsupported()] = None
-    prediction: Annotated[Any, unsupported()] = None
-    web_search_options: Annotated[Any, unsupported()] = None
-    documents: Annotated[Any, unsupported()] = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP), Whole] | None = None
+    include_reasoning: bool | None = None
+    echo: bool | None = None
 
-    reasoning_effort: Any = None
-    verbosity: Any = None
+    # Only neutral values are accepted.
+    audio: Annotated[Any, unsupported(instead="the model writes text")] = None
+    function_call: Annotated[Any, unsupported("none", "auto", instead="use tool_choice")] = None
+    functions: Annotated[Any, unsupported([], instead="use tools")] = None
+    modalities: Annotated[Any, unsupported(["text"], instead="the model writes text")] = None
+    moderation: Annotated[Any, unsupported(instead="check the texts before and after")] = None
+    prediction: Annotated[Any, unsupported(instead="leave it out")] = None
+    return_prompt_text: Annotated[Any, unsupported(False, vllm=True)] = None
+    web_search_options: Annotated[Any, unsupported(instead="offer a search in tools")] = None
+
+    media_io_kwargs: NoEffect = None  # there are no media
+    mm_processor_kwargs: NoEffect = None
+    prompt_cache_options: NoEffect = None
+    prompt_cache_retention: NoEffect = None
+    verbosity: NoEffect = None
 
     _opening: str = PrivateAttr("")
+    _earlier_calls: int = PrivateAttr(0)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -320,6 +359,14 @@ class ChatRequest(GenerationRequest, TemplateFields):
         if value and not info.data.get("logprobs"):
             raise ValueError("needs logprobs: true")
         return value
+
+    @model_validator(mode="after")
+    def _reasoning_is_told(self) -> ChatRequest:
+        if self.include_reasoning is False and (self.logprobs or self.return_token_ids):
+            raise FieldError(
+                "include_reasoning", "false excludes logprobs and return_token_ids, which tell it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _chosen_tools_exist(self) -> ChatRequest:
@@ -343,17 +390,43 @@ class ChatRequest(GenerationRequest, TemplateFields):
 
     def found(self) -> dict[str, Any]:
         """Return what reading found, with the opening."""
-        return super().found() | {"opening": self._opening}
+        calls = self.earlier_calls
+        return super().found() | {"opening": self._opening, "earlier_calls": calls}
 
     def restore(self, found: dict[str, Any]) -> None:
         """Set what the prompt worker found, with the opening."""
         super().restore(found)
         self._opening = found.get("opening", "")
+        self._earlier_calls = found.get("earlier_calls", 0)
+
+    @property
+    def earlier_calls(self) -> int:
+        """Number of tool calls in the messages."""
+        calls = sum(len(message.tool_calls or ()) for message in self.messages)
+        return calls or self._earlier_calls
+
+    @property
+    def names_tool(self) -> bool:
+        """Whether the request names the function that the answer calls."""
+        return isinstance(self.tool_choice, dict)
+
+    @property
+    def last_answer(self) -> str | None:
+        """The text of the last message, if it is the assistant's."""
+        last = self.messages[-1]
+        return last.for_template()["content"] if last.role == "assistant" else None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the base's settings, and for echo the last message if it is the assistant's."""
+        settings = super().settings()
+        if self.echo and self.last_answer:
+            settings["messages"] = [{"role": "assistant", "content": self.last_answer}]
+        return settings
 
     @property
     def forces_tools(self) -> bool:
         """Whether the answer must be a tool call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+        return self.tool_choice == "required" or self.names_tool
 
     @property
     def forced_tools(self) -> list[FunctionTool]:
@@ -374,7 +447,7 @@ class ChatRequest(GenerationRequest, TemplateFields):
         """The tools that the model may call, in the form of chat templates; None: no tools."""
         if not self.tools or self.tool_choice == "none":
             return None
-        return [tool.model_dump() for tool in self.tools]
+        return [tool.for_template() for tool in self.tools]
 
     @property
     def token_budget(self) -> int | None:
@@ -410,22 +483,40 @@ def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
         request = cls.model_validate(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    request._ignored = tuple(_unknown(cls, body)[:_MOST_IGNORED])
+    request._ignored = tuple(islice(_unknown(cls, body), _MOST_IGNORED))
     return request
 
 
-def _unknown(cls: type[BaseModel], body: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the names of fields that a class ignores, also in the objects of its own fields."""
-    known = {field.alias or name: field for name, field in cls.model_fields.items()}
-    names = [prefix + name for name in body if name not in known]
-    for name, field in known.items():
-        inner = body.get(name)
-        if not isinstance(inner, dict):
-            continue
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                names += _unknown(kind, inner, f"{prefix}{name}.")
-    return names
+def _unknown(cls: type[BaseModel], value: Any, name: str = "") -> Iterator[str]:
+    """Return the names of fields that a class ignores, also in the objects and lists of its own fields.
+
+    Null and what is empty says nothing, so nothing of it is ignored.
+    """
+    if isinstance(value, list):
+        for at, each in enumerate(value):
+            yield from _unknown(cls, each, f"{name}[{at}]")
+    elif isinstance(value, dict) and cls.model_config.get("extra") != "allow":
+        known, prefix = _known(cls), f"{name}." if name else ""
+        for each, inner in value.items():
+            if each not in known and inner not in (None, "", [], {}):
+                yield prefix + each
+        for each, kind in known.items():
+            if kind is not None and each in value:
+                yield from _unknown(kind, value[each], prefix + each)
+
+
+@cache
+def _known(cls: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+    """Return the fields of a class, each with the class of the objects in it."""
+    fields = cls.model_fields.items()
+    return {field.alias or name: _model(field.annotation) for name, field in fields}
+
+
+def _model(kind: Any) -> type[BaseModel] | None:
+    """Return the class of objects in a type such as `list[Tool] | None`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next(filter(None, map(_model, get_args(kind))), None)
 
 
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}

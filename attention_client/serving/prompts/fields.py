@@ -6,22 +6,30 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 __all__ = [
     "MOST_PROMPTS",
+    "NO_EFFECT",
+    "BadWords",
     "Bias",
+    "ModelName",
+    "NoEffect",
     "Prompts",
+    "Seed",
     "Stops",
     "Strict",
     "ToolChoice",
+    "Whole",
     "unsupported",
 ]
 
 _STOPS = 16
 _STOP_CHARACTERS = 1024
 _MOST_BIASED = 1024
+_MOST_BAD_WORDS = 128
+_INT64 = 2**63
 _TOKEN_ID = "[0-9]{1,10}"
 
 MOST_PROMPTS = 1024
@@ -36,17 +44,24 @@ class Strict(BaseModel):
     )
 
 
+NO_EFFECT = "Has no effect on the answer."
+NoEffect = Annotated[Any, Field(description=NO_EFFECT)]
+"""A known field that changes no answer of this engine."""
+
+
 class unsupported:
     """Refuses every value except None and the neutral ones: the field is not supported.
 
     Args:
         neutral: The values that change nothing.
         vllm: Whether vLLM, the other engine, supports the field.
+        instead: What the client can do.
     """
 
-    def __init__(self, *neutral: Any, vllm: bool = False) -> None:
+    def __init__(self, *neutral: Any, vllm: bool = False, instead: str = "") -> None:
         self._neutral = neutral
-        self._vllm = vllm
+        self._remedy = "; the engine of `eaas up --engine vllm` has it" if vllm else ""
+        self._remedy = f"; {instead}" if instead else self._remedy
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return no_info_after_validator_function(self._check, handler(source))
@@ -55,12 +70,14 @@ class unsupported:
         return {"enum": [None, *self._neutral]}
 
     def _check(self, value: Any) -> Any:
-        if value is not None and value not in self._neutral:
+        # 0 is no False.
+        if value is not None and not any(
+            value == each and isinstance(value, bool) == isinstance(each, bool)
+            for each in self._neutral
+        ):
             allowed = " or ".join(json.dumps(each) for each in self._neutral)
             raise ValueError(
-                "is not supported"
-                + (f" other than {allowed}" if allowed else "")
-                + ("; the engine of `eaas up --engine vllm` has it" if self._vllm else "")
+                "is not supported" + (f" other than {allowed}" if allowed else "") + self._remedy
             )
         return value
 
@@ -168,6 +185,10 @@ def _tool_choice(value: Any) -> Any:
     )
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Stops = Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)]
 """Stop strings: one, or a list."""
 Prompts = Annotated[
@@ -178,3 +199,19 @@ Bias = Annotated[dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema
 """What is added to the logits of tokens, by token id."""
 ToolChoice = Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)]
 """auto, none, required, or a function by name."""
+Whole = BeforeValidator(_whole)
+"""Takes a whole float, such as 16.0, for an integer. Stands after the bounds, or the JSON schema has none."""
+Seed = Annotated[
+    int,
+    Field(ge=-_INT64, lt=_INT64),
+    AfterValidator(lambda seed: None if seed == -1 else seed),
+    Whole,
+]
+"""Seed of the draws; -1: random."""
+ModelName = Annotated[str, AfterValidator(lambda name: name or None)]
+"""A model's name; empty: the one that is served."""
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=_STOP_CHARACTERS)]],
+    Field(max_length=_MOST_BAD_WORDS),
+]
+"""Texts that the answer must not have."""

@@ -12,15 +12,34 @@ from attention_client.serving.prompts.fields import Strict
 
 __all__ = ["FunctionCall", "FunctionTool", "Message", "Tool", "ToolCallIn"]
 
-_PARTS = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    },
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THOUGHTS = ("thinking", "reasoning")
+_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": [*_TEXTS, *_THOUGHTS]}},
+    "required": ["type"],
 }
+_PARTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _PART]}}
 _CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
+_ROLES = {"developer": "system", "function": "tool"}  # templates use the second name
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content: text, or reasoning of the model."""
+
+    type: str
+    text: Any = None
+    refusal: Any = None
+    thinking: Any = None
+    reasoning: Any = None
+    summary: Any = None
+    signature: Any = None  # of whoever made the reasoning; nobody can check it here
+
+    def words(self) -> str:
+        """Return the part's text; of reasoning it may be a list."""
+        found = self.text or self.refusal or self.thinking or self.reasoning or self.summary or ""
+        pieces = found if isinstance(found, list) else [found]
+        return "\n".join(str(p.get("text", "") if isinstance(p, dict) else p) for p in pieces)
 
 
 def _content(value: Any) -> Any:
@@ -28,34 +47,37 @@ def _content(value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of parts, each with a type")
-    for part in value:
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
+    for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             raise ValueError("must be a string or a list of parts, each with a type")
-        if kind != "text":
+        if kind not in (*_TEXTS, *_THOUGHTS):
             raise ValueError(f"has a part of type {kind!r}; this model reads text parts only")
-        if not isinstance(part.get("text"), str):
+        if kind in _TEXTS and not isinstance(part.get(_TEXTS[kind]), str):
             raise ValueError("has a text part without a text")
-    return value
+    return parts
 
 
 class FunctionCall(BaseModel):
-    """A tool call that the model made in an earlier turn."""
+    """A tool call that the model made in an earlier turn, perhaps with arguments that are no JSON."""
 
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: str
+    arguments: Any = None
 
     @model_validator(mode="after")
-    def _arguments_are_an_object(self) -> FunctionCall:
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments must be a JSON object in a string")
+    def _arguments_can_be_written(self) -> FunctionCall:
+        check_depth(self.arguments)
         return self
+
+    @property
+    def text(self) -> str:
+        """The arguments as text; none at all are an empty object."""
+        if isinstance(self.arguments, str):
+            return "{}" if self.arguments.strip() in ("", "null") else self.arguments
+        return json.dumps(self.arguments or {}, ensure_ascii=False)
 
 
 class ToolCallIn(BaseModel):
@@ -64,65 +86,68 @@ class ToolCallIn(BaseModel):
     model_config = ConfigDict(strict=True)
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
+    index: Any = None  # its position, which the list has, too
     function: FunctionCall
 
     def for_template(self) -> dict[str, Any]:
-        """Return the call in the form of chat templates, with the arguments as an object."""
-        call = self.model_dump(exclude_none=True)
-        call["function"]["arguments"] = json.loads(self.function.arguments)
-        return call
+        """Return the call in the form of chat templates, with the arguments as text."""
+        function = {"name": self.function.name, "arguments": self.function.text}
+        return {"id": self.id or "", "type": "function", "function": function}
 
 
 class Message(BaseModel):
-    """One chat message. Fields of answers that prompts do not use are accepted."""
+    """One chat message."""
 
     model_config = ConfigDict(
         strict=True,
         json_schema_extra={
-            "anyOf": [
-                {
-                    "properties": {"content": {"type": ["string", "array"]}},
-                    "required": ["content"],
-                },
-                {
-                    "properties": {
-                        "role": {"const": "assistant"},
-                        "tool_calls": {"type": "array", "minItems": 1},
-                    },
-                    "required": ["tool_calls"],
-                },
-            ]
+            "anyOf": [{"required": ["content"]}, {"properties": {"role": {"const": "assistant"}}}]
         },
     )
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        str | list[ContentPart] | None, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)
+    ] = None
+    name: str | None = None
+    refusal: str | None = None
+    # Names of the same, in the order in which they count.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
     tool_calls: list[ToolCallIn] | None = None
+    function_call: FunctionCall | None = None  # OpenAI's older form of one tool call
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _something_is_said(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.role != "assistant" and "content" not in self.model_fields_set:
             raise ValueError("content is missing")
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the form of chat templates: one text, and "system" for "developer"."""
-        # "developer" is OpenAI's newer name; templates use the older one.
-        role = "system" if self.role == "developer" else self.role
-        text = ""
-        # Text in a message with tool calls is the markup of those calls.
-        if self.tool_calls is None:
-            text = self.content or ""
-            if not isinstance(text, str):
-                text = " ".join(part["text"] for part in text)
-        message: dict[str, Any] = {"role": role, "content": text}
-        if self.tool_calls is not None:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
+        """Return the message in the form of chat templates: one text, and the fields that say something."""
+        parts = self.content or []
+        if isinstance(parts, str):
+            parts = [ContentPart(type="text", text=parts)]
+        thoughts = [part.words() for part in parts if part.type in _THOUGHTS]
+        texts = [part.words() for part in parts if part.type not in _THOUGHTS]
+        reasoning = self.reasoning_content or self.reasoning or self.thinking
+        calls = self.tool_calls or []
+        if self.function_call is not None and not calls:
+            calls = [ToolCallIn(function=self.function_call)]
+        fields = {
+            "name": self.name,
+            "reasoning_content": reasoning or "\n".join(thoughts),
+            "tool_calls": [call.for_template() for call in calls],
+            "tool_call_id": self.tool_call_id,
+        }
+        return {
+            "role": _ROLES.get(self.role, self.role),
+            "content": "\n".join(texts) or self.refusal or "",
+            **{name: value for name, value in fields.items() if value},
+        }
 
 
 class FunctionTool(BaseModel):
@@ -151,3 +176,12 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: FunctionTool
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool in the form of chat templates, which read the properties of its parameters."""
+        tool = self.model_dump()
+        tool["function"]["parameters"] = {
+            "type": "object",
+            "properties": {},
+        } | self.function.parameters
+        return tool

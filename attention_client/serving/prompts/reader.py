@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from attention_client.serving.prompts.bodies import (
     load_json,
 )
 from attention_client.serving.prompts.fields import MOST_PROMPTS
+from attention_client.serving.prompts.history import History, history_form, is_plain
 from attention_client.serving.prompts.length import LengthBound
+from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.template import missing_template, render
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
+from attention_client.serving.prompts.truncation import fitted
 
 __all__ = ["ModelLimits", "PromptReader"]
 
@@ -33,12 +37,10 @@ class ModelLimits:
     Attributes:
         max_model_len: Most tokens of one request, prompt plus answer.
         vocabulary: Size of the vocabulary; all token ids are below it.
-        tools: Whether the model's answers can hold tool calls.
     """
 
     max_model_len: int
     vocabulary: int
-    tools: bool
 
 
 class PromptReader:
@@ -56,6 +58,7 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._limits = limits
         self._bound = bound
+        self._history_form = functools.cache(self._find_history_form)
 
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
         """Return the validated request and the tokens of its prompts.
@@ -75,18 +78,23 @@ class PromptReader:
         assert isinstance(request, GenerationRequest)
         self._check_token_ids(request)
         if isinstance(request, ChatRequest):
-            # The template contains the special tokens.
-            text = self._render(request)
-            request.opening = self._opening(request, text)
-            field = request.messages_field
-            return request, [self._encode(text, field, request, add_special_tokens=False)]
+            if isinstance(request, ResponsesRequest) and request.repeated["truncation"] == "auto":
+                return request, [fitted(request, self._chat_prompt)]
+            return request, [self._chat_prompt(request)]
         assert isinstance(request, CompletionRequest)
+        adds = request.add_special_tokens is not False
         return request, [
-            self._encode(prompt, "prompt", request, add_special_tokens=True)
+            self._encode(prompt, "prompt", request, add_special_tokens=adds)
             if isinstance(prompt, str)
             else self._check(prompt, "prompt", request)
             for prompt in request.prompt
         ]
+
+    def _chat_prompt(self, request: ChatRequest) -> list[int]:
+        # The template contains the special tokens, unless the client says otherwise.
+        adds = bool(request.add_special_tokens)
+        text = self._render(request)
+        return self._encode(text, request.messages_field, request, add_special_tokens=adds)
 
     def _tokenized(self, request: TokenizeRequest) -> list[int]:
         """Tokenize without a limit of tokens: the client may ask whether a prompt is too long."""
@@ -107,59 +115,57 @@ class PromptReader:
                 self._check_room(len(tokens), "prompt", 1, at_least=False)
 
     def _check_token_ids(self, request: GenerationRequest) -> None:
-        for field in ("logit_bias", "stop_token_ids"):
+        for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
 
-    def _render(
-        self, request: ChatRequest | TokenizeRequest, opens_answer: bool | None = None
-    ) -> str:
-        if missing := missing_template(self._tokenizer, tools=request.offered_tools is not None):
-            raise ApiError(400, missing)
-        tools = self._tools(request)
-        extra = request.chat_template_kwargs or {}
-        parameters = inspect.signature(self._tokenizer.apply_chat_template).parameters
-        reserved = parameters.keys() & extra.keys()
+    def _render(self, request: ChatRequest | TokenizeRequest) -> str:
+        """Apply the chat template, and note what of its text begins the answer."""
+        self._check_template(request)
+        tools, extra = request.offered_tools, request.template_variables
+        reserved = (
+            inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() & extra.keys()
+        )
         if reserved:
             raise ApiError.invalid(
                 "chat_template_kwargs", f"chat_template_kwargs must not hold {sorted(reserved)}."
             )
-        return render(
-            self._tokenizer,
-            request.messages_field,
-            [message.for_template() for message in request.messages or ()],
-            tools=tools,
-            add_generation_prompt=request.opens_answer if opens_answer is None else opens_answer,
-            continue_final_message=bool(request.continue_final_message),
-            **extra,
-        )
+        messages = [message.for_template() for message in request.messages or ()]
+        if not is_plain(messages):
+            messages = self._history_form(tools is not None).of(messages)
+        apply = functools.partial(
+            render, self._tokenizer, request.messages_field, messages,
+            tools=tools, documents=request.documents or None,
+            continue_final_message=bool(request.continue_final_message), **extra,
+        )  # fmt: skip
+        text = apply(add_generation_prompt=request.opens_answer)
+        if isinstance(request, ChatRequest):
+            last = messages[-1]["content"] or ""
+            closed = apply(add_generation_prompt=False) if request.opens_answer else text
+            request.opening = last if request.continue_final_message else _after(text, closed, last)
+        return text
 
-    def _opening(self, request: ChatRequest, text: str) -> str:
-        """Return the end of a prompt that begins the answer: the template's own words, no user's."""
-        last = request.messages[-1].for_template()["content"]
-        if request.continue_final_message:
-            return str(last)
-        closed = self._render(request, opens_answer=False) if request.opens_answer else text
-        if closed != text and text.startswith(closed):
-            return text[len(closed) :]
-        # Some templates open the answer in any case.
-        return text.rpartition(last)[2] if last else ""
+    def _find_history_form(self, tools: bool) -> History:
+        """Find the form of histories of the template for chats with tools, or without."""
+        fields: dict[str, Any] = {"tools": [] if tools else None, "add_generation_prompt": True}
+        return history_form(functools.partial(render, self._tokenizer, "messages", **fields))
 
-    def _tools(self, request: ChatRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
+    def _check_template(self, request: ChatRequest | TokenizeRequest) -> None:
+        """Refuse what the template does not have."""
         tools = request.offered_tools
-        if tools is None:
-            return None
-        has_tools = self._limits.tools and "tools" in self._tokenizer.get_chat_template(tools=[{}])
+        if missing := missing_template(self._tokenizer, tools=tools is not None):
+            raise ApiError(400, missing)
+        template = self._tokenizer.get_chat_template(tools=tools)
         # A grammar makes any model call a tool that the request chose.
-        if not has_tools and not request.forces_tools:
-            raise ApiError.invalid(
-                "tools", "This model's chat template has no tools.", "unsupported_parameter"
-            )
+        free_tools = None if request.forces_tools else tools
+        for field, given in (("tools", free_tools), ("documents", request.documents)):
+            if given and field not in template:
+                reason = f"This model's chat template has no {field}."
+                raise ApiError.invalid(field, reason, "unsupported_parameter")
         size = len(json.dumps(tools))
         if size > _TOOLS_BYTES:
             raise ApiError.invalid(
                 "tools", f"'tools': {size} bytes of JSON; the limit is {_TOOLS_BYTES} bytes."
             )
-        return tools
 
     def _encode(
         self, text: str, field: str, request: GenerationRequest, *, add_special_tokens: bool
@@ -204,3 +210,17 @@ class PromptReader:
             "Shorten the prompt or lower max_tokens.",
             "context_length_exceeded",
         )
+
+
+def _after(text: str, closed: str, last: str) -> str:
+    """Return the end of a prompt that begins the answer: the template's own words, no user's.
+
+    Args:
+        text: The prompt.
+        closed: The prompt without the beginning of the answer; some templates begin it in any case.
+        last: The text of the last message.
+    """
+    if closed != text and text.startswith(closed):
+        return text[len(closed) :]
+    _, found, end = text.rpartition(last.strip()) if last.strip() else ("", "", "")
+    return end if found else ""

@@ -30,15 +30,23 @@ def render(tokenizer: Any, field: str, messages: list[dict[str, Any]], **argumen
         tokenizer: A transformers tokenizer.
         field: The request's field with the messages.
         messages: The messages, in the form of chat templates.
-        arguments: Of `apply_chat_template`.
+        arguments: Of `render_jinja_template`, and the template's variables.
 
     Raises ApiError (400): the template refuses the messages, or its code fails.
     """
+    # The prompt worker hides torch before transformers is imported.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        # Not `apply_chat_template`: it drops a content of None, for which some templates ask.
+        (text,), _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=tokenizer.get_chat_template(tools=arguments.get("tools")),
+            **tokenizer.special_tokens_map | arguments,
+        )
         # No tokenizer takes half of a surrogate pair, which a template may have as an escape.
         text.encode()
-        return text
+        return str(text)
     except Exception as error:  # whatever the template's code raises
         # With TemplateError itself, templates refuse orders of roles that they do not support.
         refuses = type(error) is jinja2.TemplateError or isinstance(error, ValueError)

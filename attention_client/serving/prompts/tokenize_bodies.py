@@ -56,7 +56,7 @@ class TokenizeRequest(Body, TemplateFields):
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools in the form of chat templates; None: no tools."""
-        return [tool.model_dump() for tool in self.tools] if self.tools else None
+        return [tool.for_template() for tool in self.tools] if self.tools else None
 
     @property
     def forces_tools(self) -> bool:

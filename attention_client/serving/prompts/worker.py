@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from attention_client.serving.api_error import ApiError
+from attention_client.serving.prompts.anthropic_body import CountRequest, MessagesRequest
 from attention_client.serving.prompts.bodies import Body, ChatRequest, CompletionRequest
 from attention_client.serving.prompts.length import LengthBound, length_bound
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
@@ -39,6 +40,8 @@ ENDPOINTS: dict[bytes, type[Body]] = {
     b"t": TokenizeRequest,
     b"d": DetokenizeRequest,
     b"r": ResponsesRequest,
+    b"a": MessagesRequest,
+    b"n": CountRequest,
 }
 """The first byte of a message, and the class of the body that follows."""
 

@@ -33,18 +33,18 @@ class Answer:
         return len(self._generations)
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Token counts of all choices so far, in OpenAI's form."""
-        completion = sum(each.usage["completion_tokens"] for each in self._generations)
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self._prompt_tokens + completion,
-        }
+        return _usage(self._prompt_tokens, self._generations)
 
-    def usage_of(self, index: int) -> dict[str, int]:
+    def prompt_of(self, index: int) -> list[int]:
+        """Return the tokens of one choice's prompt."""
+        return self._generations[index].prompt
+
+    def usage_of(self, index: int) -> dict[str, Any]:
         """Return the token counts of one choice so far."""
-        return self._generations[index].usage
+        generation = self._generations[index]
+        return _usage(len(generation.prompt), [generation])
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
         """Yield each piece of a choice (`Generation.take`) with the choice's index, as they arrive.
@@ -54,13 +54,8 @@ class Answer:
         queue: asyncio.Queue[tuple[int, Delivery]] = asyncio.Queue()
         reason = "abort"
         try:
-            openings = [
-                list(generation.start(_into(queue, index)))
-                for index, generation in enumerate(self._generations)
-            ]
-            for index, opening in enumerate(openings):
-                for piece in opening:
-                    yield index, piece
+            for index, generation in enumerate(self._generations):
+                generation.start(_into(queue, index))
             running = len(self._generations)
             while running:
                 index, delivery = await queue.get()
@@ -76,6 +71,19 @@ class Answer:
         finally:
             for generation in self._generations:
                 generation.end(reason)
+
+
+def _usage(prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
+    completion = sum(each.tokens for each in generations)
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+    }
+    reasoning = [each.reasoning_tokens for each in generations if each.reasoning_tokens is not None]
+    if reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+    return usage
 
 
 def _into(queue: asyncio.Queue[tuple[int, Delivery]], index: int) -> Callable[[Delivery], None]:

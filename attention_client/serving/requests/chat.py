@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.cli.serving.utils import (
-    build_response_parser,
-    get_response_template,
-)
-
+from attention_client.serving.families.markup import Markup
+from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.reader import AnswerReader, Calls
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.chat_form import chat_form
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import ChatLogprobs
-from attention_client.serving.requests.pieces import Call, Finish, Reasoning
 
 __all__ = ["ChatHandler"]
 
@@ -31,36 +28,38 @@ class ChatHandler(Handler):
         """Return the model's default; without one, 1024."""
         return of_model or 1024
 
-    def parser(self, request: ChatRequest, prompt: list[int]) -> Any | None:
-        """Return the parser of reasoning and tool calls (transformers'); None if answers are plain text."""
-        service = self._service
-        template = get_response_template(service.tokenizer, service.model)
-        if template is None:
-            return None
-        if getattr(service.tokenizer, "response_template", None) is None:
-            # transformers guessed the template from the model type. The tokenizer may not match it.
-            anchors = template["start_anchor"]
-            anchors = [anchors] if isinstance(anchors, str) else anchors
-            rendered = service.tokenizer.decode(prompt)
-            if not any(anchor in rendered for anchor in anchors):
-                return None
-        return build_response_parser(
-            service.tokenizer, service.model, prompt, tools=request.offered_tools
+    def markup(self, request: ChatRequest) -> Markup:
+        """Return the markup of the model's answers."""
+        constraint = request.constraint
+        return self._service.markup(
+            skips_special=request.skips_special,
+            letters=constraint is not None and constraint.is_raw,
         )
 
-    def form(self, request: ChatRequest, parser: Any | None) -> Form | None:
+    def form(self, request: ChatRequest) -> Form | None:
         """Return the form that the answer must have, a constraint or tool calls; None: any text."""
-        return chat_form(
-            request, get_response_template(self._service.tokenizer, self._service.model), parser
-        )
+        return chat_form(request, self.markup(request))
 
-    def continues(self, request: ChatRequest) -> bool:
-        """Whether the prompt ends with the beginning of the answer's message."""
-        return bool(request.continue_final_message)
+    def reader(self, request: ChatRequest, form: Form | None) -> AnswerReader:
+        """Return a new reader of one answer."""
+        tools = request.tools if request.offered_tools is not None else None
+        reading: dict[str, Any] = {
+            "opening": request.opening,
+            "continues": bool(request.continue_final_message),
+            "calls": Calls.ANYWHERE if tools else Calls.NEVER,
+            "tools": {tool.function.name: tool.function.parameters for tool in tools or ()},
+            "one_call": request.parallel_tool_calls is False,
+            "earlier": request.earlier_calls,
+        }
+        return AnswerReader(self.markup(request), **reading | (form.reading if form else {}))
+
+    def echo(self, request: ChatRequest, prompt: list[int], index: int) -> str | None:
+        """Return the last message's text if it is the assistant's and the request asks for it, as in vLLM."""
+        return request.last_answer if request.echo else None
 
     def logprobs_form(self, request: ChatRequest) -> ChatLogprobs:
         """Return a new converter of one choice's log-probabilities."""
-        return ChatLogprobs(self._service.token_texts)
+        return ChatLogprobs(self.token_texts(request))
 
     def opening(self) -> dict[str, Any]:
         """Return the content of each choice's first event, sent before any token: it has the role."""
@@ -79,13 +78,12 @@ class ChatHandler(Handler):
     def whole(self, pieces: list[Any]) -> dict[str, Any]:
         """Convert all pieces to the message of a choice that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": "".join(piece for piece in text if not isinstance(piece, Reasoning)),
-        }
+        content = "".join(piece for piece in text if not isinstance(piece, Reasoning))
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning := "".join(piece for piece in text if isinstance(piece, Reasoning)):
             message["reasoning_content"] = reasoning
         if calls := [_tool_call(piece) for piece in pieces if isinstance(piece, Call)]:
+            message["content"] = content or None
             message["tool_calls"] = calls
         return {"message": message}
 

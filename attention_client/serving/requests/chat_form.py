@@ -1,4 +1,4 @@
-"""Grammars of chat answers: reasoning first, then an answer in a given form, or tool calls.
+"""Grammars of chat answers: text in a given form, or tool calls, after the thought that the prompt opened.
 
 Tool calls have the model's own format where that holds JSON, so that the model writes what it was trained
 on. For other models the whole answer is JSON, as in vLLM.
@@ -7,104 +7,83 @@ on. For other models the whole answer is JSON, as in vLLM.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.markup import Markup
+from attention_client.serving.families.reader import Calls
 from attention_client.serving.grammars.compiler import Literal
 from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.grammars.source import Part, Source
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.messages import FunctionTool
-from attention_client.serving.requests.form import Form, JsonCalls
+from attention_client.serving.requests.form import Form
 
 __all__ = ["chat_form"]
 
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-_WHOLE_CALL = {"type": "function", "function": "{content}"}
-_NAMED_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _NOTES = {"$schema", "$defs", "definitions", "title", "description", "default", "examples"}
 _PLAIN_OBJECT = _NOTES | {"type", "properties", "required"}
 _PLAIN_LIST = _NOTES | {"type", "items", "minItems", "maxItems"}
-_NAME_GROUP = re.compile(r"\(\?P<name>(?:[^()\\]|\\.)*\)")
 _TERMINALS = r"""WS: /[ \n]{1,8}/
 TEXT: /(.|\n)*/
+NUMBER: /[0-9]{1,3}/
 """
 
-# Converts a name and the rule of its arguments to Lark.
-_CallRule = Callable[[str, str, Literal], str]
 
-
-def chat_form(
-    request: ChatRequest, template: dict[str, Any] | None, parser: Any | None
-) -> Form | None:
+def chat_form(request: ChatRequest, markup: Markup) -> Form | None:
     """Return the form that a chat answer must have; None: any text.
 
     Args:
-        request: The request.
-        template: The model's response template (transformers'); None: it has none.
-        parser: The parser that reads the answer by this template; None: the answer is plain text.
+        request: The request, whose prompt has been read.
+        markup: The markup of the model's answers.
     """
-    fields = template["fields"] if template is not None and parser is not None else {}
-    forced, constraint = request.forced_tools, request.constraint
-    if forced:
-        return _calls_form(request, forced, fields, parser)
+    constraint = request.constraint
+    if request.forced_tools:
+        return _calls_form(request, markup)
     if constraint is None:
         return None
-    offered = request.tools if request.offered_tools is not None else None
-    return _answer_form(constraint, [tool.function for tool in offered or ()], fields, parser)
+    if constraint.is_raw:
+        return Form.of(constraint)
+    return _answer_form(constraint, request, markup)
 
 
-def _answer_form(
-    constraint: Constraint,
-    tools: Sequence[FunctionTool],
-    fields: dict[str, Any],
-    parser: Any | None,
-) -> Form:
+def _answer_form(constraint: Constraint, request: ChatRequest, markup: Markup) -> Form:
     """Make the form of an answer that follows a constraint, or calls tools in the model's own format."""
-    rule = _own_format(fields.get("tool_calls", {}), tools) if tools else None
-    arguments = _arguments(tools) if rule is not None else []
-
-    def source(literal: Literal) -> Source:
-        start, rules = _reasoning(fields, parser, literal)
-        opening = fields.get("content", {}).get("open")
-        if isinstance(opening, str):
-            start += f"({literal(opening)})? "
-        if not start:
-            return Source((constraint.part,))
-        answer = f"@{constraint.part.name}"
-        if rule is not None:
-            rules += _call_rule(rule, tools, arguments, literal)
-            answer = f"({answer} | call (WS? call)*)"
-        return Source((_main(f"{start}{answer}", rules), constraint.part, *arguments))
-
-    return Form(constraint.field, source)
-
-
-def _calls_form(
-    request: ChatRequest, tools: Sequence[FunctionTool], fields: dict[str, Any], parser: Any | None
-) -> Form:
-    names_tool = request.tool_choice != "required"
-    several = not names_tool and request.parallel_tool_calls is not False
-    own = _own_format(fields.get("tool_calls", {}), tools)
+    family = markup.family
+    own = None if family is None else family.call
+    tools = [tool.function for tool in request.tools or ()] if own and request.offered_tools else []
     arguments = _arguments(tools)
 
     def source(literal: Literal) -> Source:
-        start, rules = _reasoning(fields, parser, literal)
-        rules += _call_rule(own or _json_call, tools, arguments, literal)
-        if own is not None:
-            start += f"call{' (WS? call)*' if several else ''}"
-        elif names_tool:
-            start += f"@{arguments[0].name}"
-        else:
-            more = ' (", " call)*' if several else ""
-            start += f'"[" call{more} "]"'
-        return Source((_main(start, rules), *arguments))
+        start, rules = _thought(request, markup, literal)
+        answer = f"@{constraint.part.name}"
+        if family is not None and family.content:
+            answer = f"{literal(family.content)} {answer}"
+        if own is not None and tools:
+            calls, more = _calls(own, tools, arguments, literal, several=True)
+            answer, rules = f"({answer} | {calls})", rules + more
+        if not start and answer == f"@{constraint.part.name}":
+            return Source((constraint.part,))
+        return Source((_main(f"{start}{answer}", rules), constraint.part, *arguments))
 
-    if own is not None:
-        return Form("tools", source, names_tool=names_tool)
-    name = tools[0].name if names_tool else None
-    return Form("tools", source, lambda: JsonCalls(name), names_tool)
+    return Form.of_content(constraint.field, source, Calls.INSTEAD if tools else Calls.NEVER)
+
+
+def _calls_form(request: ChatRequest, markup: Markup) -> Form:
+    tools, names_tool = request.forced_tools, request.tool_choice != "required"
+    several = not names_tool and request.parallel_tool_calls is not False
+    own = None if markup.family is None else markup.family.call
+    form = own or (BARE if names_tool else JSON_LIST)
+    arguments = _arguments(tools)
+
+    def source(literal: Literal) -> Source:
+        start, rules = _thought(request, markup, literal)
+        calls, more = _calls(form, tools, arguments, literal, several=several)
+        return Source((_main(start + calls, rules + more), *arguments))
+
+    reading = {"forced": form, "tools": {tool.name: tool.parameters for tool in tools}}
+    return Form("tools", source, reading)
 
 
 def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
@@ -136,69 +115,32 @@ def _closed(schema: Any) -> Any:
     return schema
 
 
-def _call_rule(
-    rule: _CallRule, tools: Sequence[FunctionTool], arguments: Sequence[Part], literal: Literal
-) -> str:
-    calls = (
-        rule(tool.name, f"@{part.name}", literal)
-        for tool, part in zip(tools, arguments, strict=True)
-    )
-    return f"call: {' | '.join(calls)}\n"
+def _calls(
+    form: CallFormat,
+    tools: Sequence[FunctionTool],
+    arguments: Sequence[Part],
+    literal: Literal,
+    *,
+    several: bool,
+) -> tuple[str, str]:
+    """Return calls in a format, to put into a rule, and the rule that they need."""
+    calls = []
+    for tool, part in zip(tools, arguments, strict=True):
+        head = " NUMBER ".join(literal(text) for text in form.head(tool.name) if text)
+        calls.append(f"{head} @{part.name} {literal(form.tail)}")
+    more = f" ({literal(form.separator)} call)*" if several else ""
+    return f"{literal(form.start)} call{more} {literal(form.end)}", f"call: {' | '.join(calls)}\n"
 
 
 def _main(start: str, rules: str) -> Part:
     return Part("main", "lark", f"start: {start}\n{rules}{_TERMINALS}")
 
 
-def _json_call(name: str, arguments: str, _literal: Literal) -> str:
-    head = json.dumps(f'{{"name": {json.dumps(name)}, "parameters": ', ensure_ascii=False)
-    return f'{head} {arguments} "}}"'
-
-
-def _own_format(field: dict[str, Any], tools: Sequence[FunctionTool]) -> _CallRule | None:
-    """Return the rule of a tool call in the model's format.
-
-    None: the format is unknown, it is not JSON, or it cannot hold the name of one of the tools.
-    """
-    opening, closing = field.get("open"), field.get("close")
-    pattern = re.escape(opening) if isinstance(opening, str) else field.get("open_pattern")
-    plain = field.get("content") == "json" and not field.get("content_args")
-    if not plain or not isinstance(closing, str) or not isinstance(pattern, str):
-        return None
-    parts = _NAME_GROUP.split(pattern.removeprefix(r"\s*"))
-    texts = [re.sub(r"\\(\W)", r"\1", part) for part in parts]
-    # The pattern must be plain text around the name.
-    if not all(re.fullmatch(pattern, tool.name.join(texts)) for tool in tools):
-        return None
-
-    def call(name: str, content: str, literal: Literal) -> str:
-        return f"{literal(name.join(texts))} WS? {content} WS? {literal(closing)}"
-
-    def whole_call(name: str, arguments: str, literal: Literal) -> str:
-        head = literal(f'{{"name": {json.dumps(name)}, "arguments": ')
-        return call(name, f'{head} {arguments} "}}"', literal)
-
-    transform = field.get("transform")
-    if transform == _WHOLE_CALL and len(texts) == 1:
-        return whole_call
-    return call if transform == _NAMED_CALL and len(texts) == 2 else None
-
-
-def _reasoning(fields: dict[str, Any], parser: Any | None, literal: Literal) -> tuple[str, str]:
-    """Return the beginning of the start rule and the rules that it needs: the model may reason first.
-
-    The prompt may have opened the reasoning, which the answer must then close, or closed it.
-    """
-    name = next((name for name in _REASONING if name in fields), "")
-    field = fields.get(name, {})
-    opening, closing = field.get("open"), field.get("close")
-    if not isinstance(opening, str) or not isinstance(closing, str) or parser is None:
+def _thought(request: ChatRequest, markup: Markup, literal: Literal) -> tuple[str, str]:
+    """Return the beginning of the start rule and the rule that it needs, if the prompt opened a thought."""
+    if not markup.closing or not markup.thought(request.opening):
         return "", ""
-    seen = [event["type"] for event in parser.initial_events if event.get("field") == name]
-    if "region_close" in seen:
-        return "WS? ", ""
-    end = literal(closing)
-    # A special token is no text. Other text ends the reasoning at its first match (lazy).
-    is_special = end.startswith("<[") and " " not in end
-    rule = f"thought{'' if is_special else '[lazy]'}: TEXT {end}\n"
-    return ("thought WS? " if seen else f"({literal(opening)} thought)? WS? "), rule
+    end = literal(markup.closing)
+    # A token is no text. Other text ends the thought at its first match (lazy).
+    is_token = end.startswith("<[") and " " not in end
+    return "thought WS? ", f"thought{'' if is_token else '[lazy]'}: TEXT {end}\n"

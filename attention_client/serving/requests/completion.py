@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from attention_client.serving.families.pieces import Finish
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import CompletionLogprobs
-from attention_client.serving.requests.pieces import Finish
 
 __all__ = ["TextHandler"]
 
@@ -18,6 +18,7 @@ class TextHandler(Handler):
     request_class = CompletionRequest
     id_prefix = "cmpl"
     answer_object = chunk_object = "text_completion"
+    prompt_by_choice = True
 
     @staticmethod
     def default_tokens(of_model: int | None) -> int:
@@ -31,8 +32,9 @@ class TextHandler(Handler):
         given = request.prompt[index]
         if isinstance(given, str):
             return given
-        skips_special = request.skip_special_tokens is not False
-        return str(self._service.tokenizer.decode(prompt, skip_special_tokens=skips_special))
+        return str(
+            self._service.tokenizer.decode(prompt, skip_special_tokens=request.skips_special)
+        )
 
     def scores_prompts(self, request: CompletionRequest) -> bool:
         """Whether the answer has the log-probabilities of the prompts."""
@@ -40,8 +42,7 @@ class TextHandler(Handler):
 
     def logprobs_form(self, request: CompletionRequest) -> CompletionLogprobs:
         """Return a new converter of one choice's log-probabilities."""
-        skips_special = request.skip_special_tokens is not False
-        return CompletionLogprobs(self._service.token_texts, skips_special=skips_special)
+        return CompletionLogprobs(self.token_texts(request), skips_special=request.skips_special)
 
     def chunk(self, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""

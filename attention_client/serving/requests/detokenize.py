@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Detokenizer"]
@@ -12,11 +14,23 @@ class Detokenizer:
 
     Each call decodes a short window. A token whose bytes end inside a character (decoded as U+FFFD) waits
     for the next one. All pieces together equal ``tokenizer.decode`` of all tokens.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        skip_special_tokens: Whether the text has no special tokens.
+        shown: The text of some tokens, in place of the tokenizer's.
     """
 
-    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        skip_special_tokens: bool,
+        shown: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._text_of = shown
         self._tokens: list[int] = []
         self._window = 0  # first token of the window
         self._shown = 0  # number of tokens whose text was returned
@@ -26,6 +40,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Add a token of the answer; return the text that it completes, empty until later tokens fix it."""
+        if token in self._text_of:
+            return self.flush() + self._text_of[token]
         self._tokens.append(token)
         return self._advance(final=False)
 

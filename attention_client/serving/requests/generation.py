@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
 from time import perf_counter
 from typing import Any
 
-from transformers.cli.serving.utils import ReasoningText, ToolCall, response_events_to_chunks
-
+from attention_client.serving.families.pieces import Call, Finish, Served, Tokens
+from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.generation.engine import Delivery, Engine, Work
 from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.detokenize import Detokenizer
-from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
-from attention_client.serving.requests.pieces import Call, Finish, Reasoning, Served
 from attention_client.serving.requests.stop import StopStrings
 
 __all__ = ["Generation", "TextRules"]
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,25 +27,27 @@ class TextRules:
     Attributes:
         stops: Strings that end the text.
         includes_stop: Whether the text includes the stop string or the token that ended it.
-        skips_special: Whether the text has no special tokens. A parser of the answer needs them.
+        skips_special: Whether the text has no special tokens.
+        marked: Text with a mark, of the tokens that a reader of the answer knows (`families.markup`).
         echo: Text that goes before the answer: the prompt.
-        continues: Whether the prompt ends with the beginning of the answer's message, which is not repeated.
         is_empty: Whether the answer has no tokens, so that only the prompt is processed.
+        names_tool: Whether the request names the function that the answer calls; then, as in OpenAI's API,
+            the answer ends with the reason "stop".
+        token_ids: Whether to report the ids of the tokens.
     """
 
     stops: tuple[str, ...] = ()
     includes_stop: bool = False
     skips_special: bool = True
+    marked: Mapping[int, str] = field(default_factory=dict)
     echo: str | None = None
-    continues: bool = False
     is_empty: bool = False
+    names_tool: bool = False
+    token_ids: bool = False
 
 
 class Generation:
     """One sequence, from the engine's queue to the last piece of its choice.
-
-    Without transformers' ResponseParser the answer is plain text. A form (`Form`) tells how tool calls are
-    read from it.
 
     Attributes:
         id: The sequence's id in the engine.
@@ -62,53 +60,51 @@ class Generation:
         work: Work,
         tokenizer: Any,
         rules: TextRules,
-        parser: Any | None,
+        reader: AnswerReader,
         metrics: ServeMetrics,
-        form: Form | None = None,
     ) -> None:
         self.id = work.id
         self._engine = engine
         self._work = work
         self._rules = rules
-        # A parser finds the parts by their special tokens.
-        skips_special = parser is None and rules.skips_special
-        self._text = Detokenizer(tokenizer, skip_special_tokens=skips_special)
+        self._text = Detokenizer(
+            tokenizer, skip_special_tokens=rules.skips_special, shown=rules.marked
+        )
         self._stop = StopStrings(rules.stops, include=rules.includes_stop)
-        self._parser = parser
+        self._reader = reader
         self._metrics = metrics
-        self._json_calls = form.reader() if form is not None and form.reader is not None else None
-        self._names_tool = form is not None and form.names_tool
         self._count = 0
-        self._calls = 0
+        self._calls = False
         self._echo = rules.echo
         self.runs = False
         self._begun = self._first = self._last = perf_counter()
 
     @property
-    def usage(self) -> dict[str, int]:
-        """Token counts of the sequence so far, including the end token, in OpenAI's form."""
-        prompt = len(self._work.prompt)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self._count,
-            "total_tokens": prompt + self._count,
-        }
+    def prompt(self) -> list[int]:
+        """The tokens of the prompt."""
+        return self._work.prompt
 
-    def start(self, deliver: Callable[[Delivery], None]) -> Iterator[Any]:
-        """Queue the sequence; return the pieces that go before its first token. `end` must follow."""
+    @property
+    def tokens(self) -> int:
+        """Number of the answer's tokens so far, including the end token."""
+        return self._count
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Number of tokens so far whose text is reasoning; None: answers have none."""
+        return self._reader.reasoning_tokens if self._reader.may_reason else None
+
+    def start(self, deliver: Callable[[Delivery], None]) -> None:
+        """Queue the sequence. `end` must follow."""
         self.runs = True
         traces = self._metrics.traces
         if traces is not None:
             traces.begin(self._work.id, len(self._work.prompt), self._work.max_tokens)
         self._engine.submit(self._work, deliver)
         self._metrics.prompt_tokens.inc(len(self._work.prompt))
-        if self._parser is None or self._rules.continues:
-            return iter(())
-        # What the parser found at the end of the prompt, such as the beginning of the reasoning.
-        return self._of_events(self._parser.initial_events)
 
     def take(self, delivery: Delivery) -> Iterator[Any]:
-        """Yield the pieces of a delivery: Served, Scored, str, Reasoning, Call, Finish.
+        """Yield the pieces of a delivery: Served, Scored, Tokens, str, Reasoning, Call, Finish.
 
         Finish ends the sequence. Raises the delivery's error.
         """
@@ -116,20 +112,21 @@ class Generation:
             raise delivery.error
         if delivery.servers:
             yield Served(delivery.servers)
-        opening, self._echo = self._echo or "", None
         before = self._count
-        text, finish = self._decode(delivery)
+        pieces: list[Any] = [self._echo] if self._echo else []
+        self._echo = None
+        finish = self._read(delivery, pieces)
         if (scored := self._scored(delivery, self._count - before)) is not None:
             yield scored
-        if finish is not None and not self._stop.matched:
-            text += self._stop.push(self._text.flush(), search=self._may_stop())
-            text += self._stop.flush()
-        yield from self._parse(opening + text, final=finish is not None)
+        if self._rules.token_ids and self._count > before:
+            yield Tokens(delivery.tokens[: self._count - before])
+        yield from _joined(pieces)
+        self._calls |= any(isinstance(piece, Call) for piece in pieces)
         if finish is not None:
-            called = self._calls and not self._names_tool
-            reason = "tool_calls" if called and finish == "stop" else finish
+            called = self._calls and finish == "stop" and not self._rules.names_tool
+            reason = "tool_calls" if called else finish
             self.end(reason)
-            yield Finish(reason)
+            yield Finish(reason, self._stop.matched)
 
     def end(self, reason: str) -> None:
         """End the sequence here and in the engine; no effect before its start and after its end.
@@ -161,20 +158,44 @@ class Generation:
             parts.append(delivery.scores)
         return Scored(tokens, Scores.joined(parts)) if parts else None
 
-    def _decode(self, delivery: Delivery) -> tuple[str, str | None]:
-        """Return a delivery's text up to a stop string, and the finish reason if it ends the answer."""
-        text = ""
+    def _read(self, delivery: Delivery, pieces: list[Any]) -> str | None:
+        """Add a delivery's pieces up to a stop string; return the finish reason if it ends the answer."""
         if self._rules.is_empty:
-            return text, "length"
+            return "length"
         for token in delivery.tokens:
             self._observe(delivery)
-            is_end = token in self._work.end_tokens
-            # A parser needs the end token, which may close a part.
-            if not is_end or self._parser is not None or self._rules.includes_stop:
-                text += self._stop.push(self._text.push(token), search=self._may_stop())
-            if is_end or self._stop.matched:
-                return text, "stop"
-        return text, "length" if delivery.finished else None
+            if token in self._work.end_tokens:
+                self._finish(pieces, token)
+                return "stop"
+            text = self._stop.push(self._text.push(token), search=self._may_stop())
+            pieces += self._reader.push(text)
+            if self._stop.matched or self._reader.ended:
+                self._finish(pieces)
+                return "stop"
+        if not delivery.finished:
+            return None
+        self._finish(pieces)
+        return "length"
+
+    def _finish(self, pieces: list[Any], end_token: int | None = None) -> None:
+        """Add what is held back after the last token, and the end token's text if the request asks for it."""
+        stopped = bool(self._stop.matched)
+        is_shown = end_token is not None and self._rules.includes_stop and not stopped
+        marked = None if end_token is None else self._rules.marked.get(end_token)
+        # Its bytes may complete a character.
+        last = (
+            self._text.push(end_token)
+            if is_shown and marked is None and end_token is not None
+            else ""
+        )
+        text = last + self._text.flush()
+        if not stopped:
+            text = self._stop.push(text, search=self._may_stop()) + self._stop.flush()
+        if marked is not None and self._reader.in_region:
+            text += marked  # it may close a call
+        pieces += self._reader.finish("" if stopped else text)
+        if is_shown and marked:
+            pieces += filter(None, [marked[1:]])  # a mark is one character
 
     def _may_stop(self) -> bool:
         return self._count > self._work.min_tokens
@@ -194,41 +215,11 @@ class Generation:
         self._count += 1
         self._metrics.generation_tokens.inc()
 
-    def _parse(self, text: str, *, final: bool) -> Iterator[Any]:
-        """Yield the pieces of a text; keep the JSON of forced tool calls, and yield its calls at the end."""
-        for piece in self._split(text, final=final):
-            if (
-                self._json_calls is None
-                or not isinstance(piece, str)
-                or isinstance(piece, Reasoning)
-            ):
-                yield piece
-            else:
-                self._json_calls.push(piece)
-        if final and self._json_calls is not None:
-            for name, arguments in self._json_calls.calls():
-                yield Call(self._calls, name, arguments)
-                self._calls += 1
 
-    def _split(self, text: str, *, final: bool) -> Iterator[Any]:
-        if self._parser is None:
-            if text:
-                yield text
-            return
-        try:
-            if text:
-                yield from self._of_events(self._parser.feed(text))
-            if final:
-                yield from self._of_events(self._parser.finalize()[1])
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            # The model left a structured part, such as a tool call, incomplete or invalid.
-            _LOG.info("%s: a part of the answer cannot be parsed: %s", self._work.id, error)
-            self._parser = None
-
-    def _of_events(self, events: list[dict[str, Any]]) -> Iterator[Any]:
-        for piece in response_events_to_chunks(events):
-            if isinstance(piece, ToolCall):
-                yield Call(self._calls, piece.name, piece.arguments)
-                self._calls += 1
-            else:
-                yield Reasoning(piece) if isinstance(piece, ReasoningText) else piece
+def _joined(pieces: list[Any]) -> Iterator[Any]:
+    """Join texts of one kind that follow one another."""
+    for kind, run in groupby(pieces, type):
+        if issubclass(kind, str):
+            yield kind("".join(run))
+        else:
+            yield from run

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import secrets
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from attention_client.serving.errors import ApiError
+from attention_client.serving.families.markup import NO_MARKUP, Markup
+from attention_client.serving.families.pieces import Finish, Reasoning, Served, Tokens
+from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.generation.engine import Work
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.grammars.guide import Grammar
@@ -25,8 +28,8 @@ from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation, TextRules
 from attention_client.serving.requests.ignored import ignored_header, log_ignored
 from attention_client.serving.requests.logprobs import LogprobsForm, Scored
-from attention_client.serving.requests.pieces import Finish, Served
 from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.token_texts import TokenTexts
 
 __all__ = ["EventStream", "Handler"]
 
@@ -36,10 +39,21 @@ _MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each
 _MOST_LOGPROBS = 2**20  # of one request
 # More log-probabilities than this are formatted in a thread, so that they delay no other request.
 _AT_ONCE = 2**10
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """Response of server-sent events that closes its generator at the end, which ends the generation."""
+    """Response of server-sent events that closes its generator at the end, which ends the generation.
+
+    Each item of the generator is one event or several, whole: the connection sends comments in between. Its
+    headers ask proxies to pass events on at once.
+    """
+
+    media_type = "text/event-stream"
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """Set the response's headers."""
+        super().init_headers({**_STREAM_HEADERS, **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
@@ -54,6 +68,8 @@ class Handler:
     id_prefix: ClassVar[str]
     answer_object: ClassVar[str]
     chunk_object: ClassVar[str]
+    # Whether prompts' token ids are in the choices, not beside them.
+    prompt_by_choice: ClassVar[bool] = False
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -71,7 +87,7 @@ class Handler:
         headers = ignored_header(request.ignored)
         if request.stream:
             events = self._events(answer, request)
-            return EventStream(events, media_type="text/event-stream", headers=headers)
+            return EventStream(events, headers=headers)
         pieces: list[list[Any]] = [[] for _ in range(len(answer))]
         async for index, piece in answer.pieces():
             pieces[index].append(piece)
@@ -80,7 +96,11 @@ class Handler:
             choices = [
                 self._whole_choice(request, index, each) for index, each in enumerate(pieces)
             ]
-            content = {"choices": choices, "usage": answer.usage}
+            content: dict[str, Any] = {"choices": choices, "usage": answer.usage}
+            if request.return_token_ids:
+                for index in range(len(answer)):
+                    holder = choices[index] if self.prompt_by_choice else content
+                    holder["prompt_token_ids"] = answer.prompt_of(index)
             head = self._head(answer, self.answer_object)
             return JSONResponse(head | content, headers=headers)
 
@@ -92,14 +112,24 @@ class Handler:
     ) -> dict[str, Any]:
         *pieces, finish = pieces
         scored = [piece for piece in pieces if isinstance(piece, Scored)]
-        content = [piece for piece in pieces if not isinstance(piece, Scored)]
+        tokens = [piece for piece in pieces if isinstance(piece, Tokens)]
+        content = [
+            piece
+            for piece in pieces
+            if not isinstance(piece, Scored | Tokens) and self._is_shown(request, piece)
+        ]
         logprobs = self.logprobs_form(request).convert(Scored.joined(scored)) if scored else None
         return {
             "index": index,
             **self.whole(content),
             "logprobs": logprobs,
             "finish_reason": finish.reason,
+            **_token_ids(request, tokens),
         }
+
+    @staticmethod
+    def _is_shown(request: Any, piece: Any) -> bool:
+        return not isinstance(piece, Reasoning) or request.include_reasoning is not False
 
     async def answer(self, body: bytes) -> tuple[GenerationRequest, Answer]:
         """Parse a body from the API or the page's chat; return the request and its answer, not begun.
@@ -112,27 +142,27 @@ class Handler:
         service.check_name(request.model)
         log_ignored(request.ignored)
         self._check_size(request, prompts)
-        parsers = [self.parser(request, prompt) for prompt in prompts]
-        form = self.form(request, parsers[0])
+        form = self.form(request)
         grammar = None
         if form is not None:
-            grammar = await service.grammars.compile(form.field, form.source)
+            bans = request.bans_tokens
+            grammar = await service.grammars.compile(form.field, form.source, bans=bans)
+        limits = self._limits(request, grammar)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []
-        for index, (prompt, parser) in enumerate(zip(prompts, parsers, strict=True)):
+        for index, prompt in enumerate(prompts):
             rules = self._rules(request, self.echo(request, prompt, index))
             for choice in range(request.choices_per_prompt):
                 work_id = f"{answer_id}-{len(generations)}" if generations else answer_id
-                work = self._work(request, prompt, work_id, choice, grammar)
+                work = self._work(request, prompt, work_id, choice, limits)
                 generations.append(
                     Generation(
                         service.engine,
                         work,
                         service.tokenizer,
                         rules,
-                        copy.deepcopy(parser) if choice else parser,
+                        self.reader(request, form),
                         service.metrics,
-                        form,
                     )
                 )
         return request, Answer(answer_id, generations, sum(map(len, prompts)))
@@ -146,23 +176,27 @@ class Handler:
     def default_tokens(of_model: int | None) -> int:
         """Return the most tokens of an answer to a request that names none, from the model's own default."""
 
+    def token_texts(self, request: Any) -> TokenTexts:
+        """Return the texts of tokens in log-probabilities."""
+        service = self._service
+        return service.numbered_texts if request.return_tokens_as_token_ids else service.token_texts
+
     @abstractmethod
     def logprobs_form(self, request: Any) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
 
-    def parser(self, request: Any, prompt: list[int]) -> Any | None:
-        """Return the parser that splits the answer into reasoning, tool calls and text; None: no parser."""
-        return None
+    def markup(self, request: Any) -> Markup:
+        """Return the markup of answers."""
+        return NO_MARKUP
 
-    def form(self, request: Any, parser: Any | None) -> Form | None:
-        """Return the form that all answers must have; None: any text.
-
-        Args:
-            request: The request.
-            parser: The parser of its one prompt, or None.
-        """
+    def form(self, request: Any) -> Form | None:
+        """Return the form that all answers must have; None: any text."""
         constraint = request.constraint
         return None if constraint is None else Form.of(constraint)
+
+    def reader(self, request: Any, form: Form | None) -> AnswerReader:
+        """Return a new reader of one answer."""
+        return AnswerReader(NO_MARKUP)
 
     def opening(self) -> dict[str, Any] | None:
         """Return the content of each choice's event before its first token; None: no such event."""
@@ -191,6 +225,8 @@ class Handler:
         forms = [self.logprobs_form(request) for _ in range(len(answer))]
         # The scores of tokens whose text is not complete yet.
         held: list[list[Scored]] = [[] for _ in forms]
+        tokens: list[list[Tokens]] = [[] for _ in forms]
+        prompts = set(range(len(forms))) if request.return_token_ids else set()
 
         def event(
             choices: list[dict[str, Any]], usage: dict[str, int] | None, **fields: Any
@@ -208,7 +244,13 @@ class Handler:
             scored, held[index] = held[index], []
             logprobs = forms[index].convert(Scored.joined(scored)) if scored else None
             fields = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-            return event([fields], usage_of(index))
+            fields |= _token_ids(request, tokens[index])
+            tokens[index] = []
+            prompt = {"prompt_token_ids": answer.prompt_of(index)} if index in prompts else {}
+            prompts.discard(index)
+            if self.prompt_by_choice:
+                fields, prompt = fields | prompt, {}
+            return event([fields], usage_of(index), **prompt)
 
         opening = self.opening()
         if opening is not None:
@@ -219,11 +261,13 @@ class Handler:
                 async for index, piece in pieces:
                     if isinstance(piece, Scored):
                         held[index].append(piece)
+                    elif isinstance(piece, Tokens):
+                        tokens[index].append(piece)
                     elif isinstance(piece, Served):
                         # OpenAI's clients ignore unknown fields.
                         servers = dict(sorted(piece.servers.items()))
                         yield event([], usage_of(index), index=index, servers=servers)
-                    else:
+                    elif self._is_shown(request, piece):
                         reason = piece.reason if isinstance(piece, Finish) else None
                         arguments = index, self.chunk(piece), reason
                         if _is_long(held[index]):
@@ -268,18 +312,29 @@ class Handler:
         """Whether the answer has the log-probabilities of the prompts."""
         return False
 
-    def continues(self, request: Any) -> bool:
-        """Whether the prompt ends with the beginning of the answer's message."""
-        return False
-
     def _rules(self, request: GenerationRequest, echo: str | None) -> TextRules:
         return TextRules(
             stops=tuple(request.stop),
             includes_stop=bool(request.include_stop_str_in_output),
-            skips_special=request.skip_special_tokens is not False,
+            skips_special=request.skips_special,
+            marked=self.markup(request).tokens,
             echo=echo,
-            continues=self.continues(request),
             is_empty=request.token_budget == 0,
+            names_tool=request.names_tool,
+            token_ids=bool(request.return_token_ids),
+        )
+
+    def _limits(self, request: GenerationRequest, grammar: Grammar | None) -> Sampling:
+        """Return the settings that ban tokens; of bad words those at a text's start and after a space."""
+        words = [word.lstrip() or word for word in request.bad_words or ()]
+        texts = [text for word in words for text in (word, f" {word}")]
+        found = (
+            self._service.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        )
+        return Sampling(
+            grammar=grammar,
+            allowed_tokens=tuple(request.allowed_token_ids) if request.allowed_token_ids else None,
+            bad_words=tuple(tuple(tokens) for tokens in found if tokens),
         )
 
     def _budget(self, request: GenerationRequest, prompt: list[int]) -> int:
@@ -296,7 +351,7 @@ class Handler:
         prompt: list[int],
         work_id: str,
         choice: int,
-        grammar: Grammar | None,
+        limits: Sampling,
     ) -> Work:
         service, options = self._service, request.stream_options
         budget = self._budget(request, prompt)
@@ -307,13 +362,13 @@ class Handler:
             )
         stops = tuple(request.stop_token_ids or ())
         # A grammar decides where the answer may end.
-        ignores_end = request.ignore_eos and grammar is None
+        ignores_end = request.ignore_eos and limits.grammar is None
         return Work(
             id=work_id,
             prompt=prompt,
             max_tokens=max(1, budget),  # the engine processes a prompt to its first token
             end_tokens=stops if ignores_end else (*service.defaults.end_tokens, *stops),
-            sampling=self._sampling(request, len(prompt), choice, grammar),
+            sampling=self._sampling(request, len(prompt), choice, limits),
             min_tokens=request.min_tokens or 0,
             servers=bool(options is not None and options.include_servers),
         )
@@ -323,7 +378,7 @@ class Handler:
         request: GenerationRequest,
         prompt_length: int,
         choice: int,
-        grammar: Grammar | None,
+        limits: Sampling,
     ) -> Sampling:
         defaults = self._service.defaults.sampling
         ends = self._service.defaults.end_tokens
@@ -332,7 +387,8 @@ class Handler:
             asked = (request.top_p, request.top_k, request.min_p)
             asks = any(each is not None for each in asked)
             temperature = defaults.temperature or (1.0 if asks else 0.0)
-        return Sampling(
+        return replace(
+            limits,
             temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
             top_p=defaults.top_p if request.top_p is None else request.top_p,
             top_k=defaults.top_k if request.top_k is None else max(request.top_k, 0),
@@ -347,8 +403,12 @@ class Handler:
             logit_bias=tuple(request.biased_tokens.items()),
             logprobs=request.likeliest,
             prompt_logprobs=self.scores_prompts(request),
-            grammar=grammar,
         )
+
+
+def _token_ids(request: GenerationRequest, pieces: Sequence[Tokens]) -> dict[str, Any]:
+    ids = [token for piece in pieces for token in piece.ids]
+    return {"token_ids": ids} if request.return_token_ids else {}
 
 
 def _is_long(scored: Sequence[Scored]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard.chat_source import Piece
+from attention_client.serving.families.pieces import Served
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.handler import Handler
-from attention_client.serving.requests.pieces import Served
 
 __all__ = ["PageChat"]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
-from transformers.cli.serving.utils import CBWorkerDeadError, get_response_template
+from transformers.cli.serving.utils import CBWorkerDeadError
 
 from attention_client.serving.context_length import context_length
 from attention_client.serving.errors import ApiError
+from attention_client.serving.families.family import Family
+from attention_client.serving.families.markup import Markup
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler
@@ -19,7 +22,7 @@ from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
-from attention_client.serving.requests.token_texts import TokenTexts
+from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
 
 __all__ = ["Service"]
 
@@ -40,23 +43,32 @@ class Service:
         limits: ServeLimits,
         metrics: ServeMetrics,
         defaults: Defaults,
+        family: Family | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.token_texts = TokenTexts(tokenizer)
+        self.numbered_texts = NumberedTexts(tokenizer)
         self.name = name
         self.engine = engine
         self.metrics = metrics
-        self._names = {name, *aliases}
+        self.names = tuple(dict.fromkeys((name, *aliases)))
         self._created = self.clock()
         text_config = model.config.get_text_config()
         bounds = (limits.max_model_len, context_length(text_config), engine.capacity)
         self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
         self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
-        tools = get_response_template(tokenizer, model) is not None
         self.prompts = PromptPool(
-            tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size), tools)
+            tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size))
         )
+        self.markup = cache(partial(Markup, family, tokenizer))
+        if family is None:
+            _LOG.info(
+                "no known family of models fits this tokenizer and chat template: answers are text, without "
+                "reasoning or tool calls of their own (attention_client.response_template names one)"
+            )
+        else:
+            _LOG.info("answers are read as those of the family %s", family.name)
         self.defaults = defaults
         self.grammars = GrammarCompiler(tokenizer, int(text_config.vocab_size), defaults.end_tokens)
         if defaults.ignored:
@@ -78,7 +90,7 @@ class Service:
 
     def check_name(self, model: str | None) -> None:
         """Raise ApiError (404) if a request names another model. None passes."""
-        if model is not None and model not in self._names:
+        if model is not None and model not in self.names:
             raise ApiError(
                 404,
                 f"The model '{model}' does not exist. This server serves '{self.name}'.",
@@ -87,13 +99,14 @@ class Service:
                 code="model_not_found",
             )
 
-    def card(self) -> dict[str, Any]:
-        """Return the model's entry in /v1/models."""
+    def card(self, name: str) -> dict[str, Any]:
+        """Return the model's entry in /v1/models under one of its names."""
         return {
-            "id": self.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "eaas",
+            "root": self.name,
             "max_model_len": self.max_model_len,
         }
 

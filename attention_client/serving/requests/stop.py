@@ -48,13 +48,16 @@ class StopStrings:
     The string that is complete first wins; among several, the longest. So the result does not depend on how
     the text is split into pieces. Text that may be the beginning of a stop string is held back. A string
     that ends in unsearched text does not match; a match may begin there. Each character is read once.
+
+    Attributes:
+        matched: The stop string that was found; None: none yet.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
         self._include = include
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
 
     def push(self, text: str, *, search: bool = True) -> str:
         """Add a piece of text; return the text that can be shown. After a match this is empty."""
@@ -62,11 +65,14 @@ class StopStrings:
             return ""
         buffer = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
+            if "\ud800" <= character <= "\udfff":
+                continue  # a token's mark (`families.markup`)
             complete = [matcher.size for matcher in self._matchers if matcher.push(character)]
             if complete and search:
-                self.matched = True
+                begin = end - max(complete)
+                self.matched = buffer[begin:end]
                 self._held = ""
-                return buffer[: end if self._include else end - max(complete)]
+                return buffer[: end if self._include else begin]
         keep = max((matcher.begun for matcher in self._matchers), default=0)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]

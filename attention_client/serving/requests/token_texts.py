@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-__all__ = ["TokenTexts"]
+__all__ = ["NumberedTexts", "TokenTexts"]
 
 _MOST_CACHED = 65_536
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -54,3 +54,11 @@ class TokenTexts:
         # A decoder may drop the space before the first token only, so the second one shows the whole text.
         alone, twice = (str(self._tokenizer.decode([token] * times)) for times in (1, 2))
         return twice[len(alone) :].encode()
+
+
+class NumberedTexts(TokenTexts):
+    """vLLM's texts by number, which tell all tokens apart, with the tokens' own bytes."""
+
+    def text(self, token: int) -> str:
+        """Return `token_id:N`."""
+        return f"token_id:{token}"

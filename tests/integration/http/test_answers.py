@@ -89,7 +89,7 @@ def test_openai_completions(box: Box) -> None:
 
 
 def test_openai_models_and_errors(box: Box) -> None:
-    assert [model.id for model in box.openai.models.list()] == ["tiny"]
+    assert [model.id for model in box.openai.models.list()] == ["tiny", "/models/tiny"]
     assert box.openai.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="nope"):
         box.openai.chat.completions.create(**CHAT | {"model": "nope"})

@@ -136,7 +136,7 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
             assert time.monotonic() - begun < 10
     with socket.create_connection(place) as large:
         large.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000)
-        assert read_to_end(large).startswith(b"HTTP/1.1 400 ")
+        assert read_to_end(large).startswith(b"HTTP/1.1 431 ")
     # Also if it arrives whole.
     for head in (
         b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 17_000,
@@ -145,7 +145,7 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
     ):
         with socket.create_connection(place) as whole:
             whole.sendall(head + b"\r\nConnection: close\r\n\r\n")
-            assert read_to_end(whole).startswith(b"HTTP/1.1 400 ")
+            assert read_to_end(whole).startswith(b"HTTP/1.1 431 ")
     # The rest of a refused request's body does not keep the connection open.
     with socket.create_connection(place) as dribbling:
         dribbling.sendall(

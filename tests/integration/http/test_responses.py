@@ -123,12 +123,16 @@ def test_every_reader_of_bodies(box: Box, size: int) -> None:
         ({"input": []}, "input"),
         ({"input": [{"role": "user"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "a", "arguments": "{}"}]}, "input"),
         ({"input": None}, "input"),
         ({"input": "a" * 200}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3.0}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f"}, {"type": "file_search"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
@@ -154,3 +158,102 @@ def test_a_failure_ends_the_stream(box: Box) -> None:
     assert "layer 1" in last["response"]["error"]["message"]
     with pytest.raises(openai.InternalServerError):
         box.openai.responses.create(**ASK)
+
+
+# A random model ends it soon.
+TOOL: Any = {
+    "type": "function",
+    "name": "warmth",
+    "strict": None,
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"enum": ["Oslo", "Łódź"]}},
+        "required": ["town"],
+    },
+}
+PATCH: Any = {"type": "custom", "name": "patch", "description": "Edit."}
+CALL: Any = ASK | {
+    "max_output_tokens": 150,
+    "tools": [TOOL],
+    "tool_choice": {"type": "function", "name": "warmth"},
+}
+
+
+def test_a_call_and_its_result(box: Box) -> None:
+    response = box.openai.responses.create(**CALL)
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert json.loads(item.arguments)["town"] in ("Oslo", "Łódź")
+    assert response.status == "completed"
+    events = list(box.openai.responses.create(**CALL, stream=True))
+    assert [event.type.removeprefix("response.") for event in events[2:-1]] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+    output: Any = {"type": "function_call_output", "call_id": item.call_id, "output": "17"}
+    history = [{"role": "user", "content": "hi"}, item.to_dict(), output]
+    sent = box.openai.responses.create(**ASK | {"input": history})
+    stored = box.openai.responses.create(
+        **ASK | {"input": [output]}, previous_response_id=response.id
+    )
+    assert stored.output_text == sent.output_text
+    assert stored.usage == sent.usage
+    assert stored.previous_response_id == response.id
+
+
+def test_a_custom_tool(box: Box) -> None:
+    choice: Any = {"type": "custom", "name": "patch"}
+    body = CALL | {"tools": [PATCH, {"type": "web_search"}], "tool_choice": choice}
+    response = box.http.post("/v1/responses", json=body)
+    assert response.headers["x-eaas-ignored-fields"] == "tools.web_search"
+    (item,) = response.json()["output"]
+    assert (item["type"], item["name"]) == ("custom_tool_call", "patch")
+    events = list(box.openai.responses.create(**body, stream=True))
+    deltas = [each.delta for each in events if each.type == "response.custom_tool_call_input.delta"]
+    assert deltas == [item["input"]]
+
+
+def test_stored_responses(box: Box) -> None:
+    first = box.openai.responses.create(**ASK)
+    assert box.openai.responses.retrieve(first.id) == first
+    streamed = list(box.openai.responses.create(**ASK, stream=True, previous_response_id=first.id))
+    last: Any = streamed[-1]
+    assert box.openai.responses.retrieve(last.response.id).output == last.response.output
+    third = box.openai.responses.create(**ASK, previous_response_id=last.response.id)
+    assert third.usage is not None
+    assert last.response.usage is not None
+    assert third.usage.input_tokens > last.response.usage.input_tokens
+    box.openai.responses.delete(first.id)
+    for use in (box.openai.responses.retrieve, box.openai.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            use(first.id)
+    with pytest.raises(openai.BadRequestError, match="is stored here"):
+        box.openai.responses.create(**ASK, previous_response_id=last.response.id)
+    gone = box.openai.responses.create(**ASK, store=False)
+    with pytest.raises(openai.NotFoundError):
+        box.openai.responses.retrieve(gone.id)
+
+
+def test_the_name_of_the_history_is_plain(box: Box) -> None:
+    body = json.dumps(ASK | {"previous_response_id": "x"}).replace("_id", "\\u005fid")
+    headers = {"content-type": "application/json"}
+    response = box.http.post("/v1/responses", content=body.encode(), headers=headers)
+    assert response.status_code == 400
+
+
+def test_truncation(box: Box) -> None:
+    turns = [{"role": "user", "content": f"{number} {'a' * 90}"} for number in range(9)]
+    history: Any = [
+        turn for each in turns for turn in (each, {"role": "assistant", "content": "b"})
+    ]
+    long = ASK | {"input": [*history, {"role": "user", "content": "hi"}]}
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        box.openai.responses.create(**long)
+    cut = box.openai.responses.create(**long, truncation="auto")
+    assert cut.truncation == "auto"
+    assert cut.usage is not None
+    assert 100 < cut.usage.input_tokens < 192
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        box.openai.responses.create(**ASK | {"input": "a" * 600}, truncation="auto")

@@ -178,9 +178,12 @@ def test_chat_template(tokenizer: Any, tmp_path: Path) -> None:
         {"role": "user", "content": "Hi"},
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == "<|bos|><|system|>Be brief.<|eos|><|user|>Hi<|eos|><|assistant|>"
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
     without = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert without + "<|assistant|>" == text
+    assert without + "<|im_start|>assistant\n" == text
     write_demo_model(tmp_path / "x", **TINY)
     assert "chat_template" in json.loads((tmp_path / "x" / "tokenizer_config.json").read_text())
 

@@ -11,6 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from attention_client.serving.errors import ApiError
+from attention_client.serving.families.markup import NO_MARKUP
+from attention_client.serving.families.pieces import Finish
+from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.generation.scores import Scores
@@ -18,7 +21,6 @@ from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.generation import Generation, TextRules
 from attention_client.serving.requests.logprobs import Scored
-from attention_client.serving.requests.pieces import Finish
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
@@ -59,7 +61,7 @@ class Rig:
                     Work(str(index), PROMPT, 9, (END,), sampling or Sampling()),
                     TOKENIZER,
                     TextRules(**rules),
-                    None,
+                    AnswerReader(NO_MARKUP),
                     metrics,
                 )
                 for index in range(count)
@@ -113,14 +115,18 @@ def test_pieces_have_the_index_of_their_choice_and_an_early_end_leaves_the_engin
     assert run(rig, script) == [
         (1, "b"),
         (0, "a"),
-        (0, Finish("stop")),
+        (0, Finish("stop", ";")),
         (2, "c"),
         (2, Finish("stop")),
         (1, "d"),
         (1, Finish("length")),
     ]
     assert rig.engine.running == {}
-    assert rig.answer.usage == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    assert rig.answer.usage == {
+        "prompt_tokens": 2,
+        "completion_tokens": 6,
+        "total_tokens": 8,
+    }
     assert (rig.ended("stop"), rig.ended("length")) == (2, 1)
 
 
@@ -218,4 +224,4 @@ def test_an_empty_answer_has_no_tokens() -> None:
 def test_the_end_of_a_text(rules: dict[str, Any], text: str) -> None:
     *pieces, finish = one(Delivery([*ids("a"), END], finished=True), **rules)
     assert "".join(pieces) == text
-    assert finish == Finish("stop")
+    assert finish == Finish("stop", "a" if "stops" in rules else None)

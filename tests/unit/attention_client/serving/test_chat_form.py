@@ -7,40 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
-from transformers.cli.serving.utils import (
-    _RESPONSE_TEMPLATE_FALLBACKS,
-    ReasoningText,
-    ToolCall,
-    response_events_to_chunks,
-)
-from transformers.utils.chat_parsing import ResponseParser
 
+from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.markup import NO_MARKUP
+from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.prompts.bodies import ChatRequest, parse
 from attention_client.serving.requests.chat_form import chat_form
-from attention_client.serving.requests.form import JsonCalls
-from byte_tokenizer import byte_tokenizer
+from family_answers import family_tokenizer, merged, pieces_of
 from guided import compiled, random_answer
 
-QWEN = next(t for types, t in _RESPONSE_TEMPLATE_FALLBACKS.items() if "qwen3_moe" in types)
-XML = next(t for types, t in _RESPONSE_TEMPLATE_FALLBACKS.items() if "qwen3_5" in types)
-# As QWEN, with the name in the text that opens a call.
-NAMED_OPENING: dict[str, Any] = QWEN | {
-    "fields": QWEN["fields"]
-    | {
-        "tool_calls": {
-            "open_pattern": r"\s*<call:(?P<name>\w+)>",
-            "close": "</call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{name}", "arguments": "{content}"},
-            },
-        }
-    }
-}
 PROMPT = "<|im_start|>assistant\n"
 ARGUMENTS = {
     "type": "object",
@@ -59,169 +35,196 @@ FORM = {
 }
 
 
-@pytest.fixture(scope="module", params=["as text", "as tokens"])
-def tokenizer(request: pytest.FixtureRequest) -> Any:
-    """A byte tokenizer; the marks of the format are text, or tokens of their own."""
-    tokenizer = byte_tokenizer("<unk>", "</s>", eos_token="</s>")
-    if request.param == "as tokens":
-        marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-        tokenizer.add_tokens([AddedToken(mark, special="think" in mark) for mark in marks])
-    return tokenizer
+@pytest.fixture(params=["as text", "as tokens"])
+def as_tokens(request: pytest.FixtureRequest) -> bool:
+    """Whether the markup of the format is tokens of their own, or text."""
+    return bool(request.param == "as tokens")
 
 
 @pytest.fixture(scope="module")
-def compiler(tokenizer: Any) -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(tokenizer, len(tokenizer), [257])
+def compilers() -> Iterator[Callable[[Any], GrammarCompiler]]:
+    """Compilers of grammars for tokenizers."""
+    made: dict[int, GrammarCompiler] = {}
+
+    def compiler(tokenizer: Any) -> GrammarCompiler:
+        if id(tokenizer) not in made:
+            made[id(tokenizer)] = GrammarCompiler(
+                tokenizer, len(tokenizer), [tokenizer.eos_token_id]
+            )
+        return made[id(tokenizer)]
+
     yield compiler
-    compiler.close()
+    for each in made.values():
+        each.close()
+
+
+def asked(fields: dict[str, Any], opening: str = PROMPT) -> ChatRequest:
+    request = parse(ChatRequest, {"messages": [USER]} | fields)
+    request.opening = opening
+    return request
 
 
 @pytest.fixture
-def answers(tokenizer: Any, compiler: GrammarCompiler) -> Callable[..., list[list[Any]]]:
-    """Draws answers of a random model to a request, split by the parser of a template."""
+def answers(compilers: Callable[[Any], GrammarCompiler], as_tokens: bool) -> Callable[..., Any]:
+    """Draws answers of a random model to a request, and reads them."""
 
     def answers(
-        fields: dict[str, Any], template: dict[str, Any] = QWEN, prompt: str = PROMPT
-    ) -> list[list[Any]]:
-        request = parse(ChatRequest, {"messages": [USER]} | fields)
-        form = chat_form(request, template, ResponseParser(template, prefix=prompt, tools=None))
+        fields: dict[str, Any], family: str = "hermes", opening: str = PROMPT
+    ) -> list[dict[str, Any]]:
+        tokenizer, markup = family_tokenizer(family, as_tokens=as_tokens)
+        request = asked(fields, opening)
+        form = chat_form(request, markup)
         assert form is not None
-        grammar = compiled(compiler, form.source, form.field)
+        grammar = compiled(compilers(tokenizer), form.source, form.field)
         found = []
         for seed in range(12):
-            parser = ResponseParser(template, prefix=prompt, tools=None)
             tokens = random_answer(grammar, len(tokenizer), seed, most=3000)
             if tokens is None:
                 continue  # it reasons for ever
-            events = [*parser.feed(tokenizer.decode(tokens)), *parser.finalize()[1]]
-            pieces = response_events_to_chunks(events)
-            if form.reader is not None:
-                reader = form.reader()
-                for piece in pieces:
-                    if isinstance(piece, str) and not isinstance(piece, ReasoningText):
-                        reader.push(piece)
-                pieces = [piece for piece in pieces if isinstance(piece, ReasoningText)]
-                pieces += [ToolCall(*call) for call in reader.calls()]
-            found.append(pieces)
+            reader = AnswerReader(markup, **{"opening": opening} | form.reading)
+            found.append(merged(pieces_of(reader, tokenizer, markup, tokens)))
         assert len(found) > 5
         return found
 
     return answers
 
 
-def content(pieces: list[Any]) -> str:
-    return "".join(p for p in pieces if isinstance(p, str) and not isinstance(p, ReasoningText))
+def test_an_answer_is_what_the_format_says(answers: Callable[..., Any]) -> None:
+    for answer in answers({"response_format": FORM}):
+        assert json.loads(answer["content"]) in (1, "two")
+        assert not answer["reasoning"]
+    for answer in answers({"structured_outputs": {"choice": ["yes", "no"]}}):
+        assert answer["content"] in ("yes", "no")
 
 
-def test_reasoning_may_precede_json(answers: Callable[..., Any]) -> None:
-    found = answers({"response_format": FORM})
-    assert all(json.loads(content(pieces)) in (1, "two") for pieces in found)
+@pytest.mark.parametrize("as_tokens", [True])  # letters at random never end the thought
+def test_an_answer_follows_the_thought_that_the_prompt_opened(answers: Callable[..., Any]) -> None:
+    fields = {"structured_outputs": {"choice": ["yes", "no"]}}
+    found = answers(fields, "hermes", f"{PROMPT}<think>\n")
+    assert {answer["content"] for answer in found} == {"yes", "no"}
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "complete"),
+    ("opening", "text", "complete"),
     [
         (PROMPT, "1", True),
-        (PROMPT, '<think>1 <tab> {"</think>\n\n"two"', True),
-        (PROMPT, "<think>1", False),
-        (PROMPT, "<think>a</think>b</think>1", False),
+        (PROMPT, " 1", False),
+        (PROMPT, "<think>a</think>1", False),
         (f"{PROMPT}<think>\n", "1", False),
-        (f"{PROMPT}<think>\n", "1</think>\n1", True),
+        (f"{PROMPT}<think>\n", "a</think>b</think>1", False),
+        (f"{PROMPT}<think>\n", '1 <tab> {"</think>\n\n"two"', True),
         (f"{PROMPT}<think>\n\n</think>\n\n", "1", True),
         (f"{PROMPT}<think>\n\n</think>\n\n", "<think>a</think>1", False),
     ],
 )
 def test_reasoning_ends_before_the_answer(
-    tokenizer: Any, compiler: GrammarCompiler, prompt: str, text: str, complete: bool
+    compilers: Callable[[Any], GrammarCompiler],
+    as_tokens: bool,
+    opening: str,
+    text: str,
+    complete: bool,
 ) -> None:
-    request = parse(ChatRequest, {"messages": [USER], "response_format": FORM})
-    form = chat_form(request, QWEN, ResponseParser(QWEN, prefix=prompt, tools=None))
+    tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
+    form = chat_form(asked({"response_format": FORM}, opening), markup)
     assert form is not None
-    guide = compiled(compiler, form.source, form.field).guide(0, 0)
+    guide = compiled(compilers(tokenizer), form.source, form.field).guide(0, 0)
     allowed = guide.allowed([])
     for token in tokenizer(text)["input_ids"]:
         if not allowed[token]:
             assert not complete
             return
         allowed = guide.allowed([token])
-    assert allowed[257] == complete
+    assert allowed[tokenizer.eos_token_id] == complete
 
 
-@pytest.mark.parametrize("template", [QWEN, NAMED_OPENING, XML], ids=["whole", "named", "xml"])
+FAMILY_NAMES = ["hermes", "kimi_k2", "deepseek_v3", "mistral", "qwen3_coder"]
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize("parallel", [None, False])
 def test_required_calls_have_the_format_of_the_model(
-    answers: Callable[..., Any], template: dict[str, Any], parallel: bool | None
+    answers: Callable[..., Any], family: str, parallel: bool | None
 ) -> None:
     fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel}
     counts = set()
-    for pieces in answers(fields, template):
-        calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
+    for answer in answers(fields, family):
+        calls = answer["calls"]
         counts.add(len(calls))
-        assert {call.name for call in calls} <= {"f", "g"}
-        assert all(json.loads(call.arguments)["x"] in (1, "two") for call in calls)
-        assert not content(pieces).strip()
+        assert {name for name, _ in calls} <= {"f", "g"}
+        assert all(json.loads(arguments)["x"] in (1, "two") for _, arguments in calls)
+        assert not answer["content"]
     assert min(counts) >= 1
     assert (max(counts) > 1) == (parallel is None)
 
 
-def test_a_named_call(answers: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_a_named_call(answers: Callable[..., Any], family: str) -> None:
     choice = {"type": "function", "function": {"name": "g"}}
-    for template in (QWEN, NAMED_OPENING, XML):
-        for pieces in answers({"tools": TOOLS, "tool_choice": choice}, template):
-            (call,) = (piece for piece in pieces if isinstance(piece, ToolCall))
-            assert call.name == "g"
-            assert json.loads(call.arguments)["x"] in (1, "two")
+    for answer in answers({"tools": TOOLS, "tool_choice": choice}, family):
+        ((name, arguments),) = answer["calls"]
+        assert name == "g"
+        assert json.loads(arguments)["x"] in (1, "two")
 
 
 def test_json_or_calls_where_both_are_allowed(answers: Callable[..., Any]) -> None:
     kinds = set()
-    for pieces in answers({"tools": TOOLS, "response_format": FORM}):
-        calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-        assert calls or json.loads(content(pieces)) in (1, "two")
-        kinds.add(bool(calls))
+    for answer in answers({"tools": TOOLS, "response_format": FORM}):
+        assert answer["calls"] or json.loads(answer["content"]) in (1, "two")
+        kinds.add(bool(answer["calls"]))
     assert kinds == {True, False}
     # No call where the tools are not offered.
     fields = {"tools": TOOLS, "response_format": FORM, "tool_choice": "none"}
-    assert all(json.loads(content(pieces)) in (1, "two") for pieces in answers(fields))
+    assert all(json.loads(answer["content"]) in (1, "two") for answer in answers(fields))
 
 
-def test_a_name_that_the_format_cannot_hold_becomes_json() -> None:
-    tool = {"type": "function", "function": {"name": "get-weather"}}
-    body = {"messages": [USER], "tools": [tool], "tool_choice": "required"}
-    parser = ResponseParser(NAMED_OPENING, prefix=PROMPT, tools=None)
-    form = chat_form(parse(ChatRequest, body), NAMED_OPENING, parser)
+def test_a_model_without_a_family_answers_with_json() -> None:
+    form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), NO_MARKUP)
     assert form is not None
-    assert form.reader is not None
-
-
-def test_a_model_without_a_template_answers_with_json() -> None:
-    request = parse(ChatRequest, {"messages": [USER], "tools": TOOLS, "tool_choice": "required"})
-    form = chat_form(request, QWEN, None)
-    assert form is not None
-    assert form.reader is not None
     text = form.source(json.dumps).parts[0].text
     assert text.startswith('start: "[" call (", " call)* "]"\n')
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "calls"),
+    ("form", "text", "calls"),
     [
-        ("f", '{"a": 1}', [("f", '{"a": 1}')]),
-        ("f", '{"a": ', [("f", '{"a": ')]),  # cut off
-        ("f", "", []),
+        (BARE, '{"a": 1}', [("f", '{"a": 1}')]),
+        (BARE, '{"a": ', [("f", '{"a": ')]),  # cut off
+        (BARE, "", []),
         (
-            None,
-            '[{"name": "f", "parameters": {"a": "}{"}}, {"name": "g", "parameters": {}}]',
-            [("f", '{"a": "}{"}'), ("g", "{}")],
+            JSON_LIST,
+            '[{"name": "f", "parameters": {"a": "}{"}}, {"name": "fg", "parameters": {}}]',
+            [("f", '{"a": "}{"}'), ("fg", "{}")],
         ),
-        (None, '[{"name": "f", "parameters": {}}, {"name": "g", "par', [("f", "{}")]),
-        (None, "[", []),
+        (JSON_LIST, '[{"name": "f", "parameters": {}}, {"name": "fg", "par', [("f", "{}")]),
+        (JSON_LIST, '[{"name": "f", "parameters": {"a": "b', [("f", '{"a": "b')]),
+        (JSON_LIST, "[", []),
     ],
 )
 def test_calls_are_read_from_json(
-    name: str | None, text: str, calls: list[tuple[str, str]]
+    form: CallFormat, text: str, calls: list[tuple[str, str]]
 ) -> None:
-    reader = JsonCalls(name)
-    for character in text:
-        reader.push(character)
-    assert list(reader.calls()) == calls
+    assert list(form.read(text, ["f", "fg"] if form is JSON_LIST else ["f"])) == calls
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_a_forced_call_that_is_cut_off_has_the_part_that_was_written(
+    as_tokens: bool, cut: int
+) -> None:
+    tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
+    arguments = '{"x": "a</tool_call>b"}'
+    whole = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), markup)
+    assert form is not None
+    reader = AnswerReader(markup, **form.reading)
+    tokens = tokenizer(whole)["input_ids"][:cut]
+    written = tokenizer.decode(tokens)
+    found = merged(pieces_of(reader, tokenizer, markup, tokens))
+    _, begun, rest = written.partition('"arguments": ')
+    if begun and rest:
+        assert found == {
+            "content": "",
+            "reasoning": "",
+            "calls": [("f", rest if len(rest) < len(arguments) else arguments)],
+        }
+    else:
+        assert found == {"content": written, "reasoning": "", "calls": []}

@@ -5,24 +5,23 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
-from transformers.utils.chat_parsing import ResponseParser
 
 from attention_client.serving.errors import ApiError
+from attention_client.serving.families.family import Family
+from attention_client.serving.families.markup import NO_MARKUP, Markup
+from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.reader import AnswerReader, Calls
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.generation import Generation, TextRules
-from attention_client.serving.requests.pieces import Call, Finish, Reasoning
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
 END = 256
-QWEN = next(t for types, t in _RESPONSE_TEMPLATE_FALLBACKS.items() if "qwen3_moe" in types)
-
-
 TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
+MARKUP = Markup(Family.of(TOKENIZER, "hermes"), TOKENIZER)
 
 
 class ScriptedEngine:
@@ -49,7 +48,7 @@ def one_by_one(tokens: list[int]) -> list[Delivery]:
 def generation(
     deliveries: list[Delivery],
     stops: tuple[str, ...] = (),
-    parser: Any = None,
+    reader: AnswerReader | None = None,
     min_tokens: int = 0,
     **rules: Any,
 ) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
@@ -57,7 +56,14 @@ def generation(
     work = Work("x-1", [1, 2, 3], 1000, (END,), GREEDY, min_tokens)
     metrics = ServeMetrics(registry)
     return (
-        Generation(engine, work, TOKENIZER, TextRules(stops, **rules), parser, metrics),
+        Generation(
+            engine,
+            work,
+            TOKENIZER,
+            TextRules(stops, **rules),
+            reader or AnswerReader(NO_MARKUP),
+            metrics,
+        ),
         engine,
         registry,
     )
@@ -80,7 +86,7 @@ def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
     *pieces, finish = collect(it)
     assert "".join(pieces) == "héllo"
     assert finish == Finish("stop")
-    assert it.usage["total_tokens"] == 3 + len(tokens)
+    assert len(it.prompt) + it.tokens == 3 + len(tokens)
     assert engine.cancelled == ["x-1"]  # no effect on a finished request
     stop = {"finished_reason": "stop"}
     assert registry.get_sample_value("eaas_request_success_total", stop) == 1
@@ -100,8 +106,8 @@ def test_text_held_back_is_shown_at_the_end() -> None:
 
 def test_a_stop_string_ends_the_answer_within_a_delivery() -> None:
     it, engine, _ = generation([Delivery(ids("ab STOP cd"))], stops=("STOP",))
-    assert collect(it) == ["ab ", Finish("stop")]
-    assert it.usage["completion_tokens"] == len("ab STOP")
+    assert collect(it) == ["ab ", Finish("stop", "STOP")]
+    assert it.tokens == len("ab STOP")
     assert engine.cancelled == ["x-1"]
 
 
@@ -110,7 +116,7 @@ def test_stop_strings_do_not_match_before_min_tokens(min_tokens: int, text: str)
     it, *_ = generation(one_by_one(ids("a;;b;;c")), stops=(";;",), min_tokens=min_tokens)
     *pieces, _ = collect(it)
     assert "".join(pieces) == text
-    assert it.usage["completion_tokens"] > min_tokens
+    assert it.tokens > min_tokens
 
 
 def test_parts_of_an_answer() -> None:
@@ -119,8 +125,8 @@ def test_parts_of_an_answer() -> None:
         '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
         '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
     )
-    parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\n", tools=None)
-    it, *_ = generation(one_by_one([*ids(answer), END]), parser=parser)
+    reader = AnswerReader(MARKUP, calls=Calls.ANYWHERE)
+    it, *_ = generation(one_by_one([*ids(answer), END]), reader=reader)
     *pieces, finish = collect(it)
     assert "".join(p for p in pieces if isinstance(p, Reasoning)) == "hm"
     text = [p for p in pieces if not isinstance(p, (Reasoning, Call))]
@@ -131,15 +137,6 @@ def test_parts_of_an_answer() -> None:
         (1, "g", {}),
     ]
     assert finish.reason == "tool_calls"
-
-
-@pytest.mark.parametrize("garbled", ["<tool_call>{no json}</tool_call> x", "<tool_call>{"])
-def test_a_garbled_tool_call_does_not_fail_the_answer(garbled: str) -> None:
-    parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\n", tools=None)
-    it, *_ = generation(one_by_one([*ids(f"Look.{garbled}"), END]), parser=parser)
-    *pieces, finish = collect(it)
-    assert "".join(pieces).startswith("Look.")
-    assert finish.reason == "stop"
 
 
 def test_an_error_of_the_engine_is_raised() -> None:
@@ -166,14 +163,3 @@ def test_closing_the_iterator_cancels() -> None:
     assert engine.cancelled == ["x-1"]
     labels = {"finished_reason": "abort"}
     assert registry.get_sample_value("eaas_request_success_total", labels) == 1
-
-
-@pytest.mark.parametrize(("continues", "content"), [(False, "Once upon a time"), (True, " a time")])
-def test_the_beginning_of_a_continued_message_is_not_repeated(
-    continues: bool, content: str
-) -> None:
-    parser = ResponseParser(QWEN, prefix="<|im_start|>assistant\nOnce upon", tools=None)
-    it, *_ = generation(one_by_one([*ids(" a time"), END]), parser=parser, continues=continues)
-    *pieces, finish = collect(it)
-    assert "".join(pieces) == content
-    assert finish == Finish("stop")

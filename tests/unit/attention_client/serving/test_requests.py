@@ -121,7 +121,16 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": NAMED, "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}, "tools": [TOOL]}, "tool_choice"),
-        ({"bad_words": ["x"]}, "bad_words"),
+        ({"max_tokens": 16.5}, "max_tokens"),
+        ({"n": True}, "n"),
+        ({"priority": 1}, "priority"),
+        ({"priority": False}, "priority"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"include_reasoning": False, "logprobs": True}, "include_reasoning"),
+        ({"json_schema": {}, "grammar": "x"}, "grammar"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+        ({"bad_words": [""]}, "bad_words[0]"),
         ({"audio": {}}, "audio"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"stream_options": {"include_usage": True}}, None),
@@ -142,6 +151,11 @@ def test_a_chat_request_is_refused_by_name(change: dict[str, Any], param: str | 
         {"stop": "x"},
         {"stop": ["x" * 1024] * 16},
         {"stop": None, "temperature": None, "stream": None, "n": None, "tools": None},
+        {"max_tokens": 16.0, "seed": -1, "n": 1.0, "top_k": -1.0, "stop_token_ids": [3.0]},
+        {"model": "", "functions": [], "function_call": "none", "web_search_options": None},
+        {"priority": 0, "use_beam_search": False, "vllm_xargs": {}, "truncate_prompt_tokens": None},
+        {"grammar": "", "format": "", "regex": None, "json_schema": None, "bad_words": []},
+        {"structured_outputs": {"regex": "a", "json": None, "disable_any_whitespace": False}},
         {"presence_penalty": 0.0, "frequency_penalty": 0, "logit_bias": {}, "logprobs": False},
         {"presence_penalty": 2, "frequency_penalty": -2, "repetition_penalty": 1e-9, "min_p": 1},
         {"logit_bias": {"5": -100, "6": 1.5}, "stop_token_ids": [3], "n": 128},
@@ -251,6 +265,19 @@ def test_a_completion_request_is_accepted(change: dict[str, Any]) -> None:
             ANY_OBJECT,
         ),
         ({"guided_json": {"type": "null"}}, "guided_json", "json", '{"type": "null"}'),
+        ({"json_schema": {"type": "null"}}, "json_schema", "json", '{"type": "null"}'),
+        ({"json_schema": '{"const": 1}'}, "json_schema", "json", '{"const": 1}'),
+        ({"format": "json"}, "format", "json", ANY_OBJECT),
+        ({"format": {"const": 1}}, "format", "json", '{"const": 1}'),
+        ({"grammar": "root ::= x"}, "grammar", "grammar", "root ::= x"),
+        ({"ebnf": "root ::= x"}, "ebnf", "grammar", "root ::= x"),
+        ({"regex": "a"}, "regex", "regex", "a"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"const": 1}}},
+            "response_format.schema",
+            "json",
+            '{"const": 1}',
+        ),
         ({"guided_choice": ["a", '"']}, "guided_choice", "lark", r'start: "a" | "\""'),
         ({"guided_grammar": "start: A"}, "guided_grammar", "grammar", "start: A"),
     ],
@@ -300,7 +327,12 @@ def test_unknown_fields_are_ignored_and_named() -> None:
         "response_format": {"type": "text", "odd": 3},
     }
     request = parse(ChatRequest, body)
-    assert request.ignored == ("tempreature", "response_format.odd", "stream_options.odd")
+    assert request.ignored == (
+        "tempreature",
+        "response_format.odd",
+        "stream_options.odd",
+        "messages[0].odd",
+    )
     assert not parse(ChatRequest, request.settings()).ignored
     many = parse(ChatRequest, {"messages": [USER]} | {f"x{i}": 0 for i in range(100)})
     assert len(many.ignored) == 16
@@ -315,7 +347,15 @@ def test_names_of_ignored_fields_are_safe_in_a_header() -> None:
 
 def test_a_refusal_names_the_engine_that_has_the_field() -> None:
     with pytest.raises(ApiError, match="eaas up --engine vllm"):
-        parse(ChatRequest, {"messages": [USER], "bad_words": ["x"]})
+        parse(ChatRequest, {"messages": [USER], "prompt_logprobs": 1})
+
+
+def test_neutral_values_mean_nothing() -> None:
+    body = {"messages": [USER], "max_tokens": 16.0, "seed": -1, "model": ""}
+    request = parse(ChatRequest, body)
+    assert (request.max_tokens, request.seed, request.model) == (16, None, None)
+    again = parse(ChatRequest, request.settings())
+    assert (again.max_tokens, again.seed, again.model) == (16, None, None)
 
 
 def test_the_prompt_worker_tells_that_a_message_is_continued() -> None:

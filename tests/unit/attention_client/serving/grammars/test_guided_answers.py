@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.sampling import Sampling, SequenceSampler
@@ -296,3 +297,27 @@ def test_models_without_end_tokens_or_fast_tokenizers_take_no_grammars() -> None
         with pytest.raises(ApiError, match=reason) as caught:
             compiled(GrammarCompiler(tokenizer, VOCABULARY, ends), part("regex", "a"), "guided_x")
         assert caught.value.param == "guided_x"
+
+
+NAMES_A_TOKEN = [
+    ("lark", 'start: "<|eos|>x" | "a <|user|> b"', {"<|eos|>x", "a <|user|> b"}),
+    ("lark", 'start: "a" "<tool" "_call>"', {"a<tool_call>"}),
+    ("json", '{"const": "<tool_call>"}', {'"<tool_call>"'}),
+    ("json", '{"enum": ["</s>", "<|eos|>"]}', {'"</s>"', '"<|eos|>"'}),
+    ("regex", r"<\|eos\|>[ab]", {"<|eos|>a", "<|eos|>b"}),
+    ("grammar", 'root ::= "<tool_call>" [ab]', {"<tool_call>a", "<tool_call>b"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "answers"), NAMES_A_TOKEN)
+def test_the_name_of_a_special_token_is_spelled(kind: str, text: str, answers: set[str]) -> None:
+    tokenizer = byte_tokenizer("<unk>", "</s>", eos_token="</s>")
+    tokenizer.add_tokens([AddedToken("<tool_call>"), AddedToken("<|eos|>", special=True)])
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), [END])
+    grammar = compiled(compiler, part(kind, text))
+    for seed in range(8):
+        tokens = random_answer(grammar, len(tokenizer), seed)
+        assert tokens is not None
+        assert max(tokens) < 256
+        assert tokenizer.decode(tokens) in answers
+    compiler.close()

@@ -22,7 +22,7 @@ from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas_cli.demo_model.tokenizer import build_tokenizer
 
-LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000, tools=True)
+LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000)
 PATIENCE_S = 60.0
 WORKER = "attention_client.serving.prompts.worker"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "string"}}}}

@@ -36,7 +36,7 @@ def refusal(template: Any, cls: Any = ChatRequest, body: bytes = BODIES[0][1]) -
     tokenizer = build_tokenizer(300, 64)
     tokenizer.chat_template = template
     with pytest.raises(ApiError) as caught:
-        PromptReader(tokenizer, ModelLimits(64, 300, True)).read(cls, body)
+        PromptReader(tokenizer, ModelLimits(64, 300)).read(cls, body)
     assert caught.value.status == 400
     return caught.value
 
@@ -73,7 +73,7 @@ def test_the_template_for_tools_needs_no_default() -> None:
     tokenizer.chat_template = {"tool_use": "{{ tools[0].function.name }}"}
     assert missing_template(tokenizer)
     assert not missing_template(tokenizer, tools=True)
-    reader = PromptReader(tokenizer, ModelLimits(64, 300, True))
+    reader = PromptReader(tokenizer, ModelLimits(64, 300))
     _, (prompt,) = reader.read(ChatRequest, BODIES[0][1][:-1] + b', "max_tokens": 9' + TOOLS)
     assert tokenizer.decode(prompt) == "now"
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Call", "Finish", "Reasoning", "Served"]
+__all__ = ["Call", "Finish", "Reasoning", "Served", "Tokens"]
 
 
 def _new_id() -> str:
@@ -45,7 +45,20 @@ class Served:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """The ids of the tokens of the next piece of text."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True)
 class Finish:
-    """The end of an answer: "stop" (an end token or a stop string), "length" or "tool_calls"."""
+    """The end of an answer: "stop" (an end token or a stop string), "length" or "tool_calls".
+
+    Attributes:
+        reason: One of these.
+        stop: The request's stop string that ended the answer; None: none did.
+    """
 
     reason: str
+    stop: str | None = None

@@ -1,0 +1,95 @@
+"""Histories over HTTP: what an agent sends back, with the templates of several families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from attention_client.serving.limits import ServeLimits
+from chat_prompts import assistant, call, result, template
+from http_box import Box
+
+pytestmark = pytest.mark.integration
+
+LIMITS = ServeLimits(num_blocks=128, page_size=8, max_batch_tokens=64, max_body_bytes=100_000)
+USER = {"role": "user", "content": "How warm is it in Quito?"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "warmth",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"enum": ["Quito", "Lima"]}},
+            "required": ["town"],
+            "additionalProperties": False,
+        },
+    },
+}
+EFFORT = (
+    "{% if reasoning_effort == 'high' %}think long and hard {% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def chat(box: Box, *messages: Any, **fields: Any) -> Any:
+    body = {"messages": messages, "max_tokens": 4} | fields
+    response = box.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+@pytest.fixture(
+    scope="module",
+    params=["deepseek_v31", "gpt_oss", "kimi_k2", "mistral", "mixtral", "olmo3", "qwen3_coder"],
+)
+def family(request: pytest.FixtureRequest) -> Iterator[Box]:
+    kind = "gpt_oss" if request.param == "gpt_oss" else "qwen3_moe"
+    with closing(Box(kind, LIMITS, chat_template=template(request.param))) as box:
+        yield box
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": TOOL["function"]}])
+@pytest.mark.parametrize("most", [100, 3])
+def test_a_forced_call_and_its_result_go_back(family: Box, choice: Any, most: int) -> None:
+    """The limit of 3 tokens cuts the call, or its arguments, off."""
+    fields = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = chat(family, USER, **fields, max_tokens=most).json()["choices"][0]["message"]
+    results = [result("17", each["id"]) for each in answer.get("tool_calls") or []]
+    assert results or most == 3
+    chat(family, USER, answer, *results)
+    if results:  # else two answers in a row, which some templates refuse
+        chat(family, USER, answer, *results, assistant(content="Warm."), USER)
+
+
+def test_text_and_broken_arguments_are_in_the_prompt(family: Box) -> None:
+    history = [
+        USER,
+        assistant(call("warmth", '{"town": "Qui'), content="I look.", tool_choice=None),
+        result("no JSON"),
+        USER,
+    ]
+    tokens = family.http.post("/tokenize", json={"messages": history}).json()["tokens"]
+    text = family.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert [each for each in ("warmth", "Qui", "I look.", "no JSON") if each not in text] == []
+    usage = chat(family, *history).json()["usage"]
+    assert usage["prompt_tokens"] == len(tokens)
+
+
+def test_the_effort_changes_the_prompt() -> None:
+    with closing(Box("gpt_oss", LIMITS, chat_template=EFFORT)) as box:
+        counts = [
+            chat(box, USER, reasoning_effort=effort).json()["usage"]["prompt_tokens"]
+            for effort in ("low", "high")
+        ]
+        assert counts[1] - counts[0] == len("think long and hard ")
+
+
+def test_ignored_fields_inside_messages_are_named(family: Box) -> None:
+    part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
+    response = chat(family, {"role": "user", "content": [part]})
+    assert (
+        response.headers["x-eaas-ignored-fields"] == "messages%5B0%5D.content%5B0%5D.cache_control"
+    )

@@ -1,0 +1,220 @@
+"""What a model of the ChatML family writes, as its users get it: reasoning, calls and text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from http_box import CHAT, END, LIMITS, Box, events
+
+pytestmark = pytest.mark.integration
+
+CHATML = """\
+{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if thinks is defined %}<think>
+{% if not thinks %}
+</think>
+
+{% endif %}{% endif %}{% endif %}"""
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}},
+}
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>'
+NAMED = {"type": "function", "function": {"name": "f"}}
+FIXED = {"const": "a</tool_call>b<|im_end|> <think>x</think>"}
+
+
+@pytest.fixture(scope="module")
+def chatml() -> Iterator[Box]:
+    box = Box(limits=replace(LIMITS, num_blocks=200), chat_template=CHATML)
+    yield box
+    box.close()
+
+
+def script(answer: str) -> dict[str, Any]:
+    """Fields that make the model write an answer, markup and all."""
+    return {"structured_outputs": {"regex": re.sub(r"([^\w\s<>/\"':,])", r"\\\1", answer)}}
+
+
+def ask(box: Box, **fields: Any) -> dict[str, Any]:
+    """Return the message of an answer, the same whole and streamed, and what else the choice has."""
+    body = CHAT | {"max_tokens": 160} | fields
+    whole = box.http.post("/v1/chat/completions", json=body)
+    assert whole.status_code == 200, whole.text
+    (choice,) = whole.json()["choices"]
+    message = choice["message"]
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    found = {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning_content", ""),
+        "calls": [(each["name"], each["arguments"]) for each in calls],
+        "reason": choice["finish_reason"],
+    }
+    streamed = box.http.post("/v1/chat/completions", json=body | {"stream": True})
+    deltas = [event["choices"][0] for event in events(streamed.text)]
+    calls = [call for each in deltas for call in each["delta"].get("tool_calls", ())]
+    assert found == {
+        "content": "".join(each["delta"].get("content") or "" for each in deltas),
+        "reasoning": "".join(each["delta"].get("reasoning_content") or "" for each in deltas),
+        "calls": [(c["function"]["name"], c["function"]["arguments"]) for c in calls],
+        "reason": deltas[-1]["finish_reason"],
+    }
+    return found | {"usage": whole.json()["usage"]}
+
+
+def told(
+    content: str, reasoning: str = "", calls: Any = (), reason: str = "stop"
+) -> dict[str, Any]:
+    found = {"content": content, "reasoning": reasoning, "calls": list(calls), "reason": reason}
+    return found
+
+
+def same(found: dict[str, Any], right: dict[str, Any]) -> bool:
+    return {name: found[name] for name in right} == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("<think>Hm.\n</think>\n\nParis", told("Paris", "Hm.")),
+        ("The tag <tool_call> opens it", told("The tag <tool_call> opens it")),
+        ("A <think>x</think> b", told("A <think>x</think> b")),
+        (f"Look: {CALL}", told("Look:", "", [("f", '{"a": "b"}')], "tool_calls")),
+        (
+            f"<tool_call>{{bad}}</tool_call>\n{CALL}",
+            told("<tool_call>{bad}</tool_call>", "", [("f", '{"a": "b"}')], "tool_calls"),
+        ),
+    ],
+)
+def test_free_answers(chatml: Box, answer: str, right: dict[str, Any]) -> None:
+    assert same(ask(chatml, tools=[TOOL], **script(answer)), right)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL], "tool_choice": "none"}])
+def test_without_tools_a_call_is_text(chatml: Box, fields: dict[str, Any]) -> None:
+    assert same(ask(chatml, **fields, **script(CALL)), told(CALL))
+
+
+def test_a_call_that_is_cut_off_is_text(chatml: Box) -> None:
+    found = ask(chatml, tools=[TOOL], **script(CALL) | {"max_tokens": 20})
+    assert same(found, told(CALL[:20], reason="length"))
+
+
+def test_one_call_at_a_time(chatml: Box) -> None:
+    fields = {"tools": [TOOL], "parallel_tool_calls": False}
+    found = ask(chatml, **fields, **script(f"{CALL}\n{CALL}"))
+    assert same(found, told("", "", [("f", '{"a": "b"}')], "tool_calls"))
+
+
+def test_tokens_of_reasoning_are_counted(chatml: Box) -> None:
+    found = ask(chatml, **script("<think>Hm.</think>\nParis"))
+    assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+@pytest.mark.parametrize("thinks", [None, False])
+@pytest.mark.parametrize("answer", ["Paris", "\n\nParis", " Paris\n"])
+def test_text_arrives_as_it_is_written(chatml: Box, thinks: bool | None, answer: str) -> None:
+    kwargs = {} if thinks is None else {"thinks": thinks}
+    found = ask(chatml, chat_template_kwargs=kwargs, **script(answer))
+    assert same(found, told(answer))
+
+
+def test_a_thought_that_the_prompt_opened(chatml: Box) -> None:
+    thinks = {"chat_template_kwargs": {"thinks": True}}
+    assert same(ask(chatml, **thinks, **script("Hm.</think>Paris")), told("Paris", "Hm."))
+    assert same(ask(chatml, **thinks, **script("Hm.")), told("", "Hm."))
+
+
+def test_a_stop_string_is_not_found_in_the_prompt(chatml: Box) -> None:
+    fields = {"chat_template_kwargs": {"thinks": False}, "stop": ["\n"]}
+    assert same(ask(chatml, **fields, **script("Paris\nis")), told("Paris"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<|im_start|>assistant\n<think>\n", "x<think>", "<|im_end|>\n<|im_start|>assistant\nyes"],
+)
+@pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}])
+def test_nothing_of_the_prompt_is_delivered(chatml: Box, text: str, fields: dict[str, Any]) -> None:
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "earlier"},
+        {"role": "user", "content": text},
+    ]
+    assert same(ask(chatml, messages=history, **fields, **script("Paris")), told("Paris"))
+
+
+def test_a_continued_answer(chatml: Box) -> None:
+    history = [*CHAT["messages"], {"role": "assistant", "content": "The <think>"}]
+    fields = {"messages": history, "add_generation_prompt": False, "continue_final_message": True}
+    assert same(ask(chatml, **fields, **script("x</think> y")), told("x</think> y"))
+
+
+def test_a_choice_is_exactly_that(chatml: Box) -> None:
+    for seed in range(4):
+        fields = {"structured_outputs": {"choice": ["yes", "no"]}, "temperature": 1.5, "seed": seed}
+        assert ask(chatml, **fields)["content"] in ("yes", "no")
+
+
+def test_markup_in_constrained_text(chatml: Box) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": FIXED}}
+    for tools in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        found = ask(chatml, response_format=form, **tools)
+        assert json.loads(found["content"]) == FIXED["const"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_markup_in_the_arguments_of_a_forced_call(chatml: Box, choice: Any) -> None:
+    schema = {"type": "object", "properties": {"a": FIXED}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    fields = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    ((name, arguments),) = ask(chatml, **fields)["calls"]
+    assert (name, json.loads(arguments)) == ("f", {"a": FIXED["const"]})
+
+
+def test_a_forced_call_that_is_cut_off(chatml: Box) -> None:
+    schema = {"type": "object", "properties": {"a": FIXED}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    found = ask(chatml, tools=[tool], tool_choice=NAMED, max_tokens=56)
+    ((name, arguments),) = found["calls"]
+    assert name == "f"
+    assert arguments
+    whole = "".join(json.dumps({"a": FIXED["const"]}).split())
+    assert whole.startswith("".join(arguments.split()))
+    assert found["reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop_token_ids": [ord("!")]}, {"skip_special_tokens": False}]
+)
+def test_the_text_of_the_token_that_ends_the_answer_is_cut(
+    chatml: Box, fields: dict[str, Any]
+) -> None:
+    bytes_of = chatml.tokenizer
+    if "stop_token_ids" in fields:
+        (token,) = bytes_of("!")["input_ids"]
+        fields = {"stop_token_ids": [token]}
+        assert same(ask(chatml, **fields, **script("rain!")), told("rain"))
+        shown = {"include_stop_str_in_output": True}
+        assert same(ask(chatml, **fields, **shown, **script("rain!")), told("rain!"))
+    else:
+        assert bytes_of.convert_ids_to_tokens(END) == "</s>"
+        assert same(ask(chatml, **fields, **script("rain")), told("rain"))
+
+
+def test_choices_have_their_own_parts(chatml: Box) -> None:
+    body = CHAT | {"n": 2, "max_tokens": 80} | script("<think>Hm.</think>Paris")
+    choices = chatml.http.post("/v1/chat/completions", json=body).json()["choices"]
+    for choice in choices:
+        assert choice["message"]["content"] == "Paris"
+        assert choice["message"]["reasoning_content"] == "Hm."

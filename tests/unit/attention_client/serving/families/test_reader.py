@@ -1,0 +1,301 @@
+"""Answers are split into reasoning, calls and text by what the request allows; nothing else is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from attention_client.serving.families.family import Family
+from attention_client.serving.families.markup import NO_MARKUP, Markup
+from attention_client.serving.families.reader import AnswerReader, Calls
+from byte_tokenizer import byte_tokenizer
+from eaas.errors import ConfigError
+from family_answers import family_tokenizer, merged, pieces_of
+
+PROMPT = "<|im_start|>assistant\n"
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+ONE = [("f", '{"a": 1}')]
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+
+
+def read(
+    answer: str, family: str = "hermes", *, as_tokens: bool = True, **reading: Any
+) -> dict[str, Any]:
+    tokenizer, markup = family_tokenizer(family, as_tokens=as_tokens)
+    reader = AnswerReader(markup, **{"calls": Calls.ANYWHERE} | reading)
+    return merged(pieces_of(reader, tokenizer, markup, tokenizer(answer)["input_ids"]))
+
+
+def text(content: str, reasoning: str = "", calls: list[Any] | None = None) -> dict[str, Any]:
+    return {"content": content, "reasoning": reasoning, "calls": calls or []}
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (f"Look.\n{CALL}", text("Look.", "", ONE)),
+        (f"{CALL}\n{CALL}\n", text("", "", ONE * 2)),
+        (f"<think>\nHm.\n</think>\n\nSo.{CALL}", text("So.", "Hm.", ONE)),
+        (f"{CALL} done", text("done", "", ONE)),
+        ("The tag <tool_call> opens a call.", text("The tag <tool_call> opens a call.")),
+        ("A <think>x</think> b", text("A <think>x</think> b")),
+        ("x</think>y", text("x</think>y")),
+        (f"<tool_call>{{bad}}</tool_call>\n{CALL}", text("<tool_call>{bad}</tool_call>", "", ONE)),
+        (f'<tool_call>{{"a</tool_call>{CALL}', text('<tool_call>{"a</tool_call>', "", ONE)),
+        (f"{CALL}\n<tool_call>{{bad}}</tool_call>", text("<tool_call>{bad}</tool_call>", "", ONE)),
+        ('<tool_call>{"name": "f"}</tool_call>', text('<tool_call>{"name": "f"}</tool_call>')),
+        (
+            f"<tool_call>[{CALL[11:-12]}]</tool_call>",
+            text(f"<tool_call>[{CALL[11:-12]}]</tool_call>"),
+        ),
+        ('<tool_call>{"name": "f", "argu', text('<tool_call>{"name": "f", "argu')),
+        ("  indented", text("  indented")),
+        ("<think>\n", text("")),
+        ("<think></think>", text("")),
+        ("<thi", text("<thi")),
+        ("", text("")),
+    ],
+)
+def test_answers(answer: str, right: dict[str, Any], as_tokens: bool) -> None:
+    assert read(answer, as_tokens=as_tokens) == right
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+def test_the_markup_of_a_call_in_its_arguments(as_tokens: bool) -> None:
+    tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
+    reader = AnswerReader(markup, calls=Calls.ANYWHERE)
+    arguments = json.dumps({"a": "x</tool_call>y"})
+    letters = byte_tokenizer()(f'{{"name": "f", "arguments": {arguments}}}')["input_ids"]
+    delimiters = [tokenizer(text)["input_ids"] for text in ("<tool_call>", "</tool_call>")]
+    tokens = [*delimiters[0], *letters, *delimiters[1]]
+    assert merged(pieces_of(reader, tokenizer, markup, tokens)) == text("", "", [("f", arguments)])
+
+
+def test_letters_of_markup_are_text_where_the_markup_is_tokens() -> None:
+    tokenizer, markup = family_tokenizer("hermes")
+    for answer in (CALL, "<think>x</think>y"):
+        tokens = byte_tokenizer()(answer)["input_ids"]
+        reader = AnswerReader(markup, calls=Calls.ANYWHERE)
+        assert merged(pieces_of(reader, tokenizer, markup, tokens)) == text(answer)
+
+
+@pytest.mark.parametrize("name", ["hermes", "gpt_oss"])
+def test_letters_are_markup_where_a_grammar_of_letters_wrote_the_answer(name: str) -> None:
+    tokenizer, plain = family_tokenizer(name)
+    markup = Markup(plain.family, tokenizer, letters=True)
+    answer = HARMONY if name == "gpt_oss" else f"<think>Hm.</think>I look.{CALL}"
+    for letters in (True, False):
+        tokens = (byte_tokenizer() if letters else tokenizer)(answer)["input_ids"]
+        reader = AnswerReader(markup, calls=Calls.ANYWHERE)
+        found = merged(pieces_of(reader, tokenizer, markup, tokens))
+        if name == "hermes" or not letters:
+            assert found == text("I look.", "Hm.", ONE)
+        assert found["reasoning"] == "Hm."
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize(
+    "answer", [CALL, f"Look. {CALL}", f"<tool_call>x</tool_call>{CALL}", "<tool_call>"]
+)
+def test_without_tools_a_call_is_text(answer: str, as_tokens: bool) -> None:
+    assert read(answer, as_tokens=as_tokens, calls=Calls.NEVER) == text(answer)
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize("answer", [f'{{"a": "{CALL}"}}', '"<think>x</think>"', "<think>x</think>"])
+def test_nothing_in_constrained_text_is_markup(answer: str, as_tokens: bool) -> None:
+    assert read(answer, as_tokens=as_tokens, is_content=True) == text(answer)
+    right = text(answer, "Hm.")
+    opened = {"opening": f"{PROMPT}<think>\n", "is_content": True}
+    assert read(f"Hm.</think>\n{answer}", as_tokens=as_tokens, **opened) == right
+
+
+def test_calls_in_place_of_constrained_text() -> None:
+    assert read(CALL, calls=Calls.INSTEAD) == text("", "", ONE)
+    answer = f'{{"a": "{CALL}"}}'
+    assert read(answer, calls=Calls.INSTEAD) == text(answer)
+
+
+@pytest.mark.parametrize(
+    ("opening", "answer", "right"),
+    [
+        (f"{PROMPT}<think>\n", "Hm.\n</think>\n\nSo.", text("So.", "Hm.")),
+        (f"{PROMPT}<think>\n", "Hm.", text("", "Hm.")),
+        (f"{PROMPT}<think>\n\n</think>\n\n", "\n\nSo.", text("\n\nSo.")),
+        (f"{PROMPT}<think>\n\n</think>\n\n", "<think>x</think>", text("<think>x</think>")),
+        (f"{PROMPT}</think>", "So.", text("So.")),
+        (PROMPT, "So.", text("So.")),
+    ],
+)
+def test_the_prompt_opens_or_closes_the_thought(
+    opening: str, answer: str, right: dict[str, Any]
+) -> None:
+    assert read(answer, opening=opening) == right
+
+
+def test_a_continued_answer_does_not_begin() -> None:
+    answer = "<think>x</think>y"
+    assert read(answer, opening="So ", continues=True) == text(answer)
+    assert read("b</think>y", opening="<think>a", continues=True) == text("y", "b")
+
+
+def test_an_answer_of_one_call_ends_after_it() -> None:
+    tokenizer, markup = family_tokenizer("hermes")
+    reader = AnswerReader(markup, calls=Calls.ANYWHERE, one_call=True)
+    found = merged(pieces_of(reader, tokenizer, markup, tokenizer(CALL * 2)["input_ids"]))
+    assert found["calls"] == ONE
+    assert reader.ended
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"), [("<think>abc</think>de", 3), ("abc", 0), ("<think>ab", 2)]
+)
+def test_tokens_of_reasoning_are_counted(answer: str, count: int) -> None:
+    for as_tokens in (True, False):
+        tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
+        reader = AnswerReader(markup)
+        pieces_of(reader, tokenizer, markup, tokenizer(answer)["input_ids"])
+        assert reader.reasoning_tokens == count
+
+
+def test_channels() -> None:
+    assert read(HARMONY, "gpt_oss") == text("I look.", "Hm.", ONE)
+    final = "<|start|>assistant<|channel|>analysis<|message|>More.<|end|><|start|>assistant"
+    final += "<|channel|>final<|message|>So."
+    assert read(HARMONY + final, "gpt_oss") == text("I look.\nSo.", "Hm.\nMore.", ONE)
+    assert read("Plain.", "gpt_oss") == text("Plain.")
+
+
+def test_an_answer_in_channels_that_is_cut_off_has_no_markup() -> None:
+    tokenizer, markup = family_tokenizer("gpt_oss")
+    tokens = tokenizer(HARMONY)["input_ids"]
+    for count in range(len(tokens) + 1):
+        reader = AnswerReader(markup, calls=Calls.ANYWHERE)
+        found = merged(pieces_of(reader, tokenizer, markup, tokens[:count]))
+        assert "Hm.".startswith(found["reasoning"])
+        content, begun, call = found["content"].partition("commentary to=functions.f json")
+        assert "I look.".startswith(content)
+        assert not begun or '{"a": 1}'.startswith(call)
+
+
+def test_ids_that_a_template_demands() -> None:
+    tokenizer, markup = family_tokenizer("kimi_k2")
+    call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    answer = f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"
+    reader = AnswerReader(markup, calls=Calls.ANYWHERE, earlier=3)
+    pieces = pieces_of(reader, tokenizer, markup, tokenizer(answer)["input_ids"])
+    assert [piece.id for piece in pieces] == ["functions.f:3", "functions.f:4"]
+
+
+def test_values_have_the_types_of_the_schema() -> None:
+    answer = (
+        "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=s>\n1\n</parameter>\n"
+        "<parameter=l>\n[1]\n</parameter>\n</function>\n</tool_call>"
+    )
+    kinds = {"n": "integer", "s": "string", "l": "array"}
+    schema = {"properties": {name: {"type": kind} for name, kind in kinds.items()}}
+    ((_, arguments),) = read(answer, "qwen3_coder", tools={"f": schema})["calls"]
+    assert json.loads(arguments) == {"n": 1, "s": "1", "l": [1]}
+
+
+DELIMITERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"]
+PARTS = st.sampled_from([*'ab \n{}"<>', "é", CALL, CALL[11:-12], *DELIMITERS])
+
+
+@given(
+    parts=st.lists(PARTS, max_size=12),
+    cut=st.integers(0, 200),
+    as_tokens=st.booleans(),
+    opening=st.sampled_from(["", PROMPT, f"{PROMPT}<think>\n", f"{PROMPT}<think>\n\n</think>\n\n"]),
+    calls=st.sampled_from([Calls.NEVER, Calls.ANYWHERE]),
+)
+@example(
+    parts=["<think>", "a", "</think>", CALL], cut=200, as_tokens=True, opening="", calls=Calls.NEVER
+)
+def test_the_text_is_that_of_the_tokens_without_markup(
+    parts: list[str], cut: int, as_tokens: bool, opening: str, calls: Calls
+) -> None:
+    """Whatever is no call and no delimiter of the thought at the beginning arrives."""
+    tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
+    tokens = tokenizer("".join(parts))["input_ids"][:cut]
+    whole = tokenizer.decode(tokens, skip_special_tokens=True)
+    reader = AnswerReader(markup, opening=opening, calls=calls)
+    pieces = pieces_of(reader, tokenizer, markup, tokens)
+    gap, body = r"(?:\s|</?think>)*", re.escape(CALL[11:-12])
+    pattern = gap.join(
+        re.escape(piece)
+        if isinstance(piece, str)
+        else rf"<tool_call>\s*{body}\s*(?:</tool_call>|(?:<(?:/\w*)?)?$)"
+        for piece in pieces
+    )
+    assert re.fullmatch(gap + pattern + gap, whole), (whole, pieces)
+    is_plain = calls is Calls.NEVER and not opening.endswith("<think>\n")
+    if is_plain and (opening.endswith("\n\n") or not whole.lstrip().startswith("<think>")):
+        assert merged(pieces) == text(whole)
+    assert calls is Calls.ANYWHERE or all(isinstance(piece, str) for piece in pieces)
+    # One at a time as all at once.
+    again = AnswerReader(markup, opening=opening, calls=calls)
+    assert merged(_at_once(again, tokenizer, markup, tokens)) == merged(pieces)
+
+
+def _at_once(reader: AnswerReader, tokenizer: Any, markup: Markup, tokens: list[int]) -> list[Any]:
+    decoded = ""
+    run: list[int] = []
+    for token in tokens:
+        if token in markup.tokens:
+            decoded += tokenizer.decode(run, skip_special_tokens=True) + markup.tokens[token]
+            run = []
+        else:
+            run.append(token)
+    decoded += tokenizer.decode(run, skip_special_tokens=True)
+    return [*reader.push(decoded), *reader.finish()]
+
+
+def test_the_family_that_fits() -> None:
+    plain = byte_tokenizer("<end>", eos_token="<end>")
+    assert Family.of(plain) is None
+    for template, name in (
+        ("{{ '<|im_start|>' }}", "hermes"),
+        ("{{ '<|im_start|>' }}<function=", "qwen3_coder"),
+        ("[assistant]<think>", "think"),
+    ):
+        plain.chat_template = template
+        found = Family.of(plain)
+        assert found is not None
+        assert found.name == name
+    plain.chat_template = None
+    plain.add_tokens(["<|start|>", "<|channel|>", "<|message|>"])
+    assert getattr(Family.of(plain), "name", None) == "gpt_oss"
+
+
+def test_a_family_by_name_or_file(tmp_path: Any) -> None:
+    plain = byte_tokenizer("<end>", eos_token="<end>")
+    assert getattr(Family.of(plain, "kimi_k2"), "name", None) == "kimi_k2"
+    file = tmp_path / "own.json"
+    with pytest.raises(ConfigError, match="no family"):
+        Family.of(plain, str(file))
+    for wrong in ("", "[]", "{}", '{"response_template": {"fields": {}}}'):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"own\.json"):
+            Family.of(plain, str(file))
+    fields = {"reasoning_content": {"open": "<t>", "close": "</t>"}, "content": {}}
+    file.write_text(json.dumps({"response_template": {"start_anchor": "x", "fields": fields}}))
+    markup = Markup(Family.of(plain, str(file)), plain)
+    found = [*(reader := AnswerReader(markup)).push("<t>a</t>b"), *reader.finish()]
+    assert merged(found) == text("b", "a")
+
+
+def test_text_without_markup_is_unchanged() -> None:
+    reader = AnswerReader(NO_MARKUP)
+    assert [*reader.push(" <think>"), *reader.push(CALL), *reader.finish()] == [" <think>", CALL]

@@ -1,0 +1,161 @@
+"""Chat templates of the demo models: tools and reasoning in the form of each architecture's family."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from attention_client.serving.families.family import Family
+from attention_client.serving.families.markup import Markup
+from attention_client.serving.families.reader import AnswerReader, Calls
+from eaas_cli.demo_model.architectures import ARCHITECTURES
+from eaas_cli.demo_model.tokenizer import MIN_VOCAB, build_tokenizer, end_ids
+from family_answers import merged, pieces_of
+
+FAMILY = {
+    "qwen3_moe": "hermes",
+    "qwen2_moe": "hermes",
+    "mixtral": "mistral",
+    "olmoe": "olmo3",
+    "deepseek_v3": "deepseek_v31",
+    "gpt_oss": "gpt_oss",
+}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": f"Use {name}.", "parameters": PARAMETERS},
+    }
+    for name in ("get_weather", "get_time")
+]
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "How is it in Zürich?"}
+CALLS: list[tuple[str, Any]] = [
+    ("get_weather", {"city": "Zürich"}),
+    ("get_time", {}),
+]
+
+
+def call(name: str, arguments: Any, ident: str = "abcdefghi") -> dict[str, Any]:
+    return {
+        "id": ident,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": "abcdefghi", "name": "get_weather"}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(arch: str) -> Any:
+    return build_tokenizer(1000, 4096, arch)
+
+
+def render(tokenizer: Any, messages: list[dict[str, Any]], **arguments: Any) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+
+def test_each_part_of_a_dialogue_is_in_the_prompt(tokenizer: Any) -> None:
+    assistant = {"role": "assistant", "content": "I look.", "tool_calls": [call(*CALLS[0])]}
+    messages = [SYSTEM, USER, assistant, result("Föhn, 18 C"), USER | {"content": "And now?"}]
+    prompt = render(tokenizer, messages, tools=TOOLS, add_generation_prompt=True)
+    for text in ("Be brief.", "Use get_weather.", "Use get_time.", "Zürich?", "I look."):
+        assert prompt.count(text) == 1, text
+    assert prompt.index("I look.") < prompt.index("Föhn, 18 C") < prompt.index("And now?")
+    without = render(tokenizer, [SYSTEM, USER, USER], add_generation_prompt=True)
+    assert without.count("Zürich?") == 2
+    assert "get_weather" not in without
+    assert "None" not in prompt + without
+
+
+@pytest.mark.parametrize("content", ["I look.", "", None])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_earlier_answer_reads_as_the_family_writes_it(
+    tokenizer: Any, arch: str, content: str | None, count: int
+) -> None:
+    markup = Markup(Family.of(tokenizer), tokenizer)
+    thinks = markup.reasoning is not None
+    message = {
+        "role": "assistant",
+        "content": content,
+        **({"reasoning_content": "Hm."} if thinks else {}),
+        "tool_calls": [call(*each) for each in CALLS[:count]],
+    }
+    before = render(tokenizer, [USER])
+    whole = render(tokenizer, [USER, message])
+    assert whole.startswith(before)
+    opening = re.compile(r"<\|im_start\|>assistant\n|<\|start\|>assistant|<｜Assistant｜>|")
+    answer = opening.sub("", whole[len(before) :], count=1)
+    answer = answer.rstrip().removesuffix(tokenizer.eos_token)
+    reader = AnswerReader(markup, opening="", calls=Calls.ANYWHERE)
+    read = merged(pieces_of(reader, tokenizer, markup, tokenizer.encode(answer)))
+    calls = [(name, json.loads(arguments)) for name, arguments in read.pop("calls")]
+    assert calls == CALLS[:count]
+    assert read == {"content": content or "", "reasoning": "Hm." if thinks else ""}
+
+
+def test_arguments_that_are_text_stay_as_they_are(tokenizer: Any) -> None:
+    for text in ('{"city": "Bern"', "", "city: Bern"):
+        message = {"role": "assistant", "content": None, "tool_calls": [call("get_time", text)]}
+        assert text in render(tokenizer, [USER, message, result("x")])
+
+
+def test_the_family_fits(tokenizer: Any, arch: str) -> None:
+    family = Family.of(tokenizer)
+    assert family is not None
+    assert family.name == FAMILY[arch]
+
+
+def test_a_small_vocabulary_still_holds_every_byte(arch: str) -> None:
+    tokenizer = build_tokenizer(MIN_VOCAB, 4096, arch)
+    assert len(tokenizer) == MIN_VOCAB
+    text = "Föhn <tool_call> [TOOL_CALLS] 河"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_harmony_ends_an_answer_at_a_call() -> None:
+    tokenizer = build_tokenizer(1000, 4096, "gpt_oss")
+    ends = tokenizer.convert_ids_to_tokens(end_ids(tokenizer, "gpt_oss"))
+    assert ends == ["<|return|>", "<|call|>"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "variables", "end"),
+    [
+        ("qwen3_moe", {"enable_thinking": False}, "<think>\n\n</think>\n\n"),
+        ("deepseek_v3", {"thinking": True}, "<think>"),
+        ("deepseek_v3", {}, "</think>"),
+    ],
+)
+def test_a_thought_may_be_opened_or_closed(arch: str, variables: dict[str, Any], end: str) -> None:
+    tokenizer = build_tokenizer(1000, 4096, arch)
+    prompt = render(tokenizer, [USER], add_generation_prompt=True, **variables)
+    assert prompt.endswith(end)
+
+
+def test_harmony_has_the_effort_of_reasoning() -> None:
+    tokenizer = build_tokenizer(1000, 4096, "gpt_oss")
+    assert "Reasoning: high" in render(tokenizer, [USER], reasoning_effort="high")
+
+
+def test_the_trained_demo_continues_messages_and_has_tools() -> None:
+    demo = Path(__file__).parents[3] / "examples" / "demo"
+    tokenizer = AutoTokenizer.from_pretrained(demo, local_files_only=True)
+    answer = {"role": "assistant", "content": None, "tool_calls": [call(*CALLS[0])]}
+    messages = [SYSTEM, USER, answer, result("Föhn")]
+    plain = render(tokenizer, messages, add_generation_prompt=True)
+    assert plain == "Be brief.\nHow is it in Zürich?\nFöhn"
+    chat = build_tokenizer(1000, 4096, "qwen3_moe")
+    assert render(tokenizer, messages, tools=TOOLS) == render(chat, messages, tools=TOOLS)
