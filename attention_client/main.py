@@ -139,12 +139,15 @@ def run(
         if config.compile and config.overlap != "on":
             compiler = PassCompiler(checkpoint, torch.get_num_threads())
             stack.callback(compiler.close)
-        name, *aliases = config.model_names(model_path)
+        name, *others = config.model_names(model_path)
+        # Without names of its own, a model may also be asked for by its path.
+        aliases, unlisted = (others, []) if config.served_model_name else ([], others)
         app = build_app(
             model,
             tokenizer,
             model_name=name,
             aliases=aliases,
+            unlisted=unlisted,
             status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
             healthy=lambda: _healthy(cluster),
             limits=limits,

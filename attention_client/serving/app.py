@@ -50,6 +50,7 @@ def build_app(
     *,
     model_name: str,
     aliases: Sequence[str] = (),
+    unlisted: Sequence[str] = (),
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
     limits: ServeLimits,
@@ -73,6 +74,7 @@ def build_app(
         tokenizer: Its tokenizer.
         model_name: Its name in the API.
         aliases: Other names that requests may use.
+        unlisted: Further such names, which /v1/models leaves out.
         status: Returns the content of /eaas/v1/status. Called in a worker thread.
         healthy: Returns whether the cluster can serve, and the reason if not. Called in a worker thread.
         limits: Limits of requests and sizes of the engine.
@@ -107,7 +109,15 @@ def build_app(
         metrics.traces = traces
     family = Family.of(tokenizer, response_template)
     service = Service(
-        model, tokenizer, model_name, aliases, engine, limits, metrics, defaults, family
+        model,
+        tokenizer,
+        (model_name, *aliases),
+        unlisted,
+        engine,
+        limits,
+        metrics,
+        defaults,
+        family,
     )
     chat, text = ChatHandler(service), TextHandler(service)
     accepted = AcceptedRequests(limits.max_requests)

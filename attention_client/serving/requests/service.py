@@ -37,8 +37,8 @@ class Service:
         self,
         model: Any,
         tokenizer: Any,
-        name: str,
-        aliases: Sequence[str],
+        names: Sequence[str],
+        unlisted: Sequence[str],
         engine: Engine,
         limits: ServeLimits,
         metrics: ServeMetrics,
@@ -49,10 +49,11 @@ class Service:
         self.tokenizer = tokenizer
         self.token_texts = TokenTexts(tokenizer)
         self.numbered_texts = NumberedTexts(tokenizer)
-        self.name = name
+        self.name = names[0]
         self.engine = engine
         self.metrics = metrics
-        self.names = tuple(dict.fromkeys((name, *aliases)))
+        self.names = tuple(dict.fromkeys(names))
+        self._known = {*names, *unlisted}
         self._created = self.clock()
         text_config = model.config.get_text_config()
         bounds = (limits.max_model_len, context_length(text_config), engine.capacity)
@@ -90,7 +91,7 @@ class Service:
 
     def check_name(self, model: str | None) -> None:
         """Raise ApiError (404) if a request names another model. None passes."""
-        if model is not None and model not in self.names:
+        if model is not None and model not in self._known:
             raise ApiError(
                 404,
                 f"The model '{model}' does not exist. This server serves '{self.name}'.",
