@@ -176,7 +176,7 @@ def end_ids(tokenizer: Any, arch: str) -> int | list[int]:
 
 
 def weak_ids(tokenizer: Any) -> list[int]:
-    """Ids of the added tokens, and of those that the chat template puts around every message."""
+    """Ids of the added tokens and of the tokens that frame each message in the chat template."""
     message = [{"role": "user", "content": ""}]
     frame = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     return sorted({*tokenizer.added_tokens_decoder, *tokenizer.encode(frame)})

@@ -11,7 +11,8 @@ from pydantic import PrivateAttr
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import Constraint
-from attention_client.serving.prompts.bodies import Body, ChatRequest, parse
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.body import Body, parse
 
 __all__ = ["ChatBody", "ConvertedRequest", "convert", "joined"]
 

@@ -33,7 +33,7 @@ class ContentPart(BaseModel):
     thinking: Any = None
     reasoning: Any = None
     summary: Any = None
-    signature: Any = None  # of whoever made the reasoning; nobody can check it here
+    signature: Any = None  # accepted, but not checked
 
     def words(self) -> str:
         """Return the part's text; of reasoning it may be a list."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.heap import trim_heap
-from attention_client.serving.prompts.bodies import Body
+from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.worker_process import WorkerProcess
 

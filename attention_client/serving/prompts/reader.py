@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
-    Body,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    load_json,
 )
+from attention_client.serving.prompts.body import Body, load_json
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.history import History, history_form, is_plain
 from attention_client.serving.prompts.length import LengthBound

@@ -12,7 +12,8 @@ from pydantic import (
 )
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import CONTINUE_RULE, Body, TemplateFields
+from attention_client.serving.prompts.bodies import CONTINUE_RULE, TemplateFields
+from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.messages import Message
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]

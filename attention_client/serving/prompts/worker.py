@@ -21,7 +21,8 @@ from typing import Any
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.anthropic_body import CountRequest, MessagesRequest
-from attention_client.serving.prompts.bodies import Body, ChatRequest, CompletionRequest
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.length import LengthBound, length_bound
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.responses_body import ResponsesRequest

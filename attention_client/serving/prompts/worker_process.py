@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import Body, parse
+from attention_client.serving.prompts.body import Body, parse
 from attention_client.serving.prompts.reader import ModelLimits
 from attention_client.serving.prompts.worker import ENDPOINTS
 from attention_client.serving.prompts.worker import __name__ as _WORKER

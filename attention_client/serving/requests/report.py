@@ -100,7 +100,7 @@ class ReportHandler(ChatHandler):
         headers = ignored_header(request.ignored)
         if request.stream:
             events = _stream(report, answer)
-            return EventStream(events, media_type="text/event-stream", headers=headers)
+            return EventStream(events, headers=headers)
         async for _, piece in answer.pieces():
             report.add(piece)
         return JSONResponse(report.whole, headers=headers)

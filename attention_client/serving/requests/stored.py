@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.prompts.bodies import load_json
+from attention_client.serving.prompts.body import load_json
 from attention_client.serving.prompts.responses_body import input_items
 
 __all__ = ["StoredResponses"]

@@ -12,7 +12,8 @@ from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP
 from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.grammars.compiler import GrammarCompiler
-from attention_client.serving.prompts.bodies import ChatRequest, parse
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.body import parse
 from attention_client.serving.requests.chat_form import chat_form
 from family_answers import family_tokenizer, merged, pieces_of
 from guided import compiled, random_answer

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.serving.errors import ApiError
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.body import parse
 from attention_client.serving.requests.ignored import ignored_header
 
 USER = {"role": "user", "content": "hi"}

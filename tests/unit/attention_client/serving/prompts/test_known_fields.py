@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest, parse
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.body import parse
 from attention_client.serving.prompts.fields import NO_EFFECT, unsupported
 from vllm_python import NEEDS_VLLM, ROOT, run
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import parse
+from attention_client.serving.prompts.body import parse
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 

@@ -1,0 +1,147 @@
+"""What the JSON bodies of all paths have, and their validation.
+
+An unknown field is ignored, as in vLLM, and named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+from typing import Any, ClassVar, Self, TypeVar, get_args
+
+from pydantic import BaseModel, PrivateAttr, ValidationError
+
+from attention_client.serving.api_error import ApiError
+from attention_client.serving.grammars.constraint import FieldError
+from attention_client.serving.prompts.fields import NO_EFFECT, ModelName, Strict
+
+__all__ = ["Body", "load_json", "parse"]
+
+_MOST_IGNORED = 16  # names of ignored fields to report
+# Fields of which the endpoint needs no more than the prompt.
+_OF_PROMPT = {"prompt", "messages", "documents", "chat_template_kwargs"}
+
+
+class Body(Strict):
+    """What the bodies of all paths have."""
+
+    # A prompt of one token in place of the real one.
+    placeholder: ClassVar[dict[str, Any]]
+
+    model: ModelName | None = None
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Self:
+        """Validate the JSON object of a request's body. Raises ApiError (400) that names the field."""
+        return parse(cls, fields)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of the body's unknown fields, at most some; the request is answered without them."""
+        return self._ignored
+
+    def found(self) -> dict[str, Any]:
+        """Return what reading found beside the settings, as JSON, for `restore`."""
+        return {"ignored": self._ignored}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """Set what the prompt worker found in the body."""
+        self._ignored = tuple(found["ignored"])
+
+    def settings(self) -> dict[str, Any]:
+        """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
+        known = type(self).model_fields.items()
+        unused = {name for name, field in known if field.description == NO_EFFECT}
+        unused |= _OF_PROMPT | self.placeholder.keys()
+        return self.placeholder | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
+
+
+_Request = TypeVar("_Request", bound=Body)
+
+
+def load_json(body: bytes) -> dict[str, Any]:
+    """Parse the JSON object of a request's body, the first step of reading it. Raises ApiError (400)."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return fields
+
+
+def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
+    """Validate a request's JSON object, before tokenization. Raises ApiError (400) that names the field."""
+    try:
+        # Tokenizers and sockets take UTF-8; JSON escapes can hold text that UTF-8 cannot encode.
+        json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise ApiError(
+            400, "The body contains invalid Unicode text or is nested too deeply."
+        ) from None
+    try:
+        request = cls.model_validate(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    request._ignored = tuple(islice(_unknown(cls, body), _MOST_IGNORED))
+    return request
+
+
+def _unknown(cls: type[BaseModel], value: Any, name: str = "") -> Iterator[str]:
+    """Return the names of fields that a class ignores, also in the objects and lists of its own fields.
+
+    Null and what is empty says nothing, so nothing of it is ignored.
+    """
+    if isinstance(value, list):
+        for at, each in enumerate(value):
+            yield from _unknown(cls, each, f"{name}[{at}]")
+    elif isinstance(value, dict) and cls.model_config.get("extra") != "allow":
+        known, prefix = _known(cls), f"{name}." if name else ""
+        for each, inner in value.items():
+            if each not in known and inner not in (None, "", [], {}):
+                yield prefix + each
+        for each, kind in known.items():
+            if kind is not None and each in value:
+                yield from _unknown(kind, value[each], prefix + each)
+
+
+@cache
+def _known(cls: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+    """Return the fields of a class, each with the class of the objects in it."""
+    fields = cls.model_fields.items()
+    return {field.alias or name: _model(field.annotation) for name, field in fields}
+
+
+def _model(kind: Any) -> type[BaseModel] | None:
+    """Return the class of objects in a type such as `list[Tool] | None`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next(filter(None, map(_model, get_args(kind))), None)
+
+
+_CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """Convert the first validation error of a body to the client's error."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ""
+    for part in first["loc"]:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else str(part)
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, FieldError):
+        param = cause.field
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = f"Unknown parameter: '{param}'."
+    elif first["type"] == "missing":
+        message = f"Missing required parameter: '{param}'."
+    else:
+        message = f"'{param}': {reason}." if param else f"{reason}."
+    code = _CODES.get(first["type"], "invalid_value")
+    return ApiError(400, message, param=param or None, code=code)
