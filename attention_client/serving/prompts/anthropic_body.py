@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import JsonSchema
 from attention_client.serving.prompts.converted import ChatBody, ConvertedRequest, convert, joined
-from attention_client.serving.prompts.fields import Stops, Strict, unsupported
+from attention_client.serving.prompts.fields import Stops, Strict, other_fields
 from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
 
 __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]
@@ -21,8 +21,6 @@ __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]
 _BILLING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-_BLOCK = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
-_BLOCKS = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _BLOCK}]}
 
 
 def _as_blocks(value: Any) -> Any:
@@ -46,7 +44,9 @@ class Block(Strict):
     is_error: bool | None = None
 
 
-Blocks = Annotated[list[Block], BeforeValidator(_as_blocks), WithJsonSchema(_BLOCKS)]
+Blocks = Annotated[
+    list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block] | None)
+]
 
 
 class MessageIn(Strict):
@@ -96,10 +96,9 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
-class CountBody(ChatBody):
+class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
     """Body of /v1/messages/count_tokens."""
 
-    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
     names: ClassVar[dict[str, str]] = {
         "messages": "messages",
         "reasoning_effort": "output_config.effort",
@@ -123,16 +122,6 @@ class CountBody(ChatBody):
     top_p: float | None = None
     top_k: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    mcp_servers: Annotated[list[Any] | None, unsupported([])] = None
-
-    # No effect on the answer.
-    betas: Any = None
-    cache_control: Any = None
-    context_management: Any = None
-    diagnostics: Any = None
-    metadata: Any = None
-    service_tier: Any = None
 
     def for_chat(self) -> dict[str, Any]:
         """Return the chat request. Raises ApiError (400) for a tool or a block that has no place in it."""
@@ -189,7 +178,7 @@ class CountBody(ChatBody):
                 elif block.type != "redacted_thinking":
                     yield {"role": role, "content": [_text(block, field)]}
 
-    def found(self) -> dict[str, Any]:
+    def found_for_chat(self) -> dict[str, Any]:
         """Return what the body has beside the chat request."""
         thinking = self.thinking or Thinking(type="adaptive")
         hides = thinking.type == "disabled" or thinking.display == "omitted"
@@ -237,17 +226,17 @@ class MessagesRequest(ConvertedRequest):
     @property
     def most_tokens(self) -> int:
         """Most tokens of the answer, which may be more than there is room for."""
-        return int(self._found["most_tokens"])
+        return int(self.found["most_tokens"])
 
     @property
     def shows_thinking(self) -> bool:
         """Whether the answer has the model's thinking."""
-        return bool(self._found["shows_thinking"])
+        return bool(self.found["shows_thinking"])
 
     @property
     def token_budget(self) -> int | None:
         """None: the answer ends where the context does; 0: only the prompt is processed."""
-        return None if self._found.get("most_tokens", 1) else 0
+        return None if self.found.get("most_tokens", 1) else 0
 
 
 class CountRequest(TokenizeRequest):

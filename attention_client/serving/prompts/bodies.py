@@ -8,39 +8,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.fields import (
     BadWords,
     Bias,
-    NoEffect,
     Prompts,
     Seed,
     Stops,
     Strict,
     ToolChoice,
     Whole,
-    unsupported,
+    other_fields,
 )
 from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
 from eaas.checkpoint.generation_file import MinP, RepetitionPenalty, TopK, TopP
 
-__all__ = [
-    "CONTINUE_RULE",
-    "ChatRequest",
-    "CompletionRequest",
-    "GenerationRequest",
-    "TemplateFields",
-]
+__all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest", "TemplateFields"]
 
 _MOST_CHOICES = 128
 _MOST_TOP = 20
@@ -59,33 +45,8 @@ class StreamOptions(Strict):
     include_servers: bool | None = None
 
 
-def _rule(field: str, value: dict[str, Any], needs: str, needed: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of: if a field has such a value, another field has such a value, too."""
-    return {
-        "if": {"properties": {field: value}, "required": [field]},
-        "then": {"properties": {needs: needed}, "required": [needs]},
-    }
-
-
-_STREAM_RULE = _rule("stream_options", {"type": "object"}, "stream", {"const": True})
-_BEST_OF_RULE = _rule("best_of", {"type": "integer", "minimum": 2}, "n", {"type": "integer"})
-_TOP_RULE = _rule("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True})
-CONTINUE_RULE: dict[str, Any] = {
-    "not": {
-        "properties": {
-            "continue_final_message": {"const": True},
-            "add_generation_prompt": {"const": True},
-        },
-        "required": ["continue_final_message", "add_generation_prompt"],
-    }
-}
-"""The JSON schema of the rule between two of the `TemplateFields`."""
-
-
-class GenerationRequest(Body, ConstraintFields):
+class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest")):  # type: ignore[misc]
     """Fields of a request's body that both generating endpoints have."""
-
-    model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE]})
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -99,7 +60,7 @@ class GenerationRequest(Body, ConstraintFields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: Bias = None
+    logit_bias: Bias | None = None
     seed: Seed | None = None
     stop: Stops = Field([])
     stop_token_ids: Annotated[list[_Token], Field(max_length=_MOST_STOP_TOKENS)] | None = None
@@ -111,40 +72,6 @@ class GenerationRequest(Body, ConstraintFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES), Whole] | None = None
-
-    # Only neutral values are accepted.
-    cache_salt: Annotated[Any, unsupported(vllm=True)] = None
-    ec_transfer_params: Annotated[Any, unsupported(vllm=True)] = None
-    kv_transfer_params: Annotated[Any, unsupported(vllm=True)] = None
-    logprob_token_ids: Annotated[Any, unsupported([], vllm=True)] = None
-    priority: Annotated[Any, unsupported(0, instead="requests run in the order of arrival")] = None
-    prompt_logprobs: Annotated[Any, unsupported(vllm=True)] = None
-    repetition_detection: Annotated[Any, unsupported(vllm=True)] = None
-    return_token_offsets: Annotated[Any, unsupported(False, vllm=True)] = None
-    routed_experts_prompt_start: Annotated[Any, unsupported(0, vllm=True)] = None
-    thinking_token_budget: Annotated[
-        Any,
-        unsupported(-1, instead="limit max_tokens, or switch thinking off in the chat template"),
-    ] = None
-    truncate_prompt_tokens: Annotated[Any, unsupported(vllm=True)] = None
-    use_beam_search: Annotated[Any, unsupported(False, vllm=True)] = None
-    vllm_xargs: Annotated[Any, unsupported({}, vllm=True)] = None
-    watermarking: Annotated[Any, unsupported(False, vllm=True)] = None
-
-    length_penalty: NoEffect = None  # of beam search
-    metadata: NoEffect = None
-    mm_payload: NoEffect = None
-    prompt_cache_key: NoEffect = None
-    request_id: NoEffect = None
-    return_mm_kwargs: NoEffect = None
-    safety_identifier: NoEffect = None
-    service_tier: NoEffect = None
-    session_id: NoEffect = None
-    spaces_between_special_tokens: NoEffect = None  # none are added
-    store: NoEffect = None
-    stream_interval: NoEffect = None
-    truncation_side: NoEffect = None  # of truncate_prompt_tokens
-    user: NoEffect = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
@@ -178,6 +105,11 @@ class GenerationRequest(Body, ConstraintFields):
         return False
 
     @property
+    def echoed(self) -> list[str | None]:
+        """The texts that the request wants before the answers to its prompts; None: that of the tokens."""
+        return list(self.found.get("texts", ()))
+
+    @property
     def bans_tokens(self) -> bool:
         """Whether some tokens may not follow in the answer, whatever its text."""
         return bool(self.allowed_token_ids or self.bad_words)
@@ -188,10 +120,8 @@ class GenerationRequest(Body, ConstraintFields):
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, other_fields("CompletionRequest")):  # type: ignore[misc]
     """Body of /v1/completions."""
-
-    model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE, _BEST_OF_RULE]})
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
@@ -200,11 +130,6 @@ class CompletionRequest(GenerationRequest):
     best_of: Annotated[int, Field(ge=1, le=_MOST_CHOICES), Whole] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP), Whole] | None = None
-
-    prompt_embeds: Annotated[Any, unsupported(vllm=True)] = None
-    suffix: Annotated[Any, unsupported("", instead="fill in by the model's own prompt format")] = (
-        None
-    )
 
     @field_validator("best_of")
     @classmethod
@@ -218,15 +143,8 @@ class CompletionRequest(GenerationRequest):
         """Number of likeliest tokens to report beside each token's log-probability; None: report nothing."""
         return self.logprobs
 
-    def settings(self) -> dict[str, Any]:
-        """Return the base's settings, and for echo the prompts that are strings."""
-        settings = super().settings()
-        if self.echo:
-            settings["prompt"] = [each if isinstance(each, str) else [0] for each in self.prompt]
-        return settings
 
-
-class TemplateFields(Strict):
+class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
     """Fields of a request that chat templates read."""
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -235,8 +153,6 @@ class TemplateFields(Strict):
     tools: list[Tool] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-
-    chat_template: Annotated[Any, unsupported(instead="set chat_template_kwargs")] = None
 
     @field_validator("continue_final_message")
     @classmethod
@@ -261,10 +177,8 @@ class TemplateFields(Strict):
         return self.add_generation_prompt
 
 
-class ChatRequest(GenerationRequest, TemplateFields):
+class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")):  # type: ignore[misc]
     """Body of /v1/chat/completions."""
-
-    model_config = ConfigDict(json_schema_extra={"allOf": [_STREAM_RULE, _TOP_RULE, CONTINUE_RULE]})
 
     placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
 
@@ -280,25 +194,6 @@ class ChatRequest(GenerationRequest, TemplateFields):
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_TOP), Whole] | None = None
     include_reasoning: bool | None = None
     echo: bool | None = None
-
-    # Only neutral values are accepted.
-    audio: Annotated[Any, unsupported(instead="the model writes text")] = None
-    function_call: Annotated[Any, unsupported("none", "auto", instead="use tool_choice")] = None
-    functions: Annotated[Any, unsupported([], instead="use tools")] = None
-    modalities: Annotated[Any, unsupported(["text"], instead="the model writes text")] = None
-    moderation: Annotated[Any, unsupported(instead="check the texts before and after")] = None
-    prediction: Annotated[Any, unsupported(instead="leave it out")] = None
-    return_prompt_text: Annotated[Any, unsupported(False, vllm=True)] = None
-    web_search_options: Annotated[Any, unsupported(instead="offer a search in tools")] = None
-
-    media_io_kwargs: NoEffect = None  # there are no media
-    mm_processor_kwargs: NoEffect = None
-    prompt_cache_options: NoEffect = None
-    prompt_cache_retention: NoEffect = None
-    verbosity: NoEffect = None
-
-    _opening: str = PrivateAttr("")
-    _earlier_calls: int = PrivateAttr(0)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -328,47 +223,18 @@ class ChatRequest(GenerationRequest, TemplateFields):
 
     @property
     def opening(self) -> str:
-        """The end of the prompt that begins the answer, such as `<think>`; set once it is known."""
-        return self._opening
-
-    @opening.setter
-    def opening(self, text: str) -> None:
-        self._opening = text
-
-    def found(self) -> dict[str, Any]:
-        """Return what reading found, with the opening."""
-        calls = self.earlier_calls
-        return super().found() | {"opening": self._opening, "earlier_calls": calls}
-
-    def restore(self, found: dict[str, Any]) -> None:
-        """Set what the prompt worker found, with the opening."""
-        super().restore(found)
-        self._opening = found.get("opening", "")
-        self._earlier_calls = found.get("earlier_calls", 0)
+        """The end of the prompt that begins the answer, such as `<think>`."""
+        return str(self.found.get("opening", ""))
 
     @property
     def earlier_calls(self) -> int:
         """Number of tool calls in the messages."""
-        calls = sum(len(message.tool_calls or ()) for message in self.messages)
-        return calls or self._earlier_calls
+        return int(self.found.get("earlier_calls", 0))
 
     @property
     def names_tool(self) -> bool:
         """Whether the request names the function that the answer calls."""
         return isinstance(self.tool_choice, dict)
-
-    @property
-    def last_answer(self) -> str | None:
-        """The text of the last message, if it is the assistant's."""
-        last = self.messages[-1]
-        return last.for_template()["content"] if last.role == "assistant" else None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the base's settings, and for echo the last message if it is the assistant's."""
-        settings = super().settings()
-        if self.echo and self.last_answer:
-            settings["messages"] = [{"role": "assistant", "content": self.last_answer}]
-        return settings
 
     @property
     def forces_tools(self) -> bool:

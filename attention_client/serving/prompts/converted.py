@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import PrivateAttr
-
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.prompts.bodies import ChatRequest
@@ -24,6 +22,10 @@ class ChatBody(Body):
 
     # Names of the chat request's fields in this body, for errors; the first that fits counts.
     names: ClassVar[Mapping[str, str]]
+
+    def found_for_chat(self) -> dict[str, Any]:
+        """Return what the chat request's reading finds beside its settings (`Body.found`)."""
+        return self.found
 
     @abstractmethod
     def for_chat(self) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def convert(cls: type[_Request], body_class: type[ChatBody], fields: dict[str, A
         message = error.message.replace(name, body.names[name])
         code = error.code or "invalid_value"
         raise ApiError.invalid(body.names[name], message, code) from None
-    request.restore(body.found())
+    request.found.update(body.found_for_chat())
     return request
 
 
@@ -52,21 +54,10 @@ class ConvertedRequest(ChatRequest):
 
     body_class: ClassVar[type[ChatBody]]
 
-    _found: dict[str, Any] = PrivateAttr(default_factory=dict)
-
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Self:
         """Validate a body and convert it. Raises ApiError (400) that names the field of the body."""
         return convert(cls, cls.body_class, fields)
-
-    def found(self) -> dict[str, Any]:
-        """Return what reading found, with what the body has beside the chat request."""
-        return self._found | super().found()
-
-    def restore(self, found: dict[str, Any]) -> None:
-        """Set what was found in the body."""
-        super().restore(found)
-        self._found = found
 
     @property
     def constraint(self) -> Constraint | None:

@@ -1,12 +1,21 @@
-"""Checks of the fields of the HTTP endpoint's bodies, with their JSON schemas."""
+"""Types of the fields of the HTTP endpoint's bodies."""
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Annotated, Any
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 from pydantic_core.core_schema import no_info_after_validator_function
 
 __all__ = [
@@ -15,13 +24,13 @@ __all__ = [
     "BadWords",
     "Bias",
     "ModelName",
-    "NoEffect",
     "Prompts",
     "Seed",
     "Stops",
     "Strict",
     "ToolChoice",
     "Whole",
+    "other_fields",
     "unsupported",
 ]
 
@@ -30,7 +39,6 @@ _STOP_CHARACTERS = 1024
 _MOST_BIASED = 1024
 _MOST_BAD_WORDS = 128
 _INT64 = 2**63
-_TOKEN_ID = "[0-9]{1,10}"
 
 MOST_PROMPTS = 1024
 """Most prompts of one request."""
@@ -45,8 +53,7 @@ class Strict(BaseModel):
 
 
 NO_EFFECT = "Has no effect on the answer."
-NoEffect = Annotated[Any, Field(description=NO_EFFECT)]
-"""A known field that changes no answer of this engine."""
+"""The description of a known field that changes no answer of this engine."""
 
 
 class unsupported:
@@ -58,10 +65,12 @@ class unsupported:
         instead: What the client can do.
     """
 
-    def __init__(self, *neutral: Any, vllm: bool = False, instead: str = "") -> None:
-        self._neutral = neutral
-        self._remedy = "; the engine of `eaas up --engine vllm` has it" if vllm else ""
-        self._remedy = f"; {instead}" if instead else self._remedy
+    def __init__(
+        self, *, neutral: list[Any] | None = None, vllm: bool = False, instead: str = ""
+    ) -> None:
+        self._neutral = neutral or []
+        remedy = "the engine of `eaas up --engine vllm` has it" if vllm else instead
+        self._remedy = f"; {remedy}" if remedy else ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         return no_info_after_validator_function(self._check, handler(source))
@@ -76,69 +85,50 @@ class unsupported:
             for each in self._neutral
         ):
             allowed = " or ".join(json.dumps(each) for each in self._neutral)
-            raise ValueError(
-                "is not supported" + (f" other than {allowed}" if allowed else "") + self._remedy
-            )
+            other = f" other than {allowed}" if allowed else ""
+            raise ValueError(f"is not supported{other}{self._remedy}")
         return value
 
 
-_STOP = {"type": "string", "minLength": 1, "maxLength": _STOP_CHARACTERS}
-_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPTS = {
-    "type": "array",
-    "items": {"anyOf": [{"type": "string"}, _TOKENS]},
-    "minItems": 1,
-    "maxItems": MOST_PROMPTS,
-}
-# The JSON schemas of the checks below.
-_STOPS_SCHEMA = {
-    "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": _STOPS}]
-}
-_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS, _PROMPTS]}
-_BIAS_SCHEMA = {
-    "anyOf": [
-        {"type": "null"},
-        {
-            "type": "object",
-            "propertyNames": {"pattern": f"^{_TOKEN_ID}$"},
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-            "maxProperties": _MOST_BIASED,
-        },
-    ]
-}
-_TOOL_CHOICE_SCHEMA = {
-    "anyOf": [
-        {"enum": [None, "auto", "none", "required"]},
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "function"},
-                "function": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}},
-                    "required": ["name"],
-                },
-            },
-            "required": ["type", "function"],
-        },
-    ]
-}
+def other_fields(name: str) -> Any:
+    """Return a base for a class of bodies: the known fields that are refused or change no answer.
+
+    Args:
+        name: The class in other_fields.json.
+    """
+    table = _other_fields()[name]
+    ignored = Annotated[Any, Field(description=NO_EFFECT)]
+    fields: dict[str, Any] = dict.fromkeys(table["no_effect"], (ignored, None))
+    for field, rule in table["refused"].items():
+        fields[field] = (Annotated[Any, unsupported(**rule)], None)
+    return create_model(f"Other{name}", __base__=Strict, **fields)
+
+
+@cache
+def _other_fields() -> dict[str, Any]:
+    return dict(json.loads(resources.files(__package__).joinpath("other_fields.json").read_text()))
+
+
+class _FunctionName(Strict):
+    name: str
+
+
+class _ByName(Strict):
+    type: Literal["function"]
+    function: _FunctionName
+
+
+_Chosen = Literal["auto", "none", "required"] | None
+_Tokens = Annotated[list[int], Field(min_length=1)]
+_Several = Annotated[list[str | _Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+_Stop = Annotated[str, Field(min_length=1, max_length=_STOP_CHARACTERS)]
+_SomeStops = Annotated[list[_Stop], Field(max_length=_STOPS)]
+_Token = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _stops(value: Any) -> Any:
-    stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise ValueError("must be a non-empty string or a list of them")
-    if len(stops) > _STOPS:
-        raise ValueError(f"has {len(stops)} strings; the limit is {_STOPS}")
-    longest = max(map(len, stops), default=0)
-    if longest > _STOP_CHARACTERS:
-        raise ValueError(
-            f"has a string of {longest} characters; the limit is {_STOP_CHARACTERS} characters each"
-        )
-    return stops
+    return [value] if isinstance(value, str) else [] if value is None else value
 
 
 def _prompts(value: Any) -> list[Any]:
@@ -157,47 +147,37 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _bias(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if len(value) > _MOST_BIASED:
-        raise ValueError(f"has {len(value)} tokens; the limit is {_MOST_BIASED}")
-    for token, bias in value.items():
-        if not re.fullmatch(_TOKEN_ID, token):
-            raise ValueError("must have token ids as keys")
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError("must have values from -100 to 100")
-    return value
-
-
 def _tool_choice(value: Any) -> Any:
     if value is None or value in ("auto", "none", "required"):
         return value
     try:
-        name = value["function"]["name"]
-        if value["type"] == "function" and isinstance(name, str):
-            return {"type": "function", "function": {"name": name}}
-    except (TypeError, KeyError):
-        pass
-    raise ValueError(
-        "must be auto, none, required or a function: "
-        '{"type": "function", "function": {"name": NAME}}'
-    )
+        return _ByName.model_validate(value).model_dump()
+    except ValidationError:
+        raise ValueError(
+            "must be auto, none, required or a function: "
+            '{"type": "function", "function": {"name": NAME}}'
+        ) from None
 
 
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Stops = Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOPS_SCHEMA)]
+Stops = Annotated[
+    _SomeStops, BeforeValidator(_stops, json_schema_input_type=_Stop | _SomeStops | None)
+]
 """Stop strings: one, or a list."""
 Prompts = Annotated[
-    list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)
+    list[str | list[int]],
+    BeforeValidator(_prompts, json_schema_input_type=str | _Tokens | _Several),
 ]
 """Prompts: one or a list, each a string or token ids."""
-Bias = Annotated[dict[str, float] | None, BeforeValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)]
+Bias = Annotated[
+    dict[_Token, _Bias],
+    Field(max_length=_MOST_BIASED, json_schema_extra={"additionalProperties": False}),
+]
 """What is added to the logits of tokens, by token id."""
-ToolChoice = Annotated[Any, BeforeValidator(_tool_choice), WithJsonSchema(_TOOL_CHOICE_SCHEMA)]
+ToolChoice = Annotated[Any, BeforeValidator(_tool_choice, json_schema_input_type=_Chosen | _ByName)]
 """auto, none, required, or a function by name."""
 Whole = BeforeValidator(_whole)
 """Takes a whole float, such as 16.0, for an integer. Stands after the bounds, or the JSON schema has none."""
@@ -210,8 +190,5 @@ Seed = Annotated[
 """Seed of the draws; -1: random."""
 ModelName = Annotated[str, AfterValidator(lambda name: name or None)]
 """A model's name; empty: the one that is served."""
-BadWords = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=_STOP_CHARACTERS)]],
-    Field(max_length=_MOST_BAD_WORDS),
-]
+BadWords = Annotated[list[_Stop], Field(max_length=_MOST_BAD_WORDS)]
 """Texts that the answer must not have."""

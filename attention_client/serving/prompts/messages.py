@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from attention_client.serving.grammars.constraint import check_depth
 from attention_client.serving.prompts.fields import Strict
@@ -14,13 +14,6 @@ __all__ = ["FunctionCall", "FunctionTool", "Message", "Tool", "ToolCallIn"]
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _THOUGHTS = ("thinking", "reasoning")
-_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": [*_TEXTS, *_THOUGHTS]}},
-    "required": ["type"],
-}
-_PARTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _PART]}}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "null"}, {"type": "string"}, _PARTS]}
 _ROLES = {"developer": "system", "function": "tool"}  # templates use the second name
 
 
@@ -99,16 +92,12 @@ class ToolCallIn(BaseModel):
 class Message(BaseModel):
     """One chat message."""
 
-    model_config = ConfigDict(
-        strict=True,
-        json_schema_extra={
-            "anyOf": [{"required": ["content"]}, {"properties": {"role": {"const": "assistant"}}}]
-        },
-    )
+    model_config = ConfigDict(strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
-        str | list[ContentPart] | None, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)
+        str | list[ContentPart] | None,
+        BeforeValidator(_content, json_schema_input_type=str | list[str | ContentPart] | None),
     ] = None
     name: str | None = None
     refusal: str | None = None

@@ -15,9 +15,7 @@ from attention_client.serving.prompts.bodies import (
     GenerationRequest,
 )
 from attention_client.serving.prompts.body import Body, load_json
-from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.history import History, history_form, is_plain
-from attention_client.serving.prompts.length import LengthBound
 from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.template import missing_template, render
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
@@ -26,6 +24,7 @@ from attention_client.serving.prompts.truncation import fitted
 __all__ = ["ModelLimits", "PromptReader"]
 
 _Request = TypeVar("_Request", bound=Body)
+_BEGINNING = 16  # characters for each token that fits; a usual text has four or five
 _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
 
 
@@ -48,15 +47,11 @@ class PromptReader:
     Args:
         tokenizer: A transformers tokenizer.
         limits: Limits of prompts.
-        bound: Refuses a text that is too long before it is tokenized; None: texts are tokenized first.
     """
 
-    def __init__(
-        self, tokenizer: Any, limits: ModelLimits, bound: LengthBound | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Any, limits: ModelLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        self._bound = bound
         self._history_form = functools.cache(self._find_history_form)
 
     def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
@@ -64,10 +59,7 @@ class PromptReader:
 
         The prompts of a generation leave room for its answer. Raises ApiError (400).
         """
-        fields = load_json(body)
-        if issubclass(cls, GenerationRequest):
-            self._check_lists(fields.get("prompt"))
-        request = cls.read(fields)
+        request = cls.read(load_json(body))
         if isinstance(request, TokenizeRequest):
             return request, [self._tokenized(request)]
         if isinstance(request, DetokenizeRequest):
@@ -81,6 +73,8 @@ class PromptReader:
                 return request, [fitted(request, self._chat_prompt)]
             return request, [self._chat_prompt(request)]
         assert isinstance(request, CompletionRequest)
+        if request.echo:
+            request.found["texts"] = [p if isinstance(p, str) else None for p in request.prompt]
         adds = request.add_special_tokens is not False
         return request, [
             self._encode(prompt, "prompt", request, add_special_tokens=adds)
@@ -104,14 +98,6 @@ class PromptReader:
             text, add_special_tokens=request.adds_special_tokens, verbose=False
         )
         return list(encoded["input_ids"])
-
-    def _check_lists(self, prompt: Any) -> None:
-        """Refuse too many token ids before their validation, which is slow."""
-        if not isinstance(prompt, list):
-            return
-        for tokens in (prompt, *prompt[:MOST_PROMPTS]):
-            if isinstance(tokens, list) and tokens and isinstance(tokens[0], int):
-                self._check_room(len(tokens), "prompt", 1, at_least=False)
 
     def _check_token_ids(self, request: GenerationRequest) -> None:
         for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
@@ -140,7 +126,12 @@ class PromptReader:
         if isinstance(request, ChatRequest):
             last = messages[-1]["content"] or ""
             closed = apply(add_generation_prompt=False) if request.opens_answer else text
-            request.opening = last if request.continue_final_message else _after(text, closed, last)
+            request.found["opening"] = (
+                last if request.continue_final_message else _after(text, closed, last)
+            )
+            request.found["earlier_calls"] = sum(len(m.tool_calls or ()) for m in request.messages)
+            if request.echo and messages[-1]["role"] == "assistant":
+                request.found["texts"] = [last]
         return text
 
     def _find_history_form(self, tools: bool) -> History:
@@ -169,17 +160,23 @@ class PromptReader:
     def _encode(
         self, text: str, field: str, request: GenerationRequest, *, add_special_tokens: bool
     ) -> list[int]:
-        if self._bound is not None:
-            wanted = request.token_budget or 1
-            self._check_room(self._bound.least_tokens(text), field, wanted, at_least=True)
-        encoded = self._tokenizer(
-            text,
-            add_special_tokens=add_special_tokens,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # no warning for a long text
-        )
-        return self._check(encoded["input_ids"], field, request)
+        def tokens(text: str) -> list[int]:
+            encoded = self._tokenizer(
+                text,
+                add_special_tokens=add_special_tokens,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,  # no warning for a long text
+            )
+            return list(encoded["input_ids"])
+
+        # A text that is far too long is refused by its beginning, since megabytes take seconds. Half of the
+        # beginning's tokens are certain: some tokenizers would write it with fewer if the text went on.
+        beginning = _BEGINNING * self._limits.max_model_len
+        if len(text) > beginning:
+            least = len(tokens(text[:beginning])) // 2
+            self._check_room(least, field, request.token_budget or 1, at_least=True)
+        return self._check(tokens(text), field, request)
 
     def _check(self, tokens: list[int], field: str, request: GenerationRequest) -> list[int]:
         """Check that a prompt's tokens are in the vocabulary and leave room for the answer."""

@@ -6,17 +6,17 @@ import base64
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import JsonSchema
 from attention_client.serving.prompts.converted import ChatBody, ConvertedRequest, joined
-from attention_client.serving.prompts.fields import Strict, unsupported
+from attention_client.serving.prompts.fields import Strict, other_fields
 from attention_client.serving.prompts.responses_tools import (
+    ToolChoice,
     ToolIn,
     chat_choice,
     chat_tools,
-    chosen,
     function_call,
     function_name,
     left_out,
@@ -70,11 +70,6 @@ class ReasoningOptions(Strict):
     generate_summary: Any = None
 
 
-_OBJECTS = {"type": "array", "items": {"type": "object"}}
-_INPUT_SCHEMA = {"anyOf": [{"type": "string"}, _OBJECTS | {"minItems": 1}]}
-_CHOICE_SCHEMA = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
-
-
 class Item(Strict):
     """An item of the input; each type has some of these fields."""
 
@@ -91,15 +86,17 @@ class Item(Strict):
     output: Any = None
 
 
+_Items = Annotated[list[Item], Field(min_length=1)]
+
+
 def input_items(given: Any) -> Any:
     """Return the input as items: a string is a user's message."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-class ResponsesBody(ChatBody):
+class ResponsesBody(ChatBody, other_fields("ResponsesBody")):  # type: ignore[misc]
     """Body of /v1/responses. The endpoint puts the history of `previous_response_id` into the input."""
 
-    placeholder: ClassVar[dict[str, Any]] = {"input": ""}
     names: ClassVar[dict[str, str]] = {
         "messages": "input",
         "max_completion_tokens": "max_output_tokens",
@@ -111,12 +108,7 @@ class ResponsesBody(ChatBody):
         "tool_choice": "tool_choice",
     }
 
-    input: Annotated[
-        list[Item],
-        Field(min_length=1),
-        BeforeValidator(input_items),
-        WithJsonSchema(_INPUT_SCHEMA),
-    ]
+    input: Annotated[_Items, BeforeValidator(input_items, json_schema_input_type=str | _Items)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
@@ -128,27 +120,12 @@ class ResponsesBody(ChatBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: ReasoningOptions | None = None
     tools: list[ToolIn] | None = None
-    tool_choice: Annotated[Any, BeforeValidator(chosen), WithJsonSchema(_CHOICE_SCHEMA)] = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[str] | None = None
-
-    conversation: Annotated[Any, unsupported()] = None
-    prompt: Annotated[Any, unsupported()] = None
-    background: Annotated[bool | None, unsupported(False)] = None
-    top_logprobs: Annotated[int | None, unsupported(0)] = None
-
-    # No effect on the answer.
-    max_tool_calls: Any = None  # of built-in tools
-    metadata: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    stream_options: Any = None
-    user: Any = None
 
     def for_chat(self) -> dict[str, Any]:
         """Return the chat request. Raises ApiError (400) for a tool or an item that has no place in it."""
@@ -168,8 +145,8 @@ class ResponsesBody(ChatBody):
     def _tools(self) -> list[dict[str, Any]]:
         return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
-    def found(self) -> dict[str, Any]:
-        """Return what the response repeats of the body."""
+    def found_for_chat(self) -> dict[str, Any]:
+        """Return what the response repeats of the body, and what the chat request leaves out."""
         given = self.model_dump(include=_REPEATED.keys() - {"tools"}, exclude_none=True)
         tools = self._tools()
         ignored = (*self.ignored, *(f"tools.{kind}" for kind in left_out(tools)))
@@ -236,9 +213,9 @@ class ResponsesRequest(ConvertedRequest):
     @property
     def repeated(self) -> dict[str, Any]:
         """The fields of the body that the response repeats."""
-        return dict(self._found["repeated"])
+        return dict(self.found["repeated"])
 
     @property
     def seals(self) -> bool:
         """Whether items of reasoning have it as `encrypted_content`, too."""
-        return bool(self._found["seals"])
+        return bool(self.found["seals"])

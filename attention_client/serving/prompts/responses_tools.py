@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import BeforeValidator, ConfigDict, ValidationError
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.fields import Strict
 
 __all__ = [
+    "ToolChoice",
     "ToolIn",
     "call_item",
     "chat_choice",
     "chat_tools",
-    "chosen",
     "function_call",
     "function_name",
     "left_out",
@@ -42,8 +42,7 @@ class ToolIn(Strict):
     tools: list[ToolIn] | None = None
 
 
-def chosen(value: Any) -> Any:
-    """Check the field tool_choice. Raises ValueError."""
+def _chosen(value: Any) -> Any:
     if isinstance(value, dict):
         try:
             return ToolIn.model_validate(value).model_dump(exclude_unset=True)
@@ -52,6 +51,11 @@ def chosen(value: Any) -> Any:
     if value in (None, "auto", "none", "required"):
         return value
     raise ValueError("must be auto, none, required or a tool")
+
+
+_Choices = Literal["auto", "none", "required"] | ToolIn | None
+ToolChoice = Annotated[Any, BeforeValidator(_chosen, json_schema_input_type=_Choices)]
+"""auto, none, required, a tool by name, or a choice of some tools."""
 
 
 def function_name(tool: dict[str, Any]) -> str | None:

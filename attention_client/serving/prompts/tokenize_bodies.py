@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.bodies import CONTINUE_RULE, TemplateFields
+from attention_client.serving.prompts.bodies import TemplateFields
 from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.messages import Message
 
@@ -23,16 +18,6 @@ _MOST_CHARACTERS = 4 * 2**20  # a token may be hundreds of characters
 
 class TokenizeRequest(Body, TemplateFields):
     """Body of /tokenize: a prompt, or the messages of a chat."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
-                {"properties": {"messages": {"type": "array"}}, "required": ["messages"]},
-            ],
-            "allOf": [CONTINUE_RULE],
-        }
-    )
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
 
@@ -72,21 +57,10 @@ class DetokenizeRequest(Body):
 
     tokens: list[int]
 
-    _text: str = PrivateAttr("")
-
     @property
     def text(self) -> str:
         """The text of the tokens, once it is decoded."""
-        return self._text
-
-    def found(self) -> dict[str, Any]:
-        """Return what reading found, with the text."""
-        return super().found() | {"text": self._text}
-
-    def restore(self, found: dict[str, Any]) -> None:
-        """Set what the prompt worker found, with the text."""
-        super().restore(found)
-        self._text = found["text"]
+        return str(self.found["text"])
 
     def decode(self, tokenizer: Any) -> None:
         """Set the text of the tokens, special ones too. Raises ApiError (400) if it is too long."""
@@ -96,4 +70,4 @@ class DetokenizeRequest(Body):
                 "tokens",
                 f"'tokens': the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}.",
             )
-        self._text = text
+        self.found["text"] = text

@@ -55,7 +55,7 @@ class ChatHandler(Handler):
 
     def echo(self, request: ChatRequest, prompt: list[int], index: int) -> str | None:
         """Return the last message's text if it is the assistant's and the request asks for it, as in vLLM."""
-        return request.last_answer if request.echo else None
+        return next(iter(request.echoed), None)
 
     def logprobs_form(self, request: ChatRequest) -> ChatLogprobs:
         """Return a new converter of one choice's log-probabilities."""

@@ -29,8 +29,8 @@ class TextHandler(Handler):
         """Return the prompt's text if the request asks for it: as it was given, or of its token ids."""
         if not request.echo:
             return None
-        given = request.prompt[index]
-        if isinstance(given, str):
+        given = request.echoed[index]
+        if given is not None:
             return given
         return str(
             self._service.tokenizer.decode(prompt, skip_special_tokens=request.skips_special)

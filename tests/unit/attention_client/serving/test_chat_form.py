@@ -61,7 +61,7 @@ def compilers() -> Iterator[Callable[[Any], GrammarCompiler]]:
 
 def asked(fields: dict[str, Any], opening: str = PROMPT) -> ChatRequest:
     request = parse(ChatRequest, {"messages": [USER]} | fields)
-    request.opening = opening
+    request.found["opening"] = opening
     return request
 
 

@@ -72,9 +72,9 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"top_k": -2}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"seed": 2**63}, "seed"),
-        ({"stop": ""}, "stop"),
+        ({"stop": ""}, "stop[0]"),
         ({"stop": ["a"] * 17}, "stop"),
-        ({"stop": ["a" * 1025]}, "stop"),
+        ({"stop": ["a" * 1025]}, "stop[0]"),
         ({"stream": "yes"}, "stream"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
@@ -87,11 +87,11 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"repetition_penalty": 10**400}, "repetition_penalty"),
         ({"top_p": 1e-50}, "top_p"),
         ({"min_p": float("inf")}, "min_p"),
-        ({"logit_bias": {"5": float("nan")}}, "logit_bias"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias.5"),
         ({"min_p": 1.1}, "min_p"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
@@ -135,7 +135,6 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         ({"audio": {}}, "audio"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"stream_options": {"include_usage": True}}, None),
-        ({"metadata": {"a": "\ud800"}}, None),
     ],
 )
 def test_a_chat_request_is_refused_by_name(change: dict[str, Any], param: str | None) -> None:
@@ -239,7 +238,7 @@ def test_a_completion_request_is_accepted(change: dict[str, Any]) -> None:
     request = parse(CompletionRequest, {"prompt": ["x", [1, 2]]} | change)
     again = parse(CompletionRequest, request.settings())
     assert again.settings() == request.settings()
-    assert again.prompt == (["x", [0]] if request.echo else [[0]])
+    assert again.prompt == [[0]]
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_structured_output(name: str) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
         ({"mcp_servers": [{"name": "a"}]}, "mcp_servers"),
-        ({"stop_sequences": [1]}, "stop_sequences"),
+        ({"stop_sequences": [1]}, "stop_sequences[0]"),
         ({"temperature": 3.0}, "temperature"),
         ({"output_format": {"type": "json_schema", "schema": 1}}, "output_format.schema"),
     ],

@@ -243,7 +243,7 @@ def test_what_a_template_cannot_be_told_is_named() -> None:
     [
         ({"role": "user"}, "messages[0]"),
         ({"role": "tool", "tool_call_id": "a"}, "messages[0]"),
-        (assistant(call("f", {"a": json.loads("[" * 200 + "]" * 200)})), "messages[0].tool_calls"),
+        (assistant(call("f", {"a": json.loads("[" * 150 + "]" * 150)})), "messages[0].tool_calls"),
         (assistant({"function": {"arguments": "{}"}}), "messages[0].tool_calls[0].function.name"),
         (assistant(content=[{"type": "image_url"}]), "messages[0].content"),
         (assistant(content=[{"type": "refusal"}]), "messages[0].content"),
