@@ -21,7 +21,8 @@ class Spy:
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
-        self._tokenizer = byte_tokenizer(LONG, "<s>", unk_token="<unk>")
+        self._tokenizer = byte_tokenizer("<unk>", unk_token="<unk>")
+        self._tokenizer.add_tokens([LONG])
 
     def __call__(self, text: str, **options: Any) -> Any:
         self.lengths.append(len(text))
