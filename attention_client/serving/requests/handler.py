@@ -26,7 +26,7 @@ from attention_client.serving.prompts.bodies import GenerationRequest, StreamOpt
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation, TextRules
-from attention_client.serving.requests.ignored import ignored_header, log_ignored
+from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.logprobs import LogprobsForm, Scored
 from attention_client.serving.requests.service import Service
 from attention_client.serving.requests.token_texts import TokenTexts
@@ -138,9 +138,7 @@ class Handler:
         """
         service = self._service
         service.check_engine()
-        request, prompts = await service.prompts.read(self.request_class, body)
-        service.check_name(request.model)
-        log_ignored(request.ignored)
+        request, prompts = await service.read(self.request_class, body)
         self._check_size(request, prompts)
         form = self.form(request)
         grammar = None

@@ -1,4 +1,4 @@
-"""Handlers of /v1/messages and its count_tokens: chat answers in the form of Anthropic's API."""
+"""Handler of /v1/messages: chat answers in the form of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.prompts.anthropic_body import CountRequest, MessagesRequest
+from attention_client.serving.prompts.anthropic_body import MessagesRequest
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.ignored import ignored_header, log_ignored
 from attention_client.serving.requests.report import Event, Report, ReportHandler, read_arguments
-from attention_client.serving.requests.service import Service
 
-__all__ = ["CountHandler", "MessagesHandler", "MessagesReport"]
+__all__ = ["MessagesHandler", "MessagesReport"]
 
 
 class MessagesHandler(ReportHandler):
@@ -38,21 +36,6 @@ class MessagesHandler(ReportHandler):
     def _budget(self, request: GenerationRequest, prompt: list[int]) -> int:
         assert isinstance(request, MessagesRequest)
         return min(request.most_tokens, self._service.max_model_len - len(prompt))
-
-
-class CountHandler:
-    """Handler of /v1/messages/count_tokens."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
-        """Answer one HTTP request (`Handler.handle_request`). Raises ApiError."""
-        request, (tokens,) = await self._service.prompts.read(CountRequest, body)
-        self._service.check_name(request.model)
-        log_ignored(request.ignored)
-        headers = ignored_header(request.ignored)
-        return JSONResponse({"input_tokens": len(tokens)}, headers=headers)
 
 
 class MessagesReport(Report):

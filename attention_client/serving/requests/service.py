@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers.cli.serving.utils import CBWorkerDeadError
 
@@ -19,15 +19,22 @@ from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
+from attention_client.serving.requests.ignored import log_ignored
 from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
 
-__all__ = ["Service"]
+__all__ = ["More", "Service"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5.0
+
+More = Callable[[int], None]
+"""Counts a request's sequences beyond the first against the endpoint's limit (`AcceptedRequests`)."""
+
+_Request = TypeVar("_Request", bound=Body)
 
 
 class Service:
@@ -77,6 +84,16 @@ class Service:
                 "generation_config.json: %s: not supported, so answers do not follow them",
                 ", ".join(defaults.ignored),
             )
+
+    async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+        """Read a request's body (`PromptPool.read`), and log what of it is ignored.
+
+        Raises ApiError (400, 404, 503).
+        """
+        request, prompts = await self.prompts.read(cls, body)
+        self.check_name(request.model)
+        log_ignored(request.ignored)
+        return request, prompts
 
     @staticmethod
     def clock() -> int:
