@@ -104,8 +104,13 @@ def build_app(
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
     engine = build_engine(model, limits, admission, attribution or ExpertAttribution(), compiler)
-    metrics.cache_tokens.set(engine.capacity or 0)
-    metrics.watch(engine.running, engine.waiting, engine.cache_usage, engine.is_compiled)
+    metrics.watch(
+        engine.running,
+        engine.waiting,
+        engine.cache_usage,
+        engine.is_compiled,
+        engine.capacity,
+    )
     metrics.show_as_vllm(model_name)
     if traces is not None:
         traces.watch(engine.in_batch)
