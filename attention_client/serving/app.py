@@ -110,8 +110,8 @@ def build_app(
         engine.cache_usage,
         engine.is_compiled,
         engine.capacity,
+        model_name,
     )
-    metrics.show_as_vllm(model_name)
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces

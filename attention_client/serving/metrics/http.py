@@ -85,8 +85,9 @@ class ServeMetrics:
         cache_usage: Callable[[], float],
         is_compiled: Callable[[], bool],
         capacity: int | None,
+        model_name: str,
     ) -> None:
-        """Read the gauges from an engine (`Engine`), at each scrape."""
+        """Read the gauges from an engine (`Engine`), at each scrape; also export what vLLM has as its own."""
         for name, text, read in (
             ("num_requests_running", "Requests in the running batch", running),
             ("num_requests_waiting", "Requests waiting for the engine", waiting),
@@ -99,9 +100,6 @@ class ServeMetrics:
         tokens = "Tokens that the key-value cache holds; 0: each request has its own"
         gauge = Gauge("eaas_kv_cache_tokens", tokens, registry=self.registry)
         gauge.set(capacity or 0)
-
-    def show_as_vllm(self, model_name: str) -> None:
-        """Also export the metrics that vLLM has under vLLM's names."""
         self.registry.register(_VllmNames(self._like_vllm, model_name))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.form import Form, chat_form
 from attention_client.serving.requests.handler import Handler
-from attention_client.serving.requests.logprobs import ChatLogprobs
+from attention_client.serving.requests.logprobs import LogprobsForm, chat_logprobs
 
 __all__ = ["ChatHandler"]
 
@@ -37,9 +38,9 @@ class ChatHandler(Handler):
         """Return the last message's text if it is the assistant's and the request asks for it, as in vLLM."""
         return request.last_answer if request.echo else None
 
-    def logprobs_form(self, request: ChatRequest) -> ChatLogprobs:
+    def logprobs_form(self, request: ChatRequest) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
-        return ChatLogprobs(self.token_texts(request))
+        return partial(chat_logprobs, self.token_texts(request))
 
     def chunk(self, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""

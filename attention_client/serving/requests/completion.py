@@ -7,7 +7,7 @@ from typing import Any
 from attention_client.serving.families.pieces import Finish
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.handler import Handler
-from attention_client.serving.requests.logprobs import CompletionLogprobs
+from attention_client.serving.requests.logprobs import CompletionLogprobs, LogprobsForm
 
 __all__ = ["TextHandler"]
 
@@ -35,7 +35,7 @@ class TextHandler(Handler):
             self._service.tokenizer.decode(prompt, skip_special_tokens=request.skips_special)
         )
 
-    def logprobs_form(self, request: CompletionRequest) -> CompletionLogprobs:
+    def logprobs_form(self, request: CompletionRequest) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
         return CompletionLogprobs(self.token_texts(request), skips_special=request.skips_special)
 

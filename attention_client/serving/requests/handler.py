@@ -188,7 +188,7 @@ class Handler:
             """Return a part of a choice, with the tokens that came since the part before."""
             generation = answer.generations[index]
             scored = generation.take_scored()
-            logprobs = None if scored is None else forms[index].convert(scored)
+            logprobs = None if scored is None else forms[index](scored)
             found = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
             return found | (generation.take_ids() if request.return_token_ids else {})
 
