@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
@@ -31,17 +32,19 @@ from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.template import missing_template
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
-from attention_client.serving.requests.messages import CountHandler, MessagesHandler
+from attention_client.serving.requests.messages import MessagesHandler
 from attention_client.serving.requests.page_chat import PageChat
 from attention_client.serving.requests.responses import ResponsesHandler
-from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
-from attention_client.serving.requests.tokenization import DetokenizeHandler, TokenizeHandler
+from attention_client.serving.requests.tokenization import count_tokens, detokenize, tokenize
 from attention_client.telemetry.tracing import RequestTraces
 from eaas import __version__
 from eaas.net.api_keys import ApiKeys
 
 __all__ = ["build_app"]
+
+_Answer = Callable[[bytes, More], Awaitable[Response]]
 
 
 def build_app(
@@ -101,9 +104,14 @@ def build_app(
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
     engine = build_engine(model, limits, admission, attribution or ExpertAttribution(), compiler)
-    metrics.cache_tokens.set(engine.capacity or 0)
-    metrics.watch(engine.running, engine.waiting, engine.cache_usage, engine.is_compiled)
-    metrics.show_as_vllm(model_name)
+    metrics.watch(
+        engine.running,
+        engine.waiting,
+        engine.cache_usage,
+        engine.is_compiled,
+        engine.capacity,
+        model_name,
+    )
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces
@@ -131,15 +139,19 @@ def build_app(
 
     app = Starlette(lifespan=lifespan)
     _add_routes(app, service, status, healthy)
-    _add_post(app, "/v1/chat/completions", chat)
-    _add_post(app, "/v1/completions", text)
-    _add_post(app, "/v1/messages", MessagesHandler(service))
-    _add_post(app, "/v1/messages/count_tokens", CountHandler(service))
     stored = StoredResponses(limits)
-    _add_post(app, "/v1/responses", ResponsesHandler(service, stored))
+    post: dict[str, _Answer] = {
+        "/v1/chat/completions": chat.handle_request,
+        "/v1/completions": text.handle_request,
+        "/v1/messages": MessagesHandler(service).handle_request,
+        "/v1/messages/count_tokens": partial(count_tokens, service),
+        "/v1/responses": ResponsesHandler(service, stored).handle_request,
+        "/tokenize": partial(tokenize, service),
+        "/detokenize": partial(detokenize, service),
+    }
+    for path, answer in post.items():
+        _add_post(app, path, answer)
     _add_stored(app, stored)
-    _add_post(app, "/tokenize", TokenizeHandler(service))
-    _add_post(app, "/detokenize", DetokenizeHandler(service))
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
         dashboard.serve(model_name, PageChat(handler, accepted))
@@ -155,17 +167,13 @@ def build_app(
     return app
 
 
-class _Handler(Protocol):
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response: ...
-
-
-def _add_post(app: Starlette, path: str, handler: _Handler) -> None:
-    async def answer(request: Request) -> Response:
+def _add_post(app: Starlette, path: str, answer: _Answer) -> None:
+    async def response(request: Request) -> Response:
         # `request.body()` would keep the body in memory until the answer is complete.
         body = b"".join([part async for part in request.stream()])
-        return await handler.handle_request(body, request.scope[MORE_SEQUENCES])
+        return await answer(body, request.scope[MORE_SEQUENCES])
 
-    app.add_route(path, answer, methods=["POST"])
+    app.add_route(path, response, methods=["POST"])
 
 
 def _add_stored(app: Starlette, stored: StoredResponses) -> None:

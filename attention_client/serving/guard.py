@@ -20,6 +20,7 @@ from attention_client.serving.dashboard.mount import is_page_path
 from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.openapi import BODY_PATHS, OPERATIONS
 from eaas.net.api_keys import ApiKeys
 
 __all__ = ["MORE_SEQUENCES", "RequestGuard"]
@@ -27,29 +28,7 @@ __all__ = ["MORE_SEQUENCES", "RequestGuard"]
 MORE_SEQUENCES = "eaas.more_sequences"
 """Key in an API request's ASGI scope: the function that counts its further sequences (`AcceptedRequests`)."""
 
-# The paths whose requests have a JSON body. They count towards the limit of requests.
-_BODY_PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/tokenize",
-        "/detokenize",
-    }
-)
-_NAMED_PATHS = _BODY_PATHS | {
-    "/",
-    "/v1/models",
-    "/version",
-    "/health",
-    "/live",
-    "/ping",
-    "/metrics",
-    "/eaas/v1/status",
-    "/openapi.json",
-}
+_NAMED_PATHS = {"/", "/openapi.json", *(each.path for each in OPERATIONS)}
 _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
 _REQUEST_ID = "x-request-id"  # repeated in the application's answers
@@ -102,7 +81,7 @@ class RequestGuard:
             refusal = self._access.refusal(scope)
             if refusal is not None:
                 await refusal(scope, receive, counted_send)
-            elif is_post and (is_page or path in _BODY_PATHS):
+            elif is_post and (is_page or path in BODY_PATHS):
                 await self._post(scope, receive, counted_send)
             else:
                 await self._answer(scope, receive, counted_send)
@@ -128,7 +107,7 @@ class RequestGuard:
             with ExitStack() as stack:
                 grow = stack.enter_context(self._memory.body())
                 unread = [await self._read(scope, receive, grow)]
-                if scope["path"] in _BODY_PATHS:
+                if scope["path"] in BODY_PATHS:
                     scope[MORE_SEQUENCES] = stack.enter_context(self._accepted.accept())
                 await self._serve(scope, unread, receive, send)
         except ApiError as error:
@@ -176,7 +155,7 @@ class RequestGuard:
                 415, f"The body has Content-Encoding {encoding!r}: send it uncompressed."
             )
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["path"] in _BODY_PATHS and media_type != "application/json":
+        if scope["path"] in BODY_PATHS and media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
         too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
         length = headers.get("content-length", "")

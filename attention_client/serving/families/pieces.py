@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Call", "Finish", "Reasoning", "Served", "Tokens"]
+__all__ = ["Call", "Finish", "Reasoning", "Served"]
 
 
 def _new_id() -> str:
@@ -42,13 +42,6 @@ class Served:
     """The expert servers that computed the next piece of text: (token, expert) pairs by server."""
 
     servers: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The ids of the tokens of the next piece of text."""
-
-    ids: list[int]
 
 
 @dataclass(frozen=True)

@@ -69,24 +69,6 @@ class ServeMetrics:
         self.request_generation_tokens = self._add(
             Histogram, "request_generation_tokens", "Generated tokens of a request", buckets=_TOKENS
         )
-        self._running = self._add(Gauge, "num_requests_running", "Requests in the running batch")
-        self._waiting = self._add(Gauge, "num_requests_waiting", "Requests waiting for the engine")
-        self._cache_usage = self._add(
-            Gauge,
-            "kv_cache_usage_perc",
-            "Fraction of the key-value cache used by requests, 0 to 1",
-        )
-
-        self._compiled = Gauge(
-            "eaas_passes_compiled",
-            "1 once forward passes run in compiled code",
-            registry=self.registry,
-        )
-        self.cache_tokens = Gauge(
-            "eaas_kv_cache_tokens",
-            "Tokens that the key-value cache holds; 0: each request has its own",
-            registry=self.registry,
-        )
 
     def _add(self, kind: type[_Kind], name: str, text: str, **options: Any) -> _Kind:
         metric = kind(f"eaas_{name}", text, registry=self.registry, **options)
@@ -102,15 +84,22 @@ class ServeMetrics:
         waiting: Callable[[], int],
         cache_usage: Callable[[], float],
         is_compiled: Callable[[], bool],
+        capacity: int | None,
+        model_name: str,
     ) -> None:
-        """Set the functions of the engine that supply the gauges at each scrape."""
-        self._compiled.set_function(is_compiled)
-        self._running.set_function(running)
-        self._waiting.set_function(waiting)
-        self._cache_usage.set_function(cache_usage)
-
-    def show_as_vllm(self, model_name: str) -> None:
-        """Also export the metrics that vLLM has under vLLM's names."""
+        """Read the gauges from an engine (`Engine`), at each scrape; also export what vLLM has as its own."""
+        for name, text, read in (
+            ("num_requests_running", "Requests in the running batch", running),
+            ("num_requests_waiting", "Requests waiting for the engine", waiting),
+            ("kv_cache_usage_perc", "Key-value cache in use, 0 to 1", cache_usage),
+        ):
+            self._add(Gauge, name, text).set_function(read)
+        compiled = "1 once forward passes run in compiled code"
+        gauge = Gauge("eaas_passes_compiled", compiled, registry=self.registry)
+        gauge.set_function(is_compiled)
+        tokens = "Tokens that the key-value cache holds; 0: each request has its own"
+        gauge = Gauge("eaas_kv_cache_tokens", tokens, registry=self.registry)
+        gauge.set(capacity or 0)
         self.registry.register(_VllmNames(self._like_vllm, model_name))
 
 

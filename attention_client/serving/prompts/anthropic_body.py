@@ -144,6 +144,8 @@ class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
                 ("enable_thinking", "thinking"), self.thinking.type != "disabled"
             )
             fields["chat_template_kwargs"] = switches | (self.chat_template_kwargs or {})
+            hides = self.thinking.type == "disabled" or self.thinking.display == "omitted"
+            fields["include_reasoning"] = not hides
         output = self.output_config or OutputConfig()
         fields["reasoning_effort"] = _EFFORTS.get(output.effort or "")
         if form := output.format or self.output_format:
@@ -180,15 +182,13 @@ class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
 
     def found_for_chat(self) -> dict[str, Any]:
         """Return what the body has beside the chat request."""
-        thinking = self.thinking or Thinking(type="adaptive")
-        hides = thinking.type == "disabled" or thinking.display == "omitted"
         blocks = [block for message in self.messages for block in message.content]
         unused = {
-            "thinking.budget_tokens": thinking.budget_tokens,
+            "thinking.budget_tokens": self.thinking and self.thinking.budget_tokens,
             "messages.content.is_error": any(block.is_error for block in blocks),
         }
         ignored = (*self.ignored, *(name for name, value in unused.items() if value))
-        return {"ignored": ignored, "most_tokens": self.max_tokens, "shows_thinking": not hides}
+        return {"ignored": ignored, "most_tokens": self.max_tokens}
 
 
 class MessagesBody(CountBody):
@@ -227,11 +227,6 @@ class MessagesRequest(ConvertedRequest):
     def most_tokens(self) -> int:
         """Most tokens of the answer, which may be more than there is room for."""
         return int(self.found["most_tokens"])
-
-    @property
-    def shows_thinking(self) -> bool:
-        """Whether the answer has the model's thinking."""
-        return bool(self.found["shows_thinking"])
 
     @property
     def token_budget(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -26,25 +27,26 @@ class Answer:
         self, request_id: str, generations: Sequence[Generation], prompt_tokens: int
     ) -> None:
         self.id = request_id
-        self._generations = generations
+        self.created = int(time.time())  # for the client; nothing is decided by it
+        self.generations = generations
         self._prompt_tokens = prompt_tokens
 
-    def __len__(self) -> int:
-        return len(self._generations)
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """Token counts of all choices so far, in OpenAI's form."""
-        return _usage(self._prompt_tokens, self._generations)
-
-    def prompt_of(self, index: int) -> list[int]:
-        """Return the tokens of one choice's prompt."""
-        return self._generations[index].prompt
-
-    def usage_of(self, index: int) -> dict[str, Any]:
-        """Return the token counts of one choice so far."""
-        generation = self._generations[index]
-        return _usage(len(generation.prompt), [generation])
+    def usage(self, index: int | None = None) -> dict[str, Any]:
+        """Return the token counts so far of one choice, or of all, in OpenAI's form."""
+        counted, prompt = self.generations, self._prompt_tokens
+        if index is not None:
+            counted = [counted[index]]
+            prompt = len(counted[0].prompt)
+        completion = sum(len(each.ids) for each in counted)
+        counts: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        reasoning = [n for each in counted if (n := each.reasoning_tokens) is not None]
+        if reasoning:
+            counts["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+        return counts
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
         """Yield each piece of a choice (`Generation.take`) with the choice's index, as they arrive.
@@ -54,12 +56,12 @@ class Answer:
         queue: asyncio.Queue[tuple[int, Delivery]] = asyncio.Queue()
         reason = "abort"
         try:
-            for index, generation in enumerate(self._generations):
+            for index, generation in enumerate(self.generations):
                 generation.start(_into(queue, index))
-            running = len(self._generations)
+            running = len(self.generations)
             while running:
                 index, delivery = await queue.get()
-                generation = self._generations[index]
+                generation = self.generations[index]
                 if not generation.runs:
                     continue  # a delivery that was under way when a stop string matched
                 for piece in generation.take(delivery):
@@ -69,21 +71,8 @@ class Answer:
             reason = "error"
             raise as_api_error(error) from error
         finally:
-            for generation in self._generations:
+            for generation in self.generations:
                 generation.end(reason)
-
-
-def _usage(prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
-    completion = sum(each.tokens for each in generations)
-    usage: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion,
-        "total_tokens": prompt_tokens + completion,
-    }
-    reasoning = [each.reasoning_tokens for each in generations if each.reasoning_tokens is not None]
-    if reasoning:
-        usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
-    return usage
 
 
 def _into(queue: asyncio.Queue[tuple[int, Delivery]], index: int) -> Callable[[Delivery], None]:

@@ -7,7 +7,7 @@ from typing import Any
 from attention_client.serving.families.pieces import Finish
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.handler import Handler
-from attention_client.serving.requests.logprobs import CompletionLogprobs
+from attention_client.serving.requests.logprobs import CompletionLogprobs, LogprobsForm
 
 __all__ = ["TextHandler"]
 
@@ -20,10 +20,9 @@ class TextHandler(Handler):
     answer_object = chunk_object = "text_completion"
     prompt_by_choice = True
 
-    @staticmethod
-    def default_tokens(of_model: int | None) -> int:
+    def default_tokens(self, request: CompletionRequest) -> int:
         """Return OpenAI's default, 16, or the model's if it is less."""
-        return min(of_model or 16, 16)
+        return min(self._service.defaults.max_tokens or 16, 16)
 
     def echo(self, request: CompletionRequest, prompt: list[int], index: int) -> str | None:
         """Return the prompt's text if the request asks for it: as it was given, or of its token ids."""
@@ -36,11 +35,7 @@ class TextHandler(Handler):
             self._service.tokenizer.decode(prompt, skip_special_tokens=request.skips_special)
         )
 
-    def scores_prompts(self, request: CompletionRequest) -> bool:
-        """Whether the answer has the log-probabilities of the prompts."""
-        return bool(request.echo) and request.logprobs is not None
-
-    def logprobs_form(self, request: CompletionRequest) -> CompletionLogprobs:
+    def logprobs_form(self, request: CompletionRequest) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
         return CompletionLogprobs(self.token_texts(request), skips_special=request.skips_special)
 

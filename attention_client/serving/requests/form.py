@@ -1,18 +1,36 @@
-"""The form that an answer must have, as a grammar, and how such an answer is read."""
+"""The form that an answer must have, as a grammar, and how such an answer is read.
+
+A chat answer is text in a given form, or tool calls, after the thought that the prompt opened. Tool calls
+have the model's own format where that holds JSON, so that the model writes what it was trained on. For other
+models the whole answer is JSON, as in vLLM.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as data_field
 from typing import Any
 
-from attention_client.serving.families.reader import Calls
+from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.markup import NO_MARKUP, Markup
+from attention_client.serving.families.reader import AnswerReader, Calls
 from attention_client.serving.grammars.compiler import Literal
 from attention_client.serving.grammars.constraint import Constraint
-from attention_client.serving.grammars.source import Source
+from attention_client.serving.grammars.source import Part, Source
+from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.messages import FunctionTool
 
-__all__ = ["Form"]
+__all__ = ["Form", "chat_form"]
+
+_NOTES = {"$schema", "$defs", "definitions", "title", "description", "default", "examples"}
+_PLAIN_OBJECT = _NOTES | {"type", "properties", "required"}
+_PLAIN_LIST = _NOTES | {"type", "items", "minItems", "maxItems"}
+_TERMINALS = r"""WS: /[ \n]{1,8}/
+TEXT: /(.|\n)*/
+NUMBER: /[0-9]{1,3}/
+"""
 
 
 @dataclass(frozen=True)
@@ -21,20 +39,148 @@ class Form:
 
     Attributes:
         field: The field of the request that asks for it, for errors.
-        source: Builds the grammar.
-        reading: Arguments of `AnswerReader` for such an answer.
+        source: Builds the grammar; None: any text.
+        markup: The markup of the answer.
+        reading: Further arguments of `AnswerReader` for such an answer.
     """
 
-    field: str
-    source: Callable[[Literal], Source]
+    field: str = ""
+    source: Callable[[Literal], Source] | None = None
+    markup: Markup = NO_MARKUP
     reading: dict[str, Any] = data_field(default_factory=dict)
 
     @classmethod
-    def of(cls, constraint: Constraint) -> Form:
+    def of(cls, constraint: Constraint | None) -> Form:
         """Make the form of an answer that follows a constraint from its first to its last token."""
+        if constraint is None:
+            return cls()
         return cls(constraint.field, lambda _literal: Source((constraint.part,)))
 
-    @classmethod
-    def of_content(cls, field: str, source: Callable[[Literal], Source], calls: Calls) -> Form:
-        """Make the form of an answer whose text has no markup, except calls in place of the text."""
-        return cls(field, source, {"is_content": calls is Calls.NEVER, "calls": calls})
+    def reader(self) -> AnswerReader:
+        """Return a new reader of one answer."""
+        return AnswerReader(self.markup, **self.reading)
+
+
+def chat_form(request: ChatRequest, markup: Markup) -> Form:
+    """Return the form that a chat answer must have.
+
+    Args:
+        request: The request, whose prompt has been read.
+        markup: The markup of the model's answers.
+    """
+    constraint, form = request.constraint, Form()
+    if request.forced_tools:
+        form = _calls_form(request, markup)
+    elif constraint is not None:
+        is_raw = constraint.is_raw
+        form = Form.of(constraint) if is_raw else _answer_form(constraint, request, markup)
+    tools = request.tools if request.offered_tools is not None else None
+    reading: dict[str, Any] = {
+        "opening": request.opening,
+        "continues": bool(request.continue_final_message),
+        "calls": Calls.ANYWHERE if tools else Calls.NEVER,
+        "tools": {tool.function.name: tool.function.parameters for tool in tools or ()},
+        "one_call": request.parallel_tool_calls is False,
+        "earlier": request.earlier_calls,
+    }
+    return replace(form, markup=markup, reading=reading | form.reading)
+
+
+def _answer_form(constraint: Constraint, request: ChatRequest, markup: Markup) -> Form:
+    """Make the form of an answer that follows a constraint, or calls tools in the model's own format."""
+    family = markup.family
+    own = None if family is None else family.call
+    tools = [tool.function for tool in request.tools or ()] if own and request.offered_tools else []
+    arguments = _arguments(tools)
+
+    def source(literal: Literal) -> Source:
+        start, rules = _thought(request, markup, literal)
+        answer = f"@{constraint.part.name}"
+        if family is not None and family.content:
+            answer = f"{literal(family.content)} {answer}"
+        if own is not None and tools:
+            calls, more = _calls(own, tools, arguments, literal, several=True)
+            answer, rules = f"({answer} | {calls})", rules + more
+        if not start and answer == f"@{constraint.part.name}":
+            return Source((constraint.part,))
+        return Source((_main(f"{start}{answer}", rules), constraint.part, *arguments))
+
+    # The text has no markup, except calls in place of the text.
+    reading = {"calls": Calls.INSTEAD if tools else Calls.NEVER, "is_content": not tools}
+    return Form(constraint.field, source, reading=reading)
+
+
+def _calls_form(request: ChatRequest, markup: Markup) -> Form:
+    tools, names_tool = request.forced_tools, request.tool_choice != "required"
+    several = not names_tool and request.parallel_tool_calls is not False
+    own = None if markup.family is None else markup.family.call
+    form = own or (BARE if names_tool else JSON_LIST)
+    arguments = _arguments(tools)
+
+    def source(literal: Literal) -> Source:
+        start, rules = _thought(request, markup, literal)
+        calls, more = _calls(form, tools, arguments, literal, several=several)
+        return Source((_main(start + calls, rules + more), *arguments))
+
+    reading = {"forced": form, "tools": {tool.name: tool.parameters for tool in tools}}
+    return Form("tools", source, reading=reading)
+
+
+def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
+    return [
+        Part(f"arguments{index}", "json", json.dumps(_closed(tool.parameters), ensure_ascii=False))
+        for index, tool in enumerate(tools)
+    ]
+
+
+def _closed(schema: Any) -> Any:
+    """Return the schema of a function's arguments without further properties where it names some.
+
+    A function has no parameters beside those named, but few clients say so in the schema. A schema that
+    combines others stays as it is, because a property may be named elsewhere.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if (
+        isinstance(properties, dict)
+        and schema.keys() <= _PLAIN_OBJECT
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    ):
+        inner = {name: _closed(each) for name, each in properties.items()}
+        return schema | {"properties": inner, "additionalProperties": False}
+    if schema.keys() <= _PLAIN_LIST and "items" in schema:
+        return schema | {"items": _closed(schema["items"])}
+    return schema
+
+
+def _calls(
+    form: CallFormat,
+    tools: Sequence[FunctionTool],
+    arguments: Sequence[Part],
+    literal: Literal,
+    *,
+    several: bool,
+) -> tuple[str, str]:
+    """Return calls in a format, to put into a rule, and the rule that they need."""
+    calls = []
+    for tool, part in zip(tools, arguments, strict=True):
+        head = " NUMBER ".join(literal(text) for text in form.head(tool.name) if text)
+        calls.append(f"{head} @{part.name} {literal(form.tail)}")
+    more = f" ({literal(form.separator)} call)*" if several else ""
+    return f"{literal(form.start)} call{more} {literal(form.end)}", f"call: {' | '.join(calls)}\n"
+
+
+def _main(start: str, rules: str) -> Part:
+    return Part("main", "lark", f"start: {start}\n{rules}{_TERMINALS}")
+
+
+def _thought(request: ChatRequest, markup: Markup, literal: Literal) -> tuple[str, str]:
+    """Return the beginning of the start rule and the rule that it needs, if the prompt opened a thought."""
+    if not markup.closing or not markup.thought(request.opening):
+        return "", ""
+    end = literal(markup.closing)
+    # A token is no text. Other text ends the thought at its first match (lazy).
+    is_token = end.startswith("<[") and " " not in end
+    return "thought WS? ", f"thought{'' if is_token else '[lazy]'}: TEXT {end}\n"

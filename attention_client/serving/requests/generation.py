@@ -8,10 +8,9 @@ from itertools import groupby
 from time import perf_counter
 from typing import Any
 
-from attention_client.serving.families.pieces import Call, Finish, Served, Tokens
+from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
 from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.generation.engine import Delivery, Engine, Work
-from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.detokenize import Detokenizer
 from attention_client.serving.requests.logprobs import Scored
@@ -33,7 +32,7 @@ class TextRules:
         is_empty: Whether the answer has no tokens, so that only the prompt is processed.
         names_tool: Whether the request names the function that the answer calls; then, as in OpenAI's API,
             the answer ends with the reason "stop".
-        token_ids: Whether to report the ids of the tokens.
+        shows_reasoning: Whether the choice has the model's reasoning.
     """
 
     stops: tuple[str, ...] = ()
@@ -43,14 +42,14 @@ class TextRules:
     echo: str | None = None
     is_empty: bool = False
     names_tool: bool = False
-    token_ids: bool = False
+    shows_reasoning: bool = True
 
 
 class Generation:
     """One sequence, from the engine's queue to the last piece of its choice.
 
     Attributes:
-        id: The sequence's id in the engine.
+        ids: The answer's tokens so far, including the end token.
         runs: Whether the sequence has started and not ended.
     """
 
@@ -63,7 +62,6 @@ class Generation:
         reader: AnswerReader,
         metrics: ServeMetrics,
     ) -> None:
-        self.id = work.id
         self._engine = engine
         self._work = work
         self._rules = rules
@@ -73,7 +71,11 @@ class Generation:
         self._stop = StopStrings(rules.stops, include=rules.includes_stop)
         self._reader = reader
         self._metrics = metrics
-        self._count = 0
+        self.ids: list[int] = []
+        self._scored: list[Scored] = []
+        self._untold: int | None = (
+            None  # first token that `take_ids` did not return; None: nor the prompt
+        )
         self._calls = False
         self._echo = rules.echo
         self.runs = False
@@ -83,11 +85,6 @@ class Generation:
     def prompt(self) -> list[int]:
         """The tokens of the prompt."""
         return self._work.prompt
-
-    @property
-    def tokens(self) -> int:
-        """Number of the answer's tokens so far, including the end token."""
-        return self._count
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -104,7 +101,7 @@ class Generation:
         self._metrics.prompt_tokens.inc(len(self._work.prompt))
 
     def take(self, delivery: Delivery) -> Iterator[Any]:
-        """Yield the pieces of a delivery: Served, Scored, Tokens, str, Reasoning, Call, Finish.
+        """Yield the pieces of a delivery: Served, str, Reasoning, Call, Finish.
 
         Finish ends the sequence. Raises the delivery's error.
         """
@@ -112,14 +109,13 @@ class Generation:
             raise delivery.error
         if delivery.servers:
             yield Served(delivery.servers)
-        before = self._count
+        before = len(self.ids)
         pieces: list[Any] = [self._echo] if self._echo else []
         self._echo = None
         finish = self._read(delivery, pieces)
-        if (scored := self._scored(delivery, self._count - before)) is not None:
-            yield scored
-        if self._rules.token_ids and self._count > before:
-            yield Tokens(delivery.tokens[: self._count - before])
+        self._score(delivery, len(self.ids) - before)
+        if not self._rules.shows_reasoning:
+            pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
         yield from _joined(pieces)
         self._calls |= any(isinstance(piece, Call) for piece in pieces)
         if finish is not None:
@@ -127,6 +123,22 @@ class Generation:
             reason = "tool_calls" if called else finish
             self.end(reason)
             yield Finish(reason, self._stop.matched)
+
+    @property
+    def log_probabilities(self) -> int:
+        """Number of log-probabilities that `take_scored` will return."""
+        return sum(len(part.tokens) + part.scores.top_TK.size for part in self._scored)
+
+    def take_scored(self) -> Scored | None:
+        """Return the tokens since the last call with their scores; None: there are none."""
+        parts, self._scored = self._scored, []
+        return Scored.joined(parts) if parts else None
+
+    def take_ids(self) -> dict[str, list[int]]:
+        """Return the ids of the tokens since the last call; at the first call those of the prompt, too."""
+        prompt = {"prompt_token_ids": self._work.prompt} if self._untold is None else {}
+        ids, self._untold = self.ids[self._untold or 0 :], len(self.ids)
+        return prompt | {"token_ids": ids}
 
     def end(self, reason: str) -> None:
         """End the sequence here and in the engine; no effect before its start and after its end.
@@ -140,30 +152,27 @@ class Generation:
         self._engine.cancel(self._work.id)
         metrics = self._metrics
         if metrics.traces is not None:
-            metrics.traces.end(self._work.id, reason, self._count)
+            metrics.traces.end(self._work.id, reason, len(self.ids))
         metrics.requests.labels(reason).inc()
         metrics.e2e_latency.observe(perf_counter() - self._begun)
         metrics.request_prompt_tokens.observe(len(self._work.prompt))
-        metrics.request_generation_tokens.observe(self._count)
-        if self._count:
+        metrics.request_generation_tokens.observe(len(self.ids))
+        if self.ids:
             metrics.decode_time.observe(self._last - self._first)
 
-    def _scored(self, delivery: Delivery, used: int) -> Scored | None:
-        """Return the delivery's scored tokens, with those of an echoed prompt; None if there are none."""
-        tokens, parts = delivery.tokens[:used], []
+    def _score(self, delivery: Delivery, used: int) -> None:
+        """Keep the scores of the tokens of a delivery, and of an echoed prompt."""
         if self._rules.echo is not None and delivery.prompt_scores is not None:
-            tokens = self._work.prompt + tokens
-            parts.append(delivery.prompt_scores)
+            self._scored.append(Scored(self._work.prompt, delivery.prompt_scores))
         if delivery.scores is not None and used:
-            parts.append(delivery.scores)
-        return Scored(tokens, Scores.joined(parts)) if parts else None
+            self._scored.append(Scored(delivery.tokens[:used], delivery.scores))
 
     def _read(self, delivery: Delivery, pieces: list[Any]) -> str | None:
         """Add a delivery's pieces up to a stop string; return the finish reason if it ends the answer."""
         if self._rules.is_empty:
             return "length"
         for token in delivery.tokens:
-            self._observe(delivery)
+            self._observe(token, delivery)
             if token in self._work.end_tokens:
                 self._finish(pieces, token)
                 return "stop"
@@ -198,11 +207,11 @@ class Generation:
             pieces += filter(None, [marked[1:]])  # a mark is one character
 
     def _may_stop(self) -> bool:
-        return self._count > self._work.min_tokens
+        return len(self.ids) > self._work.min_tokens
 
-    def _observe(self, delivery: Delivery) -> None:
+    def _observe(self, token: int, delivery: Delivery) -> None:
         now = perf_counter()
-        if self._count == 0:
+        if not self.ids:
             self._metrics.time_to_first_token.observe(now - self._begun)
             self._metrics.queue_time.observe(delivery.queued_s)
             self._metrics.prefill_time.observe(max(0.0, now - self._begun - delivery.queued_s))
@@ -212,7 +221,7 @@ class Generation:
         else:
             self._metrics.inter_token_latency.observe(now - self._last)
         self._last = now
-        self._count += 1
+        self.ids.append(token)
         self._metrics.generation_tokens.inc()
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from attention_client.serving.generation.scores import Scores
 from attention_client.serving.requests.token_texts import TokenTexts
 
-__all__ = ["ChatLogprobs", "CompletionLogprobs", "LogprobsForm", "Scored"]
+__all__ = ["CompletionLogprobs", "LogprobsForm", "Scored", "chat_logprobs"]
 
 _LEAST = -9999.0  # JSON has no -inf
 
@@ -30,34 +30,22 @@ class Scored:
         return cls(tokens, Scores.joined([part.scores for part in parts]))
 
 
-class LogprobsForm(Protocol):
-    """Converts one choice's scored tokens, in order, to the choice's `logprobs`."""
-
-    def convert(self, scored: Scored) -> dict[str, Any]:
-        """Return the `logprobs` of the next tokens."""
+LogprobsForm = Callable[[Scored], dict[str, Any]]
+"""Converts one choice's scored tokens, in order, to the choice's `logprobs`."""
 
 
-class ChatLogprobs:
-    """The form of /v1/chat/completions: a record of each token."""
+def chat_logprobs(texts: TokenTexts, scored: Scored) -> dict[str, Any]:
+    """Return the `logprobs` of /v1/chat/completions: a record of each token."""
 
-    def __init__(self, texts: TokenTexts) -> None:
-        self._texts = texts
+    def record(token: int, logprob: float) -> dict[str, Any]:
+        value, data = max(logprob, _LEAST), list(texts.data(token))
+        return {"token": texts.text(token), "logprob": value, "bytes": data}
 
-    def convert(self, scored: Scored) -> dict[str, Any]:
-        """Return the `logprobs` of the next tokens."""
-        content = [
-            self._record(token, logprob)
-            | {"top_logprobs": [self._record(*likely) for likely in likeliest]}
-            for token, logprob, likeliest in _rows(scored)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _record(self, token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self._texts.text(token),
-            "logprob": max(logprob, _LEAST),
-            "bytes": list(self._texts.data(token)),
-        }
+    content = [
+        record(token, logprob) | {"top_logprobs": [record(*likely) for likely in likeliest]}
+        for token, logprob, likeliest in _rows(scored)
+    ]
+    return {"content": content, "refusal": None}
 
 
 class CompletionLogprobs:
@@ -74,7 +62,7 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def convert(self, scored: Scored) -> dict[str, Any]:
+    def __call__(self, scored: Scored) -> dict[str, Any]:
         """Return the `logprobs` of the next tokens; null for a token that nothing precedes."""
         tokens: list[str] = []
         logprobs: list[float | None] = []

@@ -1,58 +1,43 @@
-"""Handlers of /v1/messages and its count_tokens: chat answers in the form of Anthropic's API."""
+"""Handler of /v1/messages: chat answers in the form of Anthropic's API."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.prompts.anthropic_body import CountRequest, MessagesRequest
-from attention_client.serving.prompts.bodies import GenerationRequest
+from attention_client.serving.prompts.anthropic_body import MessagesRequest
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.ignored import ignored_header, log_ignored
-from attention_client.serving.requests.report import Event, Report, ReportHandler, read_arguments
-from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.chat import ChatHandler
+from attention_client.serving.requests.report import Event, Report, read_arguments, respond
 
-__all__ = ["CountHandler", "MessagesHandler", "MessagesReport"]
+__all__ = ["MessagesHandler", "MessagesReport"]
+
+# By type of a content block: that of its deltas, and the name of their text.
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
 
 
-class MessagesHandler(ReportHandler):
+class MessagesHandler(ChatHandler):
     """Handler of /v1/messages."""
 
     request_class = MessagesRequest
     id_prefix = "msg"
 
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
-        """Answer one HTTP request (`Handler.handle_request`)."""
-        request, answer = await self.answer(body)
-        assert isinstance(request, MessagesRequest)
-        del body  # may be megabytes
-        report = MessagesReport(request, answer, self._service.name)
-        return await self.respond(request, answer, report)
+    def default_tokens(self, request: Any) -> int:
+        """Return the number that the body names, for which there may be no room."""
+        return int(request.most_tokens)
 
-    def _budget(self, request: GenerationRequest, prompt: list[int]) -> int:
-        assert isinstance(request, MessagesRequest)
-        return min(request.most_tokens, self._service.max_model_len - len(prompt))
-
-
-class CountHandler:
-    """Handler of /v1/messages/count_tokens."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
-        """Answer one HTTP request (`Handler.handle_request`). Raises ApiError."""
-        request, (tokens,) = await self._service.prompts.read(CountRequest, body)
-        self._service.check_name(request.model)
-        log_ignored(request.ignored)
-        headers = ignored_header(request.ignored)
-        return JSONResponse({"input_tokens": len(tokens)}, headers=headers)
+    async def respond(self, request: Any, answer: Answer) -> Response:
+        """Return the answer to a request. Raises ApiError."""
+        return await respond(request, answer, MessagesReport(request, answer, self._service.name))
 
 
 class MessagesReport(Report):
@@ -84,38 +69,32 @@ class MessagesReport(Report):
         """Return the events of an answer that failed."""
         return [error.anthropic_body()]
 
-    def add(self, piece: Any) -> list[Event]:
-        """Add a piece; return the events about it."""
-        if isinstance(piece, Reasoning) and not self._request.shows_thinking:
-            return []
-        return super().add(piece)
+    def _begin_item(self, piece: Any) -> list[Event]:
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if isinstance(piece, Reasoning):
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif isinstance(piece, Call):
+            block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+        self._items.append(block)
+        return [self._about("content_block_start", content_block=dict(block))]
 
-    def _begin_text(self, kind: type[str]) -> list[Event]:
-        if kind is Reasoning:
-            return [self._begin({"type": "thinking", "thinking": "", "signature": ""})]
-        return [self._begin({"type": "text", "text": ""})]
+    def _delta(self, text: str) -> Event:
+        kind, name = _DELTAS[self._items[-1]["type"]]
+        return self._about("content_block_delta", delta={"type": kind, name: text})
 
-    def _add_text(self, kind: type[str], piece: str) -> Event:
-        name = "thinking" if kind is Reasoning else "text"
-        return self._about("content_block_delta", delta={"type": f"{name}_delta", name: piece})
-
-    def _end_text(self, kind: type[str], text: str, *, cut: bool) -> list[Event]:
+    def _end_item(self, text: str, *, cut: bool) -> list[Event]:
         block, events = self._items[-1], []
-        block[block["type"]] = text
-        if kind is Reasoning:
+        if block["type"] == "tool_use":
+            block["input"] = read_arguments(text)
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
             # Clients send it back with the thinking. Nobody checks it.
             signature = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
             block["signature"] = signature
             delta = {"type": "signature_delta", "signature": signature}
             events = [self._about("content_block_delta", delta=delta)]
         return [*events, self._about("content_block_stop")]
-
-    def _add_call(self, call: Call) -> list[Event]:
-        begun = self._begin({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        self._items[-1]["input"] = read_arguments(call.arguments)
-        delta = {"type": "input_json_delta", "partial_json": call.arguments}
-        changed = self._about("content_block_delta", delta=delta)
-        return [begun, changed, self._about("content_block_stop")]
 
     def _finish(self, finish: Finish) -> list[Event]:
         usage, reason = self._usage(), "end_turn"
@@ -129,10 +108,6 @@ class MessagesReport(Report):
         end = {"stop_reason": reason, "stop_sequence": finish.stop}
         self.whole |= {**end, "usage": usage}
         return [{"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
-
-    def _begin(self, block: dict[str, Any]) -> Event:
-        self._items.append(block)
-        return self._about("content_block_start", content_block=dict(block))
 
     def _about(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "index": len(self._items) - 1, **fields}

@@ -12,14 +12,13 @@ from fastapi.responses import JSONResponse, Response
 from pydantic_core import from_json
 
 from attention_client.serving.errors import ApiError
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.handler import EventStream
 from attention_client.serving.requests.ignored import ignored_header
 
-__all__ = ["Event", "Report", "ReportHandler", "read_arguments"]
+__all__ = ["Event", "Report", "read_arguments", "respond"]
 
 Event = dict[str, Any]
 
@@ -37,7 +36,7 @@ class Report(ABC):
         self.whole = whole
         self._items = items
         self._answer = answer
-        self._kind: type[str] | None = None  # of the open item: str or Reasoning
+        self._kind: type | None = None  # of the open item: str or Reasoning
         self._texts: list[str] = []
 
     @abstractmethod
@@ -53,57 +52,56 @@ class Report(ABC):
         if isinstance(piece, Finish):
             return [*self._close(cut=piece.reason == "length"), *self._finish(piece)]
         if isinstance(piece, Call):
-            return [*self._close(), *self._add_call(piece)]
+            text = self._arguments(piece)
+            events = [*self._close(), *self._begin_item(piece), self._delta(text)]
+            return [*events, *self._end_item(text, cut=False)]
         if not isinstance(piece, str):
             return []
-        kind = Reasoning if isinstance(piece, Reasoning) else str
         events = []
-        if self._kind is not kind:
-            events = [*self._close(), *self._begin_text(kind)]
-            self._kind = kind
+        if self._kind is not type(piece):
+            events = [*self._close(), *self._begin_item(piece)]
+            self._kind = type(piece)
         self._texts.append(piece)
-        return [*events, self._add_text(kind, piece)]
+        return [*events, self._delta(piece)]
 
     def _close(self, *, cut: bool = False) -> list[Event]:
         if self._kind is None:
             return []
-        kind, text = self._kind, "".join(self._texts)
-        self._kind, self._texts = None, []
-        return self._end_text(kind, text, cut=cut)
+        text, self._kind, self._texts = "".join(self._texts), None, []
+        return self._end_item(text, cut=cut)
+
+    def _arguments(self, call: Call) -> str:
+        return call.arguments
 
     @abstractmethod
-    def _begin_text(self, kind: type[str]) -> list[Event]: ...
+    def _begin_item(self, piece: Any) -> list[Event]:
+        """Append the item that begins with a text, reasoning or a call."""
 
     @abstractmethod
-    def _add_text(self, kind: type[str], piece: str) -> Event: ...
+    def _delta(self, text: str) -> Event:
+        """Return the event of text of the last item, or of its arguments."""
 
     @abstractmethod
-    def _end_text(self, kind: type[str], text: str, *, cut: bool) -> list[Event]: ...
-
-    @abstractmethod
-    def _add_call(self, call: Call) -> list[Event]: ...
+    def _end_item(self, text: str, *, cut: bool) -> list[Event]:
+        """Set the whole text of the last item; `cut`: the answer was too long."""
 
     @abstractmethod
     def _finish(self, finish: Finish) -> list[Event]: ...
 
     def _counts(self) -> tuple[dict[str, Any], int]:
         """Return the counts of tokens, and those of reasoning."""
-        counts: dict[str, Any] = dict(self._answer.usage)
+        counts = self._answer.usage()
         return counts, counts.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
 
 
-class ReportHandler(ChatHandler):
-    """Answers with the object of a report, or with its events."""
-
-    async def respond(self, request: GenerationRequest, answer: Answer, report: Report) -> Response:
-        """Return the answer to a request. Raises ApiError."""
-        headers = ignored_header(request.ignored)
-        if request.stream:
-            events = _stream(report, answer)
-            return EventStream(events, headers=headers)
-        async for _, piece in answer.pieces():
-            report.add(piece)
-        return JSONResponse(report.whole, headers=headers)
+async def respond(request: GenerationRequest, answer: Answer, report: Report) -> Response:
+    """Return the answer to a request: a report's object, or its events. Raises ApiError."""
+    headers = ignored_header(request.ignored)
+    if request.stream:
+        return EventStream(_stream(report, answer), headers)
+    async for _, piece in answer.pieces():
+        report.add(piece)
+    return JSONResponse(report.whole, headers=headers)
 
 
 async def _stream(report: Report, answer: Answer) -> AsyncIterator[str]:

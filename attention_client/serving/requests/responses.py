@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi.responses import Response
 
@@ -15,8 +15,9 @@ from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed
 from attention_client.serving.prompts.responses_tools import call_item
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.report import Event, Report, ReportHandler, read_arguments
-from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.chat import ChatHandler
+from attention_client.serving.requests.report import Event, Report, read_arguments, respond
+from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
 
 __all__ = ["ResponsesHandler", "ResponsesReport"]
@@ -24,23 +25,37 @@ __all__ = ["ResponsesHandler", "ResponsesReport"]
 _MOST_READ = 8  # bodies with their history that are read at the same time; each may be megabytes
 
 
-class ResponsesHandler(ReportHandler):
+class _Kind(NamedTuple):
+    prefix: str  # of the item's id
+    event: str  # of its text
+    field: str  # of its text
+
+
+_KINDS = {
+    "message": _Kind("msg", "output_text", "text"),
+    "reasoning": _Kind("rs", "reasoning_text", "text"),
+    "function_call": _Kind("fc", "function_call_arguments", "arguments"),
+    "custom_tool_call": _Kind("ctc", "custom_tool_call_input", "input"),
+}
+_TEXT: dict[str, Any] = {"annotations": [], "logprobs": []}
+
+
+class ResponsesHandler(ChatHandler):
     """Handler of /v1/responses."""
 
     request_class = ResponsesRequest
     id_prefix = "resp"
 
-    @staticmethod
-    def default_tokens(of_model: int | None) -> int:
+    def default_tokens(self, request: Any) -> int:
         """Return the model's default; without one, what there is room for: agents name no number."""
-        return of_model or sys.maxsize
+        return self._service.defaults.max_tokens or sys.maxsize
 
     def __init__(self, service: Service, stored: StoredResponses) -> None:
         super().__init__(service)
         self._stored = stored
         self._reading = asyncio.Semaphore(_MOST_READ)
 
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
+    async def handle_request(self, body: bytes, more: More) -> Response:
         """Answer one HTTP request (`Handler.handle_request`)."""
         async with self._reading:
             whole = await self._stored.with_history(body)
@@ -50,12 +65,8 @@ class ResponsesHandler(ReportHandler):
             raise ApiError(400, "Write the name previous_response_id without escapes.")
         keep = partial(self._stored.keep, body) if request.repeated["store"] else None
         del body, whole  # may be megabytes
-        head = {
-            "created_at": self._service.clock(),
-            "model": self._service.name,
-            "text": {"format": _form(request)},
-        }
-        return await self.respond(request, answer, ResponsesReport(request, head, answer, keep))
+        report = ResponsesReport(request, answer, self._service.name, keep)
+        return await respond(request, answer, report)
 
 
 def _form(request: ResponsesRequest) -> dict[str, Any]:
@@ -68,24 +79,18 @@ def _form(request: ResponsesRequest) -> dict[str, Any]:
 
 
 class ResponsesReport(Report):
-    """Collects an answer in OpenAI's response object (`Report`).
-
-    Args:
-        request: The request.
-        head: Fields of the object.
-        answer: Counts the tokens.
-        keep: Called with the object at its end.
-    """
+    """Collects an answer in OpenAI's response object (`Report`); calls `keep` with it at its end."""
 
     def __init__(
         self,
         request: ResponsesRequest,
-        head: dict[str, Any],
         answer: Answer,
+        model: str,
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         output: list[dict[str, Any]] = []
         begun = {"id": answer.id.replace("-", "_"), "object": "response", "status": "in_progress"}
+        head = {"created_at": answer.created, "model": model, "text": {"format": _form(request)}}
         empty = dict.fromkeys(("error", "incomplete_details", "usage"))
         rest = {"background": False, "service_tier": "default", "top_logprobs": 0, "output": output}
         super().__init__(begun | head | empty | rest | request.repeated, output, answer)
@@ -95,7 +100,7 @@ class ResponsesReport(Report):
 
     def begin(self) -> list[Event]:
         """Return the events before the first piece."""
-        begun = ("response.created", "response.in_progress")
+        begun = ("created", "in_progress")
         return [self._event(name, response=self.whole) for name in begun]
 
     def fail(self, error: ApiError) -> list[Event]:
@@ -103,57 +108,56 @@ class ResponsesReport(Report):
         ended = self._close(cut=True)
         self.whole["status"] = "failed"
         self.whole["error"] = {"code": "server_error", "message": error.message}
-        return [*ended, self._event("response.failed", response=self.whole)]
+        return [*ended, self._event("failed", response=self.whole)]
 
-    def _begin_text(self, kind: type[str]) -> list[Event]:
-        if kind is Reasoning:
-            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
-            item = {"type": "reasoning", "summary": []}
+    def _arguments(self, call: Call) -> str:
+        item = call_item(call.name, self.whole["tools"])
+        if item["type"] == "function_call":
+            return call.arguments
+        return str(read_arguments(call.arguments).get("input", ""))
+
+    def _begin_item(self, piece: Any) -> list[Event]:
+        if isinstance(piece, Call):
+            item = call_item(piece.name, self.whole["tools"]) | {"call_id": piece.id}
+            item[_KINDS[item["type"]].field] = ""
+        elif isinstance(piece, Reasoning):
+            item = {"type": "reasoning", "summary": [], "content": []}
         else:
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item = {"type": "message", "role": "assistant"}
-        added = self._begin("rs" if kind is Reasoning else "msg", item | {"content": []})
-        return [added, self._of_part("response.content_part.added", part=part)]
+            item = {"type": "message", "role": "assistant", "content": []}
+        item_id = f"{_KINDS[item['type']].prefix}_{self.whole['id']}_{len(self._items)}"
+        self._items.append({"id": item_id, "status": "in_progress", **item})
+        events = [self._of_item("output_item.added", item=dict(self._items[-1]))]
+        if "content" in item:
+            events.append(self._inside("content_part.added", part=self._part("")))
+        return events
 
-    def _add_text(self, kind: type[str], piece: str) -> Event:
-        return self._of_text(kind, "delta", delta=piece)
+    def _part(self, text: str) -> dict[str, Any]:
+        part = {"type": _KINDS[self._items[-1]["type"]].event, "text": text}
+        return part | (_TEXT if part["type"] == "output_text" else {})
 
-    def _end_text(self, kind: type[str], text: str, *, cut: bool) -> list[Event]:
+    def _delta(self, text: str) -> Event:
+        return self._of_text("delta", delta=text)
+
+    def _end_item(self, text: str, *, cut: bool) -> list[Event]:
         item = self._items[-1]
-        part: dict[str, Any] = {"type": "reasoning_text", "text": text}
-        if kind is not Reasoning:
-            part |= {"type": "output_text", "annotations": [], "logprobs": []}
-        elif self._request.seals:
+        name = {"name": item["name"]} if item["type"] == "function_call" else {}
+        field = _KINDS[item["type"]].field
+        events = [self._of_text("done", **{field: text}, **name)]
+        if "content" in item:
+            item["content"] = [self._part(text)]
+            events.append(self._inside("content_part.done", part=item["content"][0]))
+        else:
+            item[field] = text
+        if item["type"] == "reasoning" and self._request.seals:
             item["encrypted_content"] = sealed(text)
-        item["content"] = [part]
-        return [
-            self._of_text(kind, "done", text=text),
-            self._of_part("response.content_part.done", part=part),
-            self._end("incomplete" if cut else "completed"),
-        ]
-
-    def _add_call(self, call: Call) -> list[Event]:
-        item = call_item(call.name, self.whole["tools"]) | {"call_id": call.id}
-        name, kind, given = "arguments", "function_call_arguments", call.arguments
-        done = {"name": item["name"]}
-        if item["type"] == "custom_tool_call":
-            name, kind, done = "input", "custom_tool_call_input", {}
-            given = str(read_arguments(given).get("input", ""))
-        added = self._begin("ctc" if name == "input" else "fc", item | {name: ""})
-        item_id = self._items[-1]["id"]
-        self._items[-1][name] = given
-        return [
-            added,
-            self._of_item(f"response.{kind}.delta", item_id=item_id, delta=given),
-            self._of_item(f"response.{kind}.done", item_id=item_id, **{name: given}, **done),
-            self._end("completed"),
-        ]
+        item["status"] = "incomplete" if cut else "completed"
+        return [*events, self._of_item("output_item.done", item=item)]
 
     def _finish(self, finish: Finish) -> list[Event]:
         is_cut = finish.reason == "length"
         events: list[Event] = []
         if not self._items:
-            events = [*self._begin_text(str), *self._end_text(str, "", cut=is_cut)]
+            events = [*self._begin_item(""), *self._end_item("", cut=is_cut)]
         status = "incomplete" if is_cut else "completed"
         counts, reasoning = self._counts()
         self.whole |= {
@@ -170,30 +174,24 @@ class ResponsesReport(Report):
             self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._keep is not None:
             self._keep(self.whole)
-        return [*events, self._event(f"response.{status}", response=self.whole)]
+        return [*events, self._event(status, response=self.whole)]
 
-    def _begin(self, prefix: str, item: dict[str, Any]) -> Event:
-        item_id = f"{prefix}_{self.whole['id']}_{len(self._items)}"
-        self._items.append({"id": item_id, "status": "in_progress", **item})
-        return self._of_item("response.output_item.added", item=dict(self._items[-1]))
+    def _of_text(self, ending: str, **fields: Any) -> Event:
+        event = _KINDS[self._items[-1]["type"]].event
+        if event == "output_text":
+            fields["logprobs"] = []
+        return self._inside(f"{event}.{ending}", **fields)
 
-    def _end(self, status: str) -> Event:
-        self._items[-1]["status"] = status
-        return self._of_item("response.output_item.done", item=self._items[-1])
-
-    def _of_text(self, kind: type[str], name: str, **fields: Any) -> Event:
-        if kind is Reasoning:
-            return self._of_part(f"response.reasoning_text.{name}", **fields)
-        return self._of_part(f"response.output_text.{name}", **fields, logprobs=[])
-
-    def _of_part(self, kind: str, **fields: Any) -> Event:
-        item_id = self._items[-1]["id"]
-        return self._of_item(kind, item_id=item_id, content_index=0, **fields)
+    def _inside(self, kind: str, **fields: Any) -> Event:
+        item = self._items[-1]
+        if "content" in item:
+            fields["content_index"] = 0
+        return self._of_item(kind, item_id=item["id"], **fields)
 
     def _of_item(self, kind: str, **fields: Any) -> Event:
         return self._event(kind, output_index=len(self._items) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        event = {"type": kind, **fields, "sequence_number": self._number}
+        event = {"type": f"response.{kind}", **fields, "sequence_number": self._number}
         self._number += 1
         return event

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers.cli.serving.utils import CBWorkerDeadError
 
@@ -19,15 +20,23 @@ from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
+from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
 
-__all__ = ["Service"]
+__all__ = ["More", "Service"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5.0
+_LOG_INTERVAL_S = 10.0
+
+More = Callable[[int], None]
+"""Counts a request's sequences beyond the first against the endpoint's limit (`AcceptedRequests`)."""
+
+_Request = TypeVar("_Request", bound=Body)
 
 
 class Service:
@@ -54,7 +63,8 @@ class Service:
         self.metrics = metrics
         self.names = tuple(dict.fromkeys(names))
         self._known = {*names, *unlisted}
-        self._created = self.clock()
+        self._created = int(time.time())
+        self._logged_at = -math.inf  # when ignored fields were named last
         text_config = model.config.get_text_config()
         bounds = (limits.max_model_len, context_length(text_config), engine.capacity)
         self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
@@ -78,10 +88,16 @@ class Service:
                 ", ".join(defaults.ignored),
             )
 
-    @staticmethod
-    def clock() -> int:
-        """Return the Unix time in seconds, for answers. No decision depends on it."""
-        return int(time.time())
+    async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+        """Read a request's body (`PromptPool.read`). Raises ApiError (400, 404, 503)."""
+        request, prompts = await self.prompts.read(cls, body)
+        self.check_name(request.model)
+        now = time.monotonic()
+        if request.ignored and now - self._logged_at >= _LOG_INTERVAL_S:
+            self._logged_at = now
+            named = ignored_header(request.ignored).values()
+            _LOG.warning("unknown fields of a request were ignored: %s", *named)
+        return request, prompts
 
     def check_engine(self) -> None:
         """Raise CBWorkerDeadError (status 503) if the engine has stopped. Called before a body is parsed."""

@@ -79,8 +79,7 @@ class StoredResponses:
 
     def remove(self, name: str) -> None:
         """Forget a response, which ends the history of later ones. Raises ApiError (404)."""
-        if name not in self._turns:
-            raise _unknown(name, 404)
+        self.get(name)
         self._bytes -= self._turns.pop(name).size
 
 

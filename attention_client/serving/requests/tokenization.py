@@ -1,81 +1,54 @@
-"""Handlers of /tokenize and /detokenize in the attention client, in vLLM's form."""
+"""Answers of /tokenize and /detokenize, in vLLM's form, and of Anthropic's /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from attention_client.serving.prompts.anthropic_body import CountRequest
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
-from attention_client.serving.requests.ignored import ignored_header, log_ignored
-from attention_client.serving.requests.service import Service
+from attention_client.serving.requests.ignored import ignored_header
+from attention_client.serving.requests.service import More, Service
 
-__all__ = ["DetokenizeHandler", "TokenizeHandler"]
+__all__ = ["count_tokens", "detokenize", "tokenize"]
 
-_AT_ONCE = 8192  # tokens that are written before other requests have their turn
-
-
-class TokenizeHandler:
-    """Answers with the tokens of a text or of chat messages. Their number is not limited."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
-        """Answer one HTTP request (`Handler.handle_request`). Raises ApiError."""
-        service = self._service
-        request, (found,) = await service.prompts.read(TokenizeRequest, body)
-        service.check_name(request.model)
-        log_ignored(request.ignored)
-        # A list of numbers takes nine times the memory, for as long as the client reads.
-        tokens = array("I", found)
-        del found
-        convert = service.tokenizer.convert_ids_to_tokens if request.return_token_strs else None
-        return StreamingResponse(
-            _answer(tokens, service.max_model_len, convert),
-            media_type="application/json",
-            headers=ignored_header(request.ignored),
-        )
+_AT_ONCE = 8192  # tokens that are written in one step; a thread takes the steps
 
 
-async def _answer(
-    tokens: Sequence[int], max_model_len: int, convert: Any | None
-) -> AsyncIterator[str]:
-    """Write the JSON of an answer in pieces, so that millions of tokens delay no other request."""
-    yield f'{{"count":{len(tokens)},"max_model_len":{max_model_len},"tokens":['
-    async for piece in _items(tokens, None):
-        yield piece
-    yield '],"token_strs":'
-    if convert is None:
-        yield "null}"
-        return
-    yield "["
-    async for piece in _items(tokens, convert):
-        yield piece
-    yield "]}"
+async def tokenize(service: Service, body: bytes, _more: More) -> Response:
+    """Answer with the tokens of a text or of chat messages, which may be millions. Raises ApiError."""
+    request, (found,) = await service.read(TokenizeRequest, body)
+    # A list of numbers takes nine times the memory, for as long as the client reads.
+    tokens = array("I", found)
+    del found
+    texts: Iterable[str] = ["null"]
+    if request.return_token_strs:
+        texts = chain("[", _items(tokens, service.tokenizer.convert_ids_to_tokens), "]")
+    head = f'{{"count":{len(tokens)},"max_model_len":{service.max_model_len},"tokens":['
+    content = chain([head], _items(tokens, list), ['],"token_strs":'], texts, "}")
+    headers = ignored_header(request.ignored)
+    return StreamingResponse(content, headers=headers, media_type="application/json")
 
 
-async def _items(tokens: Sequence[int], convert: Any | None) -> AsyncIterator[str]:
+def _items(tokens: Sequence[int], convert: Any) -> Iterator[str]:
+    """Yield the items of a JSON list in parts, because each part holds the interpreter's lock."""
     for begin in range(0, len(tokens), _AT_ONCE):
-        items = list(tokens[begin : begin + _AT_ONCE])
-        text = json.dumps(items if convert is None else convert(items), separators=(",", ":"))
-        yield f"{',' if begin else ''}{text[1:-1]}"
-        await asyncio.sleep(0)
+        part = json.dumps(convert(list(tokens[begin : begin + _AT_ONCE])), separators=(",", ":"))
+        yield f"{',' if begin else ''}{part[1:-1]}"
 
 
-class DetokenizeHandler:
-    """Answers with the text of tokens."""
+async def detokenize(service: Service, body: bytes, _more: More) -> Response:
+    """Answer with the text of tokens. Raises ApiError."""
+    request, _ = await service.read(DetokenizeRequest, body)
+    return JSONResponse({"prompt": request.text}, headers=ignored_header(request.ignored))
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
 
-    async def handle_request(self, body: bytes, more: Callable[[int], None]) -> Response:
-        """Answer one HTTP request (`Handler.handle_request`). Raises ApiError."""
-        request, _ = await self._service.prompts.read(DetokenizeRequest, body)
-        self._service.check_name(request.model)
-        log_ignored(request.ignored)
-        return JSONResponse({"prompt": request.text}, headers=ignored_header(request.ignored))
+async def count_tokens(service: Service, body: bytes, _more: More) -> Response:
+    """Answer with the number of tokens of chat messages. Raises ApiError."""
+    request, (tokens,) = await service.read(CountRequest, body)
+    return JSONResponse({"input_tokens": len(tokens)}, headers=ignored_header(request.ignored))

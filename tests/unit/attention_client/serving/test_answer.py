@@ -20,7 +20,6 @@ from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.generation import Generation, TextRules
-from attention_client.serving.requests.logprobs import Scored
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
@@ -122,7 +121,7 @@ def test_pieces_have_the_index_of_their_choice_and_an_early_end_leaves_the_engin
         (1, Finish("length")),
     ]
     assert rig.engine.running == {}
-    assert rig.answer.usage == {
+    assert rig.answer.usage() == {
         "prompt_tokens": 2,
         "completion_tokens": 6,
         "total_tokens": 8,
@@ -174,8 +173,8 @@ def test_a_client_that_leaves_ends_all() -> None:
     assert rig.ended("abort") == 4
 
 
-def one(delivery: Delivery, sampling: Sampling | None = None, **rules: Any) -> list[Any]:
-    rig = Rig(1, sampling, **rules)
+def one(delivery: Delivery, rig: Rig | None = None, **rules: Any) -> list[Any]:
+    rig = rig or Rig(1, **rules)
 
     async def script(begun: Any) -> list[Any]:
         task, pieces = begun
@@ -194,20 +193,23 @@ def scores(count: int) -> Scores:
 
 def test_an_echo_goes_before_the_answer() -> None:
     assert one(Delivery(ids("!"), finished=True), echo="Hi") == ["Hi!", Finish("length")]
-    report = Sampling(logprobs=0, prompt_logprobs=True)
+    rig = Rig(1, Sampling(logprobs=0, prompt_logprobs=True), echo="Hi")
     delivery = Delivery(ids("!"), True, scores=scores(1), prompt_scores=scores(2))
-    first, text, finish = one(delivery, report, echo="Hi")
-    assert isinstance(first, Scored)
-    assert first.tokens == ids("Hi!")
-    assert len(first.scores.logprob_T) == 3
-    assert (text, finish) == ("Hi!", Finish("length"))
+    assert one(delivery, rig) == ["Hi!", Finish("length")]
+    scored = rig.answer.generations[0].take_scored()
+    assert scored is not None
+    assert scored.tokens == ids("Hi!")
+    assert len(scored.scores.logprob_T) == 3
 
 
 def test_an_empty_answer_has_no_tokens() -> None:
     delivery = Delivery(ids("!"), True, scores=scores(1), prompt_scores=scores(2))
     assert one(Delivery(ids("!"), finished=True), is_empty=True) == [Finish("length")]
-    first, text, finish = one(delivery, Sampling(logprobs=0), echo="Hi", is_empty=True)
-    assert (first.tokens, text, finish) == (ids("Hi"), "Hi", Finish("length"))
+    rig = Rig(1, Sampling(logprobs=0), echo="Hi", is_empty=True)
+    assert one(delivery, rig) == ["Hi", Finish("length")]
+    scored = rig.answer.generations[0].take_scored()
+    assert scored is not None
+    assert scored.tokens == ids("Hi")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
     *pieces, finish = collect(it)
     assert "".join(pieces) == "héllo"
     assert finish == Finish("stop")
-    assert len(it.prompt) + it.tokens == 3 + len(tokens)
+    assert len(it.prompt) + len(it.ids) == 3 + len(tokens)
     assert engine.cancelled == ["x-1"]  # no effect on a finished request
     stop = {"finished_reason": "stop"}
     assert registry.get_sample_value("eaas_request_success_total", stop) == 1
@@ -107,7 +107,7 @@ def test_text_held_back_is_shown_at_the_end() -> None:
 def test_a_stop_string_ends_the_answer_within_a_delivery() -> None:
     it, engine, _ = generation([Delivery(ids("ab STOP cd"))], stops=("STOP",))
     assert collect(it) == ["ab ", Finish("stop", "STOP")]
-    assert it.tokens == len("ab STOP")
+    assert it.ids == ids("ab STOP")
     assert engine.cancelled == ["x-1"]
 
 
@@ -116,7 +116,7 @@ def test_stop_strings_do_not_match_before_min_tokens(min_tokens: int, text: str)
     it, *_ = generation(one_by_one(ids("a;;b;;c")), stops=(";;",), min_tokens=min_tokens)
     *pieces, _ = collect(it)
     assert "".join(pieces) == text
-    assert it.tokens > min_tokens
+    assert len(it.ids) > min_tokens
 
 
 def test_parts_of_an_answer() -> None:

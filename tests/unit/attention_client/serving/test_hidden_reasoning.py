@@ -1,45 +1,61 @@
-"""`include_reasoning: false`: the reasoning is not delivered, whole or streamed."""
+"""Reasoning that a request does not want is not delivered, whole or streamed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from attention_client.serving.families.pieces import Finish, Reasoning
-from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.families.family import Family
+from attention_client.serving.families.markup import Markup
+from attention_client.serving.generation.defaults import Defaults
+from attention_client.serving.generation.engine import Delivery, Work
+from attention_client.serving.generation.sampling import GREEDY
+from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.chat import ChatHandler
+from attention_client.serving.requests.handler import Handler
+from attention_client.serving.requests.messages import MessagesHandler
+from byte_tokenizer import byte_tokenizer
+
+TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
 
 
-class Answer:
-    """An answer that reasons first."""
+class Service(SimpleNamespace):
+    """A model that answers each request with a thought and a word."""
 
-    id, usage = "a", {}
+    tokenizer, token_texts, grammars = TOKENIZER, None, None
+    name, max_sequences, max_model_len = "tiny", 1, 99
+    defaults = Defaults(GREEDY, None, (256,), ())
 
-    def __len__(self) -> int:
-        return 1
+    def __init__(self) -> None:
+        self.engine = SimpleNamespace(submit=self.submit, cancel=lambda _: None)
+        self.metrics = ServeMetrics(CollectorRegistry())
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
-        for piece in (Reasoning("Hm"), Reasoning("."), "Paris", Finish("stop")):
-            yield 0, piece
+    def markup(self, **_: Any) -> Markup:
+        return Markup(Family.of(TOKENIZER, "hermes"), TOKENIZER)
+
+    def check_engine(self) -> None:
+        pass
+
+    async def read(self, cls: Any, body: bytes) -> Any:
+        return cls.read(json.loads(body)), [[1]]
+
+    def submit(self, _work: Work, deliver: Callable[[Delivery], None]) -> None:
+        tokens = TOKENIZER("<think>Hm.</think>Paris")["input_ids"]
+        deliver(Delivery([*tokens, 256], finished=True))
 
 
-class Handler(ChatHandler):
-    """Answers each request with `Answer`."""
-
-    async def answer(self, body: bytes) -> Any:
-        return ChatRequest.read(json.loads(body)), Answer()
-
-
-def ask(**fields: Any) -> str:
+def ask(cls: type[Handler], **fields: Any) -> str:
     async def answered() -> str:
-        body = {"messages": [{"role": "user", "content": "a"}]} | fields
-        service: Any = SimpleNamespace(clock=lambda: 0, name="tiny", token_texts=None)
-        response = await Handler(service).handle_request(json.dumps(body).encode(), lambda _: None)
+        messages = [{"role": "user", "content": "a"}]
+        body = {"max_tokens": 90, "messages": messages, **fields}
+        service: Any = Service()
+        response = await cls(service).handle_request(json.dumps(body).encode(), lambda _: None)
         if not fields.get("stream"):
             return bytes(response.body).decode()
         return "".join([str(part) async for part in response.body_iterator])  # type: ignore[attr-defined]
@@ -48,9 +64,17 @@ def ask(**fields: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_is_not_delivered(stream: bool) -> None:
-    assert '"reasoning_content":"Hm' in ask(stream=stream)
-    hidden = ask(stream=stream, include_reasoning=False)
-    assert "reasoning" not in hidden
-    assert '"content":"Paris"' in hidden
-    assert '"finish_reason":"stop"' in hidden
+@pytest.mark.parametrize(
+    ("cls", "hides"),
+    [
+        (ChatHandler, {"include_reasoning": False}),
+        (MessagesHandler, {"thinking": {"type": "disabled"}}),
+        (MessagesHandler, {"thinking": {"type": "adaptive", "display": "omitted"}}),
+    ],
+)
+def test_reasoning_is_not_delivered(cls: type[Handler], hides: Any, stream: bool) -> None:
+    assert "Hm." in ask(cls, stream=stream)
+    hidden = ask(cls, stream=stream, **hides)
+    assert "Hm." not in hidden
+    assert "Paris" in hidden
+    assert ('"finish_reason":"stop"' if cls is ChatHandler else '"end_turn"') in hidden

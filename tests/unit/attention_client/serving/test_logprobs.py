@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from attention_client.serving.generation.scores import Scores, score
-from attention_client.serving.requests.logprobs import ChatLogprobs, CompletionLogprobs, Scored
+from attention_client.serving.requests.logprobs import CompletionLogprobs, Scored, chat_logprobs
 from attention_client.serving.requests.token_texts import TokenTexts
 from byte_tokenizer import byte_tokenizer
 
@@ -47,9 +48,9 @@ def test_bytes_and_offsets_add_up_to_the_text(text: str) -> None:
     tokens = TOKENIZER(text)["input_ids"]
     if not tokens:
         return
-    records = ChatLogprobs(TEXTS).convert(scored(tokens))["content"]
+    records = chat_logprobs(TEXTS, scored(tokens))["content"]
     assert bytes(byte for record in records for byte in record["bytes"]).decode() == text
-    form = CompletionLogprobs(TEXTS, skips_special=True).convert(scored(tokens))
+    form = CompletionLogprobs(TEXTS, skips_special=True)(scored(tokens))
     offsets = form["text_offset"]
     assert offsets == sorted(offsets)
     assert offsets[0] == 0
@@ -67,24 +68,22 @@ def test_a_form_does_not_depend_on_the_parts(tokens: list[int], data: st.DataObj
         for begin, end in ((0, cut), (cut, len(tokens)))
     ]
     for make in (
-        lambda: ChatLogprobs(TEXTS),
+        lambda: partial(chat_logprobs, TEXTS),
         lambda: CompletionLogprobs(TEXTS, skips_special=False),
     ):
-        expected: Any = make().convert(whole)
+        expected: Any = make()(whole)
         form = make()
-        first, second = [form.convert(part) for part in parts]
+        first, second = [form(part) for part in parts]
         for name, values in expected.items():
             if values is not None:
                 assert first[name] + second[name] == values
-        assert make().convert(Scored.joined(parts)) == expected
+        assert make()(Scored.joined(parts)) == expected
         assert json.loads(json.dumps(expected, allow_nan=False)) == expected
 
 
 def test_the_first_token_of_a_prompt_has_no_score() -> None:
     first = Scored([65], Scores.none(2))
-    form = CompletionLogprobs(TEXTS, skips_special=True).convert(
-        Scored.joined([first, scored([66])])
-    )
+    form = CompletionLogprobs(TEXTS, skips_special=True)(Scored.joined([first, scored([66])]))
     assert form["token_logprobs"][0] is form["top_logprobs"][0] is None
     assert form["token_logprobs"][1] < 0
 
@@ -92,8 +91,8 @@ def test_the_first_token_of_a_prompt_has_no_score() -> None:
 def test_impossible_tokens_have_a_number() -> None:
     logits_TV = torch.tensor([[0.0, -torch.inf, -torch.inf]])
     found = Scored([1], score(logits_TV, torch.tensor([1]), 2))
-    assert ChatLogprobs(TEXTS).convert(found)["content"][0]["logprob"] == -9999.0
-    form = CompletionLogprobs(TEXTS, skips_special=True).convert(found)
+    assert chat_logprobs(TEXTS, found)["content"][0]["logprob"] == -9999.0
+    form = CompletionLogprobs(TEXTS, skips_special=True)(found)
     assert form["token_logprobs"] == [-9999.0]
     assert max(form["top_logprobs"][0].values()) == 0.0
 
@@ -103,7 +102,7 @@ def test_of_tokens_with_one_text_the_likeliest_counts() -> None:
     logits_TV = torch.full((1, VOCABULARY), -50.0)
     logits_TV[0, broken] = torch.tensor([1.0, 2.0])
     found = Scored([broken[0]], score(logits_TV, torch.tensor([broken[0]]), 2))
-    form = CompletionLogprobs(TEXTS, skips_special=True).convert(found)
+    form = CompletionLogprobs(TEXTS, skips_special=True)(found)
     assert list(form["top_logprobs"][0]) == ["\ufffd"]
     assert form["top_logprobs"][0]["\ufffd"] > form["token_logprobs"][0]
 

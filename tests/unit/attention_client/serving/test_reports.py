@@ -24,7 +24,7 @@ COUNTS = {
     "total_tokens": 12,
     "completion_tokens_details": {"reasoning_tokens": 2},
 }
-ANSWER: Any = SimpleNamespace(id="x-1", usage=COUNTS)
+ANSWER: Any = SimpleNamespace(id="x-1", created=0, usage=lambda: COUNTS)
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
 values = st.one_of(texts, st.integers(-9, 9), st.none(), st.lists(texts, max_size=2))
@@ -52,7 +52,7 @@ def messages_report(**fields: Any) -> MessagesReport:
 
 def responses_report(**fields: Any) -> ResponsesReport:
     request = ResponsesRequest.read({"input": "hi", "tools": TOOLS} | fields)
-    return ResponsesReport(request, {}, ANSWER)
+    return ResponsesReport(request, ANSWER, "tiny")
 
 
 def events(report: Report, given: list[Any]) -> list[dict[str, Any]]:
@@ -159,16 +159,6 @@ def test_an_answer_that_ends_with_the_context() -> None:
     report = messages_report(max_tokens=1000)
     events(report, ["a", Finish("length")])
     assert report.whole["stop_reason"] == "model_context_window_exceeded"
-
-
-@pytest.mark.parametrize(
-    "thinking", [{"type": "disabled"}, {"type": "adaptive", "display": "omitted"}]
-)
-def test_thinking_that_is_not_asked_for(thinking: Any) -> None:
-    report = messages_report(thinking=thinking)
-    found = events(report, [Reasoning("Hm."), "Paris", Finish("stop")])
-    assert report.whole["content"] == [{"type": "text", "text": "Paris"}]
-    assert "Hm." not in json.dumps(found)
 
 
 def test_reasoning_comes_back_sealed() -> None:

@@ -27,8 +27,7 @@ ASKED = {
 def test_vllm_names_have_the_same_values() -> None:
     registry = CollectorRegistry()
     metrics = ServeMetrics(registry)
-    metrics.watch(lambda: 3, lambda: 5, lambda: 0.25, lambda: True)
-    metrics.show_as_vllm("demo")
+    metrics.watch(lambda: 3, lambda: 5, lambda: 0.25, lambda: True, None, "demo")
     metrics.requests.labels("stop").inc(7)
     metrics.time_to_first_token.observe(0.03)
     metrics.http_requests.labels("/v1/models", "200").inc()

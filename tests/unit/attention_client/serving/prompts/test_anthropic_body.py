@@ -163,7 +163,7 @@ def test_thinking(thinking: Any, switch: bool | None, shown: bool) -> None:
     kwargs = request.chat_template_kwargs or {}
     assert kwargs.get("enable_thinking") is switch
     assert kwargs.get("thinking") is switch
-    assert request.shows_thinking is shown
+    assert (request.include_reasoning is not False) is shown
 
 
 def test_what_claude_code_sends_is_accepted() -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP
-from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import parse
-from attention_client.serving.requests.chat_form import chat_form
+from attention_client.serving.requests.form import chat_form
 from family_answers import family_tokenizer, merged, pieces_of
 from guided import compiled, random_answer
 
@@ -75,15 +74,14 @@ def answers(compilers: Callable[[Any], GrammarCompiler], as_tokens: bool) -> Cal
         tokenizer, markup = family_tokenizer(family, as_tokens=as_tokens)
         request = asked(fields, opening)
         form = chat_form(request, markup)
-        assert form is not None
+        assert form.source is not None
         grammar = compiled(compilers(tokenizer), form.source, form.field)
         found = []
         for seed in range(12):
             tokens = random_answer(grammar, len(tokenizer), seed, most=3000)
             if tokens is None:
                 continue  # it reasons for ever
-            reader = AnswerReader(markup, **{"opening": opening} | form.reading)
-            found.append(merged(pieces_of(reader, tokenizer, markup, tokens)))
+            found.append(merged(pieces_of(form.reader(), tokenizer, markup, tokens)))
         assert len(found) > 5
         return found
 
@@ -127,7 +125,7 @@ def test_reasoning_ends_before_the_answer(
 ) -> None:
     tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
     form = chat_form(asked({"response_format": FORM}, opening), markup)
-    assert form is not None
+    assert form.source is not None
     guide = compiled(compilers(tokenizer), form.source, form.field).guide(0, 0)
     allowed = guide.allowed([])
     for token in tokenizer(text)["input_ids"]:
@@ -180,7 +178,7 @@ def test_json_or_calls_where_both_are_allowed(answers: Callable[..., Any]) -> No
 
 def test_a_model_without_a_family_answers_with_json() -> None:
     form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), NO_MARKUP)
-    assert form is not None
+    assert form.source is not None
     text = form.source(json.dumps).parts[0].text
     assert text.startswith('start: "[" call (", " call)* "]"\n')
 
@@ -215,11 +213,10 @@ def test_a_forced_call_that_is_cut_off_has_the_part_that_was_written(
     arguments = '{"x": "a</tool_call>b"}'
     whole = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), markup)
-    assert form is not None
-    reader = AnswerReader(markup, **form.reading)
+    assert form.source is not None
     tokens = tokenizer(whole)["input_ids"][:cut]
     written = tokenizer.decode(tokens)
-    found = merged(pieces_of(reader, tokenizer, markup, tokens))
+    found = merged(pieces_of(form.reader(), tokenizer, markup, tokens))
     _, begun, rest = written.partition('"arguments": ')
     if begun and rest:
         assert found == {

@@ -1,0 +1,83 @@
+"""The settings of a request's sequences: the fields of its body, or the model's defaults for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from attention_client.serving.errors import ApiError
+from attention_client.serving.generation.defaults import Defaults
+from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.grammars.guide import Grammar
+from attention_client.serving.prompts.bodies import GenerationRequest
+
+__all__ = ["check_size", "sampling_of"]
+
+_GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
+_MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each of its choices
+_MOST_LOGPROBS = 2**20  # of one request
+_CUTS = {"top_p", "top_k", "min_p"}
+_SAME_NAMES = _CUTS | {
+    "temperature",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+}
+
+
+def check_size(
+    request: GenerationRequest, lengths: list[int], budgets: list[int], scored: int, most: int
+) -> None:
+    """Refuse too many sequences, prompt tokens or log-probabilities. Raises ApiError (400).
+
+    Args:
+        request: The request.
+        lengths: Tokens of each prompt.
+        budgets: Most tokens of an answer to each prompt.
+        scored: Tokens of the prompts whose log-probabilities each answer has.
+        most: Most sequences.
+    """
+    times, field = request.choices_per_prompt, "n" if len(lengths) == 1 else "prompt"
+    sequences, tokens = len(lengths) * times, sum(lengths) * times
+    if sequences > most:
+        reason = f"asks for {sequences} sequences; the limit is {most}."
+        raise ApiError.invalid(field, f"'{field}': {reason}")
+    if sequences > 1 and tokens > _MOST_PROMPT_TOKENS:
+        reason = f"have {tokens} tokens; the limit is {_MOST_PROMPT_TOKENS}."
+        raise ApiError.invalid(field, f"'{field}': the prompts of all sequences {reason}")
+    least = request.min_tokens or 0
+    if least > min(budgets):
+        reason = f"min_tokens ({least}) is larger than max_tokens ({min(budgets)})."
+        raise ApiError.invalid("min_tokens", reason)
+    likeliest = -1 if request.likeliest is None else request.likeliest
+    logprobs = (sum(budgets) + scored) * times * (likeliest + 1)
+    if logprobs > _MOST_LOGPROBS:
+        reason = f"up to {logprobs} log-probabilities; the limit is {_MOST_LOGPROBS}."
+        remedy = "Ask for fewer tokens, sequences or likeliest tokens."
+        raise ApiError.invalid("logprobs", f"'logprobs': {reason} {remedy}")
+
+
+def sampling_of(
+    request: GenerationRequest, defaults: Defaults, tokenizer: Any, grammar: Grammar | None
+) -> Sampling:
+    """Return the settings that all sequences of a request have."""
+    given = {name: getattr(request, name) for name in _SAME_NAMES}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.keys() & _CUTS and not defaults.sampling.temperature:
+        given = {"temperature": 1.0} | given
+    sampling = replace(defaults.sampling, **given)
+    # Bad words at a text's start and after a space.
+    words = [word.lstrip() or word for word in request.bad_words or ()]
+    texts = [text for word in words for text in (word, f" {word}")]
+    found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return replace(
+        sampling,
+        temperature=sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0,
+        top_k=max(sampling.top_k, 0),
+        end_tokens=(*defaults.end_tokens, *(request.stop_token_ids or ())),
+        logit_bias=tuple(request.biased_tokens.items()),
+        logprobs=request.likeliest,
+        grammar=grammar,
+        allowed_tokens=tuple(request.allowed_token_ids) if request.allowed_token_ids else None,
+        bad_words=tuple(tuple(tokens) for tokens in found if tokens),
+    )
