@@ -125,7 +125,6 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         engine.start()
-        service.grammars.prepare()
         yield
         service.shutdown()
 

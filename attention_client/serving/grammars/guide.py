@@ -6,6 +6,7 @@ Shapes: B rows (requests with a new token), V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,26 +19,22 @@ from attention_client.serving.api_error import ApiError
 __all__ = ["Grammar", "Guide", "restrict"]
 
 
+@dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar, which any number of sequences may follow. It never changes.
+    """A compiled grammar, which any number of sequences may follow.
 
-    Args:
-        matcher: llguidance's matcher before the first token.
+    Attributes:
+        start: llguidance's matcher before the first token; copied for each sequence.
         end_tokens: The tokens that end an answer.
         field: The field of the request that asks for the grammar, for errors.
     """
 
-    def __init__(self, matcher: LLMatcher, end_tokens: Sequence[int], field: str) -> None:
-        self._matcher = matcher
-        self.end_tokens = tuple(end_tokens)
-        self.field = field
+    start: LLMatcher
+    end_tokens: tuple[int, ...]
+    field: str
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Grammar:
         return self
-
-    def matcher(self) -> LLMatcher:
-        """Return a matcher before the first token."""
-        return self._matcher.deep_copy()
 
     def guide(self, prompt_length: int, min_length: int, stop_tokens: Sequence[int] = ()) -> Guide:
         """Return the position of a sequence that has no answer yet (`Guide`)."""
@@ -90,7 +87,7 @@ class Guide:
             ApiError: The grammar exceeds a limit (400).
         """
         if self._matcher is None:
-            self._matcher = self._grammar.matcher()
+            self._matcher = self._grammar.start.deep_copy()
         matcher = self._matcher
         if new_tokens:
             matcher.consume_tokens(list(new_tokens))

@@ -178,11 +178,6 @@ class GenerationRequest(Body, ConstraintFields):
         return False
 
     @property
-    def bans_tokens(self) -> bool:
-        """Whether some tokens may not follow in the answer, whatever its text."""
-        return bool(self.allowed_token_ids or self.bad_words)
-
-    @property
     def biased_tokens(self) -> dict[int, float]:
         """What is added to the logits of tokens, by token id."""
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}

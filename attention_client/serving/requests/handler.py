@@ -143,10 +143,7 @@ class Handler:
         log_ignored(request.ignored)
         self._check_size(request, prompts)
         form = self.form(request)
-        grammar = None
-        if form is not None:
-            bans = request.bans_tokens
-            grammar = await service.grammars.compile(form.field, form.source, bans=bans)
+        grammar = form and await service.grammars.compile(form.field, form.source)
         limits = self._limits(request, grammar)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []

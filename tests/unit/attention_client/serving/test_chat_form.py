@@ -181,7 +181,7 @@ def test_json_or_calls_where_both_are_allowed(answers: Callable[..., Any]) -> No
 def test_a_model_without_a_family_answers_with_json() -> None:
     form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), NO_MARKUP)
     assert form is not None
-    text = form.source(json.dumps).parts[0].text
+    text = form.source(json.dumps)[0].text
     assert text.startswith('start: "[" call (", " call)* "]"\n')
 
 

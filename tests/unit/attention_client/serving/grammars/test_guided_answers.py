@@ -134,7 +134,7 @@ def test_json_has_the_white_space_of_usual_printers(compiler: GrammarCompiler) -
     grammar = compiled(compiler, part("json", "{}"))
 
     def follows(text: str) -> bool:
-        tokens, matcher = TOKENIZER(text)["input_ids"], grammar.matcher()
+        tokens, matcher = TOKENIZER(text)["input_ids"], grammar.start.deep_copy()
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     value = {"a": [1, {"b": [{"c": None}], "d": {}}], "e": "  \n\n"}
