@@ -17,6 +17,8 @@ __all__ = ["Access"]
 
 # Health checks and Prometheus send no key.
 _OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
+# The second is of Anthropic's clients, some of which send both.
+_SHOWN = (b"authorization", b"x-api-key")
 
 # The same answer for a wrong key and for no key.
 _UNKNOWN = ApiError(
@@ -54,15 +56,13 @@ class Access:
     def _is_authorised(self, scope: Scope) -> bool:
         if self._keys is None or scope["path"] in _OPEN_PATHS:
             return True
-        shown: dict[bytes, list[bytes]] = {name: [] for name in (b"authorization", b"x-api-key")}
-        for name, value in scope["headers"]:
-            shown.get(name, []).append(value)
-        headers = shown[b"authorization"]
+        headers, keys = (
+            [value for key, value in scope["headers"] if key == name] for name in _SHOWN
+        )
         if is_page_path(scope["path"]):
             # Only the page accepts a password, because a browser sends a stored password automatically, even
             # if another page triggers the request.
             headers = [_as_bearer(header) for header in headers]
-        keys = shown[b"x-api-key"]  # of Anthropic's clients, some of which send both
         if len(headers) > 1 or len(keys) > 1:
             return False
         return any(map(self._keys.allow, [*headers, *(b"Bearer " + key for key in keys)]))

@@ -1,4 +1,4 @@
-"""Limits of the HTTP endpoint on concurrent generations and on the memory of request bodies."""
+"""Limits of the HTTP endpoint on what all its requests take together: sequences, memory."""
 
 from __future__ import annotations
 
@@ -7,76 +7,37 @@ from contextlib import contextmanager
 
 from attention_client.serving.api_error import ApiError
 
-__all__ = ["AcceptedRequests", "BodyMemory"]
+__all__ = ["Quota"]
 
 
-class AcceptedRequests:
-    """Counts the sequences that the requests of API and page generate, up to a limit. For one event loop."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._count = 0
-
-    @contextmanager
-    def accept(self) -> Iterator[Callable[[int], None]]:
-        """Count one sequence until the block, its request's answer, ends. Raises ApiError (429) at the limit.
-
-        Yields a function that counts this many further sequences of the same request; it raises, too.
-        """
-        held = 0
-
-        def add(sequences: int) -> None:
-            nonlocal held
-            if self._count + sequences > self._most:
-                raise ApiError(
-                    429,
-                    f"{self._most} requests are already running or waiting. Try again later.",
-                    code="overloaded",
-                )
-            self._count += sequences
-            held += sequences
-
-        try:
-            add(1)
-            yield add
-        finally:
-            self._count -= held
-
-
-class BodyMemory:
-    """Counts the bytes of large request bodies, from arrival to answer, up to a limit. For one event loop.
+class Quota:
+    """An amount that requests share, for one event loop.
 
     Args:
-        most_bytes: The most bytes of all bodies together.
-        free_bytes: The first bytes of each body, not counted, so that small requests pass at the limit.
+        most: The amount.
+        refusal: Message to a client whose request needs more than is left.
     """
 
-    def __init__(self, most_bytes: int, free_bytes: int) -> None:
-        self._most = most_bytes
-        self._free = free_bytes
-        self._held = 0
+    def __init__(self, most: int, refusal: str) -> None:
+        self._left = most
+        self._refusal = refusal
 
     @contextmanager
-    def body(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves memory for a body of this length; the end of the block frees it.
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that takes so much for one request; the end of the block gives all back.
 
-        The function raises ApiError (429) at the limit.
+        The function raises ApiError (429) if less is left.
         """
         held = 0
 
-        def grow(length: int) -> None:
+        def take(amount: int) -> None:
             nonlocal held
-            more = max(0, length - self._free - held)
-            if self._held + more > self._most:
-                raise ApiError(
-                    429,
-                    "Too many large requests are being read. Try again later.",
-                    code="overloaded",
-                )
-            self._held += more
-            held += more
+            if amount > self._left:
+                raise ApiError(429, self._refusal, code="overloaded")
+            self._left -= amount
+            held += amount
 
         try:
-            yield grow
+            yield take
         finally:
-            self._held -= held
+            self._left += held
