@@ -110,12 +110,6 @@ class NamedSchema(_Fields):
     definition: Annotated[JsonSchema, Field(alias="schema")]
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _schema_is_there(self) -> NamedSchema:
-        if self.definition is None:
-            raise ValueError("schema is missing")
-        return self
-
 
 class ResponseFormat(_Fields):
     """OpenAI's form of a constraint."""
@@ -127,11 +121,12 @@ class ResponseFormat(_Fields):
 
     @model_validator(mode="after")
     def _one_schema(self) -> ResponseFormat:
-        given = (self.json_schema is not None) + (self.definition is not None)
+        named = self.json_schema and self.json_schema.definition
+        given = [each for each in (self.definition, named) if each is not None]
         fits = {
             "text": not given,
             "json_object": self.json_schema is None,
-            "json_schema": given == 1,
+            "json_schema": len(given) == 1,
         }
         if not fits[self.type]:
             raise ValueError("type json_schema and a schema need each other")
@@ -154,13 +149,6 @@ class StructuredOutputs(_Fields):
     disable_any_whitespace: Literal[False] | None = None
     structural_tag: None = None
     whitespace_pattern: None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> StructuredOutputs:
-        kinds = (self.definition, self.regex, self.choice, self.grammar, self.json_object or None)
-        if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("needs exactly one of json, regex, choice, grammar and json_object")
-        return self
 
 
 class ConstraintFields(BaseModel):
@@ -186,6 +174,10 @@ class ConstraintFields(BaseModel):
         if len(found) > 1:
             raise FieldError(
                 found[1].field, f"and {found[0].field} exclude each other: use only one"
+            )
+        if self.structured_outputs is not None and not found:
+            raise FieldError(
+                "structured_outputs", "needs one of json, regex, choice, grammar and json_object"
             )
         for each in found:
             size = len(each.part.text.encode())

@@ -19,7 +19,7 @@ from attention_client.serving.api_error import ApiError
 __all__ = ["Grammar", "Guide", "restrict"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grammar:
     """A compiled grammar, which any number of sequences may follow.
 
@@ -35,10 +35,6 @@ class Grammar:
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Grammar:
         return self
-
-    def guide(self, prompt_length: int, min_length: int, stop_tokens: Sequence[int] = ()) -> Guide:
-        """Return the position of a sequence that has no answer yet (`Guide`)."""
-        return Guide(self, prompt_length, min_length, stop_tokens)
 
 
 class Guide:
@@ -59,18 +55,19 @@ class Guide:
         self,
         grammar: Grammar,
         prompt_length: int,
-        min_length: int,
-        stop_tokens: Sequence[int] = (),
+        min_length: int = 0,
+        stop_tokens: tuple[int, ...] = (),
     ) -> None:
+        self._given = (grammar, prompt_length, min_length, stop_tokens)
         self._grammar = grammar
         self._prompt_length = prompt_length
         self._min_length = min_length
-        self._stop_tokens = tuple(stop_tokens)
-        self._matcher: LLMatcher | None = None
+        self._ends = [*grammar.end_tokens, *stop_tokens]
+        self._matcher = grammar.start.deep_copy()
         self._seen = 0  # tokens of the answer that the matcher has read
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Guide:
-        return Guide(self._grammar, self._prompt_length, self._min_length, self._stop_tokens)
+        return Guide(*self._given)
 
     @property
     def next(self) -> int:
@@ -86,8 +83,6 @@ class Guide:
         Raises:
             ApiError: The grammar exceeds a limit (400).
         """
-        if self._matcher is None:
-            self._matcher = self._grammar.start.deep_copy()
         matcher = self._matcher
         if new_tokens:
             matcher.consume_tokens(list(new_tokens))
@@ -100,7 +95,7 @@ class Guide:
         allowed = np.unpackbits(bits, bitorder="little").astype(bool)
         if self.next < self._min_length:
             longer = allowed.copy()
-            longer[[*self._grammar.end_tokens, *self._stop_tokens]] = False
+            longer[self._ends] = False
             if longer.any():
                 return longer
         return allowed

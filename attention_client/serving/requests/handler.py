@@ -143,7 +143,9 @@ class Handler:
         log_ignored(request.ignored)
         self._check_size(request, prompts)
         form = self.form(request)
-        grammar = form and await service.grammars.compile(form.field, form.source)
+        grammar = None
+        if form is not None:
+            grammar = await service.grammars.compile(form.field, form.source)
         limits = self._limits(request, grammar)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []

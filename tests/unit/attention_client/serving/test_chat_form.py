@@ -12,6 +12,7 @@ from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP
 from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.grammars.compiler import GrammarCompiler
+from attention_client.serving.grammars.guide import Guide
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.requests.chat_form import chat_form
@@ -128,7 +129,7 @@ def test_reasoning_ends_before_the_answer(
     tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
     form = chat_form(asked({"response_format": FORM}, opening), markup)
     assert form is not None
-    guide = compiled(compilers(tokenizer), form.source, form.field).guide(0, 0)
+    guide = Guide(compiled(compilers(tokenizer), form.source, form.field), 0)
     allowed = guide.allowed([])
     for token in tokenizer(text)["input_ids"]:
         if not allowed[token]:
