@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.access import Access
+from attention_client.serving.access import Access, LoopbackHosts
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
@@ -24,7 +24,6 @@ from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
-from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.metrics.scheduler import SchedulerMetrics

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from attention_client.serving.access import LoopbackHosts
 from attention_client.serving.dashboard.mount import is_page_path
-from attention_client.serving.hosts import LoopbackHosts
 
 __all__ = ["Cors"]
 

@@ -30,10 +30,6 @@ _CLIENT_GONE = 499  # nginx's code; for the metrics only
 _REQUEST_ID = "x-request-id"  # repeated in each answer
 
 
-class _ClientGoneError(Exception):
-    """The client closed its connection before the request's body was complete."""
-
-
 class RequestGuard:
     """ASGI middleware: checks each request before the application; cancels work whose client leaves.
 
@@ -107,15 +103,15 @@ class RequestGuard:
         try:
             with ExitStack() as stack:
                 take_bytes = stack.enter_context(self._memory.share())
-                unread = [await self._read(scope, receive, take_bytes)]
+                body = await self._read(scope, receive, take_bytes)
+                if body is None:
+                    return
                 if scope["path"] in self._bodies:
                     scope[MORE_SEQUENCES] = stack.enter_context(self._sequences.share())
                     scope[MORE_SEQUENCES](1)
-                await self._serve(scope, unread, receive, send)
+                await self._serve(scope, [body], receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-        except _ClientGoneError:
-            return
 
     async def _serve(self, scope: Scope, unread: list[bytes], receive: Receive, send: Send) -> None:
         """Let the application answer; cancel it if the client leaves. `unread` holds the body."""
@@ -145,10 +141,12 @@ class RequestGuard:
         finally:
             watcher.cancel()
 
-    async def _read(self, scope: Scope, receive: Receive, take: Callable[[int], None]) -> bytes:
-        """Read a request's whole body within the limits of size, time and memory.
+    async def _read(
+        self, scope: Scope, receive: Receive, take: Callable[[int], None]
+    ) -> bytes | None:
+        """Read a request's whole body within the limits of size, time and memory; None: its client left.
 
-        Raises ApiError (408, 413, 415, 429), _ClientGoneError.
+        Raises ApiError (408, 413, 415, 429).
         """
         headers = Headers(scope=scope)
         encoding = headers.get("content-encoding", "identity").strip().lower()
@@ -170,7 +168,7 @@ class RequestGuard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _ClientGoneError
+                        return None
                     piece = message.get("body", b"")
                     body += piece
                     self._read_bytes += len(piece)
