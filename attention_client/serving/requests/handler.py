@@ -79,7 +79,7 @@ class Handler:
 
         Args:
             body: The request's body.
-            more: Counts the sequences beyond the first against the endpoint's limit (`AcceptedRequests`).
+            more: Counts the sequences beyond the first against the endpoint's limit (`Quota`).
         """
         request, answer = await self.answer(body)
         del body  # may be megabytes

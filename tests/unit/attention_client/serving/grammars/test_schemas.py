@@ -52,6 +52,11 @@ DISCRIMINATED = {
         record(a={"anyOf": [LOOK_AHEAD, DIGIT]}, b={"$ref": "#/properties/a"}),
         # A reference to the whole is an alternative that stays.
         record(next={"anyOf": [{"$ref": "#"}, {"type": "null"}]}, a={"anyOf": [LOOK_AHEAD, DIGIT]}),
+        # The same one twice.
+        {
+            "$defs": {"wrong": {"not": DIGIT}},
+            **record(**{key: {"anyOf": [{"$ref": "#/$defs/wrong"}, DIGIT]} for key in "ab"}),
+        },
         record(color={"type": "string", "format": "color", "maxLength": 3}),
         record(format={"type": "string", "format": "uint8", "pattern": "^[a-c]$"}),
         record(anyOf={"type": "array", "maxItems": 2, "items": {"anyOf": [LOOK_AHEAD, DIGIT]}}),
