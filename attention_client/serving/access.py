@@ -1,22 +1,33 @@
-"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys."""
+"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys.
+
+On loopback, Host and Origin defend against web pages in local browsers. A page can send requests to the
+browser's own machine. With DNS rebinding (the page's name resolves to 127.0.0.1 after the page has loaded) it
+can also read the answers; then the Host header holds the page's name. Without rebinding the Origin header
+holds it.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
+import re
+from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.mount import is_page_path
-from attention_client.serving.hosts import LoopbackHosts
 from eaas.net.api_keys import ApiKeys
 
-__all__ = ["Access"]
+__all__ = ["Access", "LoopbackHosts"]
 
 # Health checks and Prometheus send no key.
 _OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
+# The second is of Anthropic's clients, some of which send both.
+_SHOWN = (b"authorization", b"x-api-key")
 
 # The same answer for a wrong key and for no key.
 _UNKNOWN = ApiError(
@@ -24,6 +35,59 @@ _UNKNOWN = ApiError(
     "No valid API key: show one of this endpoint's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
     code="invalid_api_key",
 )
+_HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@\[\]\s]+)(:[0-9]*)?")
+# These methods change nothing, and a page cannot read the answers without CORS headers.
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class LoopbackHosts:
+    """Checks requests for allowed hosts: localhost, loopback addresses and the configured names.
+
+    Args:
+        allowed: The configured names, without a port.
+    """
+
+    def __init__(self, allowed: Collection[str] = ()) -> None:
+        self._allowed = {_plain(name) for name in allowed}
+
+    def check(self, scope: Scope) -> ApiError | None:
+        """Return the refusal of a request that names another host; None: the request may pass.
+
+        Args:
+            scope: The ASGI scope of an HTTP request.
+        """
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value.decode("latin-1")
+                found = _HOST_PORT.fullmatch(host)
+                # HTTP/1.0 clients may send no Host; browsers always do.
+                if host and (found is None or not self._knows(found[1])):
+                    return _refusal("Host", host)
+            elif name == b"origin" and scope["method"] not in _SAFE_METHODS:
+                origin = value.decode("latin-1")
+                if not self._knows_origin(origin):
+                    return _refusal("Origin", origin)
+        return None
+
+    def _knows(self, host: str) -> bool:
+        host = _plain(host)
+        if host == "localhost" or host.endswith(".localhost") or host in self._allowed:
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def _knows_origin(self, origin: str) -> bool:
+        try:
+            parts = urlsplit(origin)
+            host = parts.hostname
+        except ValueError:
+            return False
+        if parts.scheme in ("http", "https"):
+            return host is not None and self._knows(host)
+        # Extensions and desktop applications use their own schemes; pages use http, https or "null".
+        return bool(parts.scheme)
 
 
 class Access:
@@ -54,15 +118,13 @@ class Access:
     def _is_authorised(self, scope: Scope) -> bool:
         if self._keys is None or scope["path"] in _OPEN_PATHS:
             return True
-        shown: dict[bytes, list[bytes]] = {name: [] for name in (b"authorization", b"x-api-key")}
-        for name, value in scope["headers"]:
-            shown.get(name, []).append(value)
-        headers = shown[b"authorization"]
+        headers, keys = (
+            [value for key, value in scope["headers"] if key == name] for name in _SHOWN
+        )
         if is_page_path(scope["path"]):
             # Only the page accepts a password, because a browser sends a stored password automatically, even
             # if another page triggers the request.
             headers = [_as_bearer(header) for header in headers]
-        keys = shown[b"x-api-key"]  # of Anthropic's clients, some of which send both
         if len(headers) > 1 or len(keys) > 1:
             return False
         return any(map(self._keys.allow, [*headers, *(b"Bearer " + key for key in keys)]))
@@ -89,3 +151,16 @@ def _as_bearer(header: bytes) -> bytes:
     except binascii.Error:
         return b""
     return b"Bearer " + password
+
+
+def _plain(host: str) -> str:
+    return host.removeprefix("[").removesuffix("]").removesuffix(".").lower()
+
+
+def _refusal(header: str, value: str) -> ApiError:
+    return ApiError(
+        403,
+        f"The {header} header names {value[:100]!r}, but this endpoint serves only its own machine. Use "
+        "http://localhost, or add the name to attention_client.allowed_hosts.",
+        code="host_not_allowed",
+    )

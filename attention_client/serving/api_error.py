@@ -73,20 +73,13 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON object of the error answer. All its strings are valid UTF-8."""
-        return {
-            "error": {
-                # Text from the client may hold lone surrogates, which UTF-8 cannot encode.
-                "message": self.message.encode("utf-8", "backslashreplace").decode(),
-                "type": self.type,
-                "param": self.param and self.param.encode("utf-8", "backslashreplace").decode(),
-                "code": self.code,
-            }
-        }
+        fields = {"message": self.message, "type": self.type, "param": self.param}
+        return {"error": fields | {"code": self.code}}
 
     def anthropic_body(self) -> dict[str, Any]:
         """Return the JSON object of the error answer in the form of Anthropic's API."""
         kind = "invalid_request_error" if self.status < 500 else "api_error"
-        message = str(self.body()["error"]["message"])
+        message = self.message
         if self.code == "context_length_exceeded":
             # By these words Claude Code knows that it must shorten the history.
             message = f"prompt is too long: {message}"

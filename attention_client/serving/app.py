@@ -12,10 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.access import Access, LoopbackHosts
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.errors import install_error_handlers
@@ -24,12 +25,12 @@ from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
-from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.template import missing_template
+from attention_client.serving.quota import Quota
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.messages import MessagesHandler
@@ -128,12 +129,12 @@ def build_app(
         family,
     )
     chat, text = ChatHandler(service), TextHandler(service)
-    accepted = AcceptedRequests(limits.max_requests)
+    refusal = f"{limits.max_requests} requests are already running or waiting. Try again later."
+    sequences = Quota(limits.max_requests, refusal)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         engine.start()
-        service.grammars.prepare()
         yield
         service.shutdown()
 
@@ -154,11 +155,16 @@ def build_app(
     _add_stored(app, stored)
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(model_name, PageChat(handler, accepted))
+        dashboard.serve(model_name, PageChat(handler, sequences))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(
-        RequestGuard, limits=limits, metrics=metrics, accepted=accepted, keys=keys, hosts=hosts
+        RequestGuard,
+        paths={each.path: each.methods or () for each in app.routes if isinstance(each, Route)},
+        limits=limits,
+        metrics=metrics,
+        sequences=sequences,
+        access=Access(keys, hosts),
     )
     if origins:
         app.add_middleware(Cors, origins=origins, hosts=hosts)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from attention_client.serving.access import LoopbackHosts
 from attention_client.serving.dashboard.mount import is_page_path
-from attention_client.serving.hosts import LoopbackHosts
 
 __all__ = ["Cors"]
 
 _EXPOSED = ("X-Request-Id", "X-Eaas-Ignored-Fields", "Retry-After")
 
 
-class Cors:
+class Cors(CORSMiddleware):
     """ASGI middleware: answers preflight requests and adds CORS headers to answers, errors too.
 
     It stands before the checks of keys, because a preflight request shows none. On loopback it acts only on
@@ -29,20 +29,13 @@ class Cors:
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], hosts: LoopbackHosts | None) -> None:
-        self._app = app
+        super().__init__(app, origins, ("GET", "POST", "DELETE"), ("*",), expose_headers=_EXPOSED)
         self._hosts = hosts
-        self._cors = CORSMiddleware(
-            app,
-            allow_origins=tuple(origins),
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=_EXPOSED,
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a preflight request, or let the application answer and add headers."""
-        app = self._cors if self._applies(scope) else self._app
-        await app(scope, receive, send)
+        answer = super().__call__ if self._applies(scope) else self.app
+        await answer(scope, receive, send)
 
     def _applies(self, scope: Scope) -> bool:
         if scope["type"] != "http" or is_page_path(scope["path"]):

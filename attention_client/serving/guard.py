@@ -7,53 +7,59 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from attention_client.serving.accepted import AcceptedRequests, BodyMemory
 from attention_client.serving.access import Access
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.mount import is_page_path
-from attention_client.serving.hosts import LoopbackHosts
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.openapi import BODY_PATHS, OPERATIONS
-from eaas.net.api_keys import ApiKeys
+from attention_client.serving.quota import Quota
 
 __all__ = ["MORE_SEQUENCES", "RequestGuard"]
 
 MORE_SEQUENCES = "eaas.more_sequences"
-"""Key in an API request's ASGI scope: the function that counts its further sequences (`AcceptedRequests`)."""
+"""Key in an API request's ASGI scope: the function that counts its further sequences (`Quota`)."""
 
-_NAMED_PATHS = {"/", "/openapi.json", *(each.path for each in OPERATIONS)}
 _SMALL_BODY_BYTES = 64 * 2**10  # of each body, not counted against the memory limit
 _CLIENT_GONE = 499  # nginx's code; for the metrics only
-_REQUEST_ID = "x-request-id"  # repeated in the application's answers
-
-
-class _ClientGoneError(Exception):
-    """The client closed its connection before the request's body was complete."""
+_REQUEST_ID = "x-request-id"  # repeated in each answer
 
 
 class RequestGuard:
-    """ASGI middleware: checks each request before the application; cancels work whose client leaves."""
+    """ASGI middleware: checks each request before the application; cancels work whose client leaves.
+
+    Args:
+        app: The application.
+        paths: Its paths, each with its methods. Those with POST alone take JSON, and their requests count
+            towards the limit of sequences.
+        limits: Limits of bodies.
+        metrics: Counts the answers.
+        sequences: What all requests may generate at a time.
+        access: Decides which requests may pass.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
+        paths: Mapping[str, Collection[str]],
         limits: ServeLimits,
         metrics: ServeMetrics,
-        accepted: AcceptedRequests,
-        keys: ApiKeys | None = None,
-        hosts: LoopbackHosts | None = None,
+        sequences: Quota,
+        access: Access,
     ) -> None:
-        self._accepted = accepted
-        self._memory = BodyMemory(limits.max_bodies_bytes, _SMALL_BODY_BYTES)
-        self._access = Access(keys, hosts)
+        self._sequences = sequences
+        refusal = "Too many large requests are being read. Try again later."
+        self._memory = Quota(limits.max_bodies_bytes, refusal)
+        self._access = access
         self._app = app
+        # Only these get a label, so that a scanner cannot grow the metrics.
+        self._named = {"/", *paths}
+        self._bodies = {path for path, methods in paths.items() if set(methods) == {"POST"}}
         self._limits = limits
         self._metrics = metrics
         # The deadlines of incomplete bodies, oldest first, and the bytes read of all of them.
@@ -71,49 +77,41 @@ class RequestGuard:
             # The page has no HEAD of its own. The server sends no body, since its own scope says HEAD.
             scope = {**scope, "method": "GET"}
 
-        async def counted_send(message: Message) -> None:
+        request_id = Headers(scope=scope).get(_REQUEST_ID) or str(uuid.uuid4())
+
+        async def named_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
             await send(message)
 
         try:
             refusal = self._access.refusal(scope)
             if refusal is not None:
-                await refusal(scope, receive, counted_send)
-            elif is_post and (is_page or path in BODY_PATHS):
-                await self._post(scope, receive, counted_send)
+                await refusal(scope, receive, named_send)
+            elif is_post and (is_page or path in self._bodies):
+                await self._post(scope, receive, named_send)
             else:
-                await self._answer(scope, receive, counted_send)
+                await self._app(scope, receive, named_send)
         finally:
-            # Only known paths get a label, so that a scanner cannot grow the metrics.
-            label = path if path in _NAMED_PATHS else "other"
+            label = path if path in self._named else "other"
             self._metrics.http_requests.labels(label, str(status)).inc()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer a request, and add the request's id to the answer."""
-        request_id = Headers(scope=scope).get(_REQUEST_ID) or str(uuid.uuid4())
-
-        async def named_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_REQUEST_ID] = request_id
-            await send(message)
-
-        await self._app(scope, receive, named_send)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body of a request of the API or the dashboard, and serve it, or refuse it at a limit."""
         try:
             with ExitStack() as stack:
-                grow = stack.enter_context(self._memory.body())
-                unread = [await self._read(scope, receive, grow)]
-                if scope["path"] in BODY_PATHS:
-                    scope[MORE_SEQUENCES] = stack.enter_context(self._accepted.accept())
-                await self._serve(scope, unread, receive, send)
+                take_bytes = stack.enter_context(self._memory.share())
+                body = await self._read(scope, receive, take_bytes)
+                if body is None:
+                    return
+                if scope["path"] in self._bodies:
+                    scope[MORE_SEQUENCES] = stack.enter_context(self._sequences.share())
+                    scope[MORE_SEQUENCES](1)
+                await self._serve(scope, [body], receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-        except _ClientGoneError:
-            return
 
     async def _serve(self, scope: Scope, unread: list[bytes], receive: Receive, send: Send) -> None:
         """Let the application answer; cancel it if the client leaves. `unread` holds the body."""
@@ -125,7 +123,7 @@ class RequestGuard:
             await gone.wait()
             return {"type": "http.disconnect"}
 
-        served = asyncio.ensure_future(self._answer(scope, replay, send))
+        served = asyncio.ensure_future(self._app(scope, replay, send))
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -143,10 +141,12 @@ class RequestGuard:
         finally:
             watcher.cancel()
 
-    async def _read(self, scope: Scope, receive: Receive, grow: Callable[[int], None]) -> bytes:
-        """Read a request's whole body within the limits of size, time and memory.
+    async def _read(
+        self, scope: Scope, receive: Receive, take: Callable[[int], None]
+    ) -> bytes | None:
+        """Read a request's whole body within the limits of size, time and memory; None: its client left.
 
-        Raises ApiError (408, 413, 415, 429), _ClientGoneError.
+        Raises ApiError (408, 413, 415, 429).
         """
         headers = Headers(scope=scope)
         encoding = headers.get("content-encoding", "identity").strip().lower()
@@ -155,7 +155,7 @@ class RequestGuard:
                 415, f"The body has Content-Encoding {encoding!r}: send it uncompressed."
             )
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["path"] in BODY_PATHS and media_type != "application/json":
+        if scope["path"] in self._bodies and media_type != "application/json":
             raise ApiError(415, "The Content-Type must be application/json.")
         too_large = ApiError(413, f"The body is larger than {self._limits.max_body_bytes} bytes.")
         length = headers.get("content-length", "")
@@ -168,13 +168,13 @@ class RequestGuard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _ClientGoneError
+                        return None
                     piece = message.get("body", b"")
                     body += piece
                     self._read_bytes += len(piece)
                     if len(body) > self._limits.max_body_bytes:
                         raise too_large
-                    grow(len(body))
+                    take(min(len(piece), max(0, len(body) - _SMALL_BODY_BYTES)))
                     if not message.get("more_body", False):
                         return bytes(body)
                     self._evict_oldest_body()

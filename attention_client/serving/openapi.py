@@ -19,7 +19,7 @@ from attention_client.serving.prompts.responses_body import ResponsesBody
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas import __version__
 
-__all__ = ["BODY_PATHS", "OPERATIONS", "Operation", "openapi_document"]
+__all__ = ["openapi_document"]
 
 _REFERENCE = "#/components/schemas/"
 _ANY_BODY = (400, 401, 404, 408, 413, 415, 429, 500, 503)
@@ -27,7 +27,7 @@ _GENERATION = "Generate text; stream: true sends server-sent events."
 _STORED = "/v1/responses/{name}"
 
 
-class Operation(NamedTuple):
+class _Operation(NamedTuple):
     """What a client can ask of the endpoint.
 
     Attributes:
@@ -45,39 +45,37 @@ class Operation(NamedTuple):
     errors: tuple[int, ...] = (401,)
 
 
-OPERATIONS = (
-    Operation("post", "/v1/completions", _GENERATION, CompletionRequest, _ANY_BODY),
-    Operation("post", "/v1/chat/completions", _GENERATION, ChatRequest, _ANY_BODY),
-    Operation("post", "/v1/responses", _GENERATION, ResponsesBody, _ANY_BODY),
-    Operation("get", _STORED, "Get a stored response.", errors=(401, 404)),
-    Operation("delete", _STORED, "Forget a stored response.", errors=(401, 404)),
-    Operation("post", "/v1/messages", _GENERATION, MessagesBody, _ANY_BODY),
-    Operation(
+_OPERATIONS = (
+    _Operation("post", "/v1/completions", _GENERATION, CompletionRequest, _ANY_BODY),
+    _Operation("post", "/v1/chat/completions", _GENERATION, ChatRequest, _ANY_BODY),
+    _Operation("post", "/v1/responses", _GENERATION, ResponsesBody, _ANY_BODY),
+    _Operation("get", _STORED, "Get a stored response.", errors=(401, 404)),
+    _Operation("delete", _STORED, "Forget a stored response.", errors=(401, 404)),
+    _Operation("post", "/v1/messages", _GENERATION, MessagesBody, _ANY_BODY),
+    _Operation(
         "post", "/v1/messages/count_tokens", "Count a prompt's tokens.", CountBody, _ANY_BODY
     ),
-    Operation("post", "/tokenize", "Get the tokens of a prompt.", TokenizeRequest, _ANY_BODY),
-    Operation("post", "/detokenize", "Get the text of tokens.", DetokenizeRequest, _ANY_BODY),
-    Operation("get", "/v1/models", "List the served model."),
-    Operation("get", "/v1/models/{name}", "Get a model by name.", errors=(401, 404)),
-    Operation("get", "/eaas/v1/status", "Get the members of the cluster."),
-    Operation("get", "/version", "Get the version of this software."),
-    Operation("get", "/health", "Check that every expert is reachable.", errors=(503,)),
-    Operation("get", "/ping", "Check that every expert is reachable.", errors=(503,)),
-    Operation("post", "/ping", "Check that every expert is reachable.", errors=(503,)),
-    Operation("get", "/live", "Check that the engine runs.", errors=(503,)),
-    Operation("get", "/metrics", "Get Prometheus metrics.", errors=()),
+    _Operation("post", "/tokenize", "Get the tokens of a prompt.", TokenizeRequest, _ANY_BODY),
+    _Operation("post", "/detokenize", "Get the text of tokens.", DetokenizeRequest, _ANY_BODY),
+    _Operation("get", "/v1/models", "List the served model."),
+    _Operation("get", "/v1/models/{name}", "Get a model by name.", errors=(401, 404)),
+    _Operation("get", "/eaas/v1/status", "Get the members of the cluster."),
+    _Operation("get", "/version", "Get the version of this software."),
+    _Operation("get", "/health", "Check that every expert is reachable.", errors=(503,)),
+    _Operation("get", "/ping", "Check that every expert is reachable.", errors=(503,)),
+    _Operation("post", "/ping", "Check that every expert is reachable.", errors=(503,)),
+    _Operation("get", "/live", "Check that the engine runs.", errors=(503,)),
+    _Operation("get", "/metrics", "Get Prometheus metrics.", errors=()),
 )
-BODY_PATHS = frozenset(each.path for each in OPERATIONS if each.body is not None)
-"""The paths whose requests have a JSON body. They count towards the limit of requests."""
 
 
 @functools.cache
 def openapi_document() -> dict[str, Any]:
     """Build the OpenAPI document of the HTTP endpoint, at the first request for it."""
-    bodies = [(each.body, "validation") for each in OPERATIONS if each.body is not None]
+    bodies = [(each.body, "validation") for each in _OPERATIONS if each.body is not None]
     _, schemas = models_json_schema(bodies, ref_template=_REFERENCE + "{model}")  # type: ignore[arg-type]
     paths: dict[str, dict[str, Any]] = {}
-    for each in OPERATIONS:
+    for each in _OPERATIONS:
         paths.setdefault(each.path, {})[each.method] = _described(each)
     return {
         "openapi": "3.1.0",
@@ -91,7 +89,7 @@ def openapi_document() -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation) -> dict[str, Any]:
+def _described(operation: _Operation) -> dict[str, Any]:
     statuses = {
         str(status): {"description": HTTPStatus(status).phrase}
         for status in (200, *operation.errors)

@@ -11,10 +11,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_client.engines.vllm.logs import log_with_vllm
 from attention_client.observer import ClusterObserver
-from attention_client.serving.access import Access
+from attention_client.serving.access import Access, LoopbackHosts
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard, is_page_path
-from attention_client.serving.hosts import LoopbackHosts
 from attention_client.vllm_server.chat import VllmChat
 from attention_client.vllm_server.metrics import metrics_page
 from attention_client.vllm_server.settings import EndpointSettings

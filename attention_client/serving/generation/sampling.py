@@ -103,7 +103,7 @@ class Sampling:
         """
         if self.grammar is None:
             return self, None
-        guide = self.grammar.guide(self.prompt_length, self.min_length, self.end_tokens)
+        guide = Guide(self.grammar, self.prompt_length, self.min_length, self.end_tokens)
         return replace(self, min_length=0, grammar=None), guide
 
 

@@ -4,8 +4,8 @@ llguidance bounds most of its work, but some grammars overflow its stack or comp
 grammar ends this process, not the endpoint. The process starts in 0.1 s, because it imports neither torch
 nor transformers and takes bytes for tokens.
 
-It reads the size of the vocabulary (a line) and the grammar (`Source.dump`), and writes one JSON object:
-{"grammar": TEXT} for `LLMatcher`, or {"error": REASON}.
+It reads one JSON object, {"vocabulary": SIZE, "parts": [PART, ...]}, and writes one: {"grammar": TEXT} for
+`LLMatcher`, or {"error": REASON}.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import json
 import resource
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from attention_client.serving.grammars.limits import parser_limits
 from attention_client.serving.grammars.schema import Repair
-from attention_client.serving.grammars.source import Part, Source
+from attention_client.serving.grammars.source import Part
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-__all__ = ["main"]
+__all__ = ["main", "matcher_of"]
 
 _CPU_S = 3
 _MOST_MEMORY = 2 * 2**30  # bytes of address space
 _STACK = 2**20  # bytes
+_MOST_STATES = 50_000  # 1 to 2 kB each
+_MOST_SYMBOLS = 100_000
 _END = 256
 # One space, or one line break and an indentation. A weak model fills whatever more it may write.
 _WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"( |\n {0,20}|\n\t{0,10})"}
@@ -53,6 +53,17 @@ class _Bytes:
         return list(text)
 
 
+def matcher_of(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compile a grammar; one step of it takes at most some 15 ms. Raises ValueError with the reason."""
+    limits = LLParserLimits(
+        max_lexer_states=_MOST_STATES, max_grammar_size=_MOST_SYMBOLS, verbose_errors=False
+    )
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
 def main() -> None:
     """Check the grammar on the standard input."""
     for what, most in ((resource.RLIMIT_CPU, _CPU_S), (resource.RLIMIT_AS, _MOST_MEMORY)):
@@ -68,42 +79,42 @@ def main() -> None:
 
 
 def _check() -> None:
-    vocabulary = int(sys.stdin.buffer.readline())
-    print(json.dumps(_answer(vocabulary, Source.load(sys.stdin.buffer.read().decode()))))
+    asked = json.load(sys.stdin.buffer)
+    tokens = LLTokenizer(TokenizerWrapper(_Bytes(asked["vocabulary"])))
+    try:
+        answer = {"grammar": _compiled(tokens, [Part(**part) for part in asked["parts"]])}
+    except (ValueError, RecursionError) as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
 
 
-def _answer(vocabulary: int, source: Source) -> dict[str, str]:
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(vocabulary)))
+def _compiled(tokens: LLTokenizer, parts: list[Part]) -> str:
+    """Return the grammar for `LLMatcher`. Raises ValueError."""
+    grammar = json.dumps({"grammars": [_converted(part) for part in parts]})
+    try:
+        matcher = matcher_of(tokens, grammar)
+    except ValueError:
+        repaired = [_repaired(tokens, part) for part in parts]
+        if repaired == parts:
+            raise
+        return _compiled(tokens, repaired)
+    matcher.compute_bitmask()
+    # Stopped before an answer: there is none that follows the grammar.
+    if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
+        raise ValueError(matcher.get_error() or "no answer can follow it")
+    return grammar
+
+
+def _repaired(tokens: LLTokenizer, part: Part) -> Part:
+    """Return a part whose JSON schema compiles. Raises ValueError with the path of what does not."""
 
     def error(schema: dict[str, Any]) -> str:
-        grammar = LLMatcher.grammar_from_json_schema(schema, _WHITE_SPACE)
-        return LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits()).get_error()
+        try:
+            matcher_of(tokens, LLMatcher.grammar_from_json_schema(schema, _WHITE_SPACE))
+        except ValueError as error:
+            return str(error)
+        return ""
 
-    try:
-        grammar, reason = _compiled(tokenizer, [_converted(part) for part in source.parts])
-        if reason:
-            parts = [_repaired(part, error) for part in source.parts]
-            if parts != list(source.parts):
-                grammar, reason = _compiled(tokenizer, [_converted(part) for part in parts])
-    except (ValueError, RecursionError) as problem:
-        reason = str(problem)
-    return {"error": reason} if reason else {"grammar": grammar}
-
-
-def _compiled(tokenizer: LLTokenizer, parts: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the grammar for `LLMatcher`, and why it cannot be compiled; empty: it can."""
-    grammar = json.dumps({"grammars": parts})
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    # Without an error but stopped: there is no answer that follows the grammar.
-    if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
-        return grammar, matcher.get_error() or "no answer can follow it"
-    return grammar, ""
-
-
-def _repaired(part: Part, error: Callable[[dict[str, Any]], str]) -> Part:
-    """Return a part whose JSON schema compiles. Raises ValueError with the path of what does not."""
     schema = json.loads(part.text) if part.kind == "json" else None
     if not isinstance(schema, dict) or not error(schema):
         return part

@@ -22,7 +22,8 @@ __all__ = [
 
 _MOST_BYTES = 64 * 2**10
 _MOST_DEPTH = 100
-_ANY_OBJECT = json.dumps({"type": "object"})
+_ANY_OBJECT = {"type": "object"}
+_Kind = Literal["json", "regex", "choice", "grammar"]
 
 
 class FieldError(ValueError):
@@ -68,32 +69,16 @@ def _schema(value: Any) -> Any:
     return value
 
 
-def check_depth(value: Any) -> None:
+def check_depth(value: Any, most: int = _MOST_DEPTH) -> None:
     """Raise ValueError for JSON that is nested so deeply that llguidance would refuse it.
 
     Python could parse such JSON, and then fail to write it where less of its stack is free.
     """
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > _MOST_DEPTH:
-            raise ValueError(f"is nested more than {_MOST_DEPTH} levels deep")
-        level = [
-            inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-
-
-def _choices(value: Any) -> Any:
-    if value is not None and (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(text, str) and text for text in value)
-    ):
-        raise ValueError("must be a list of non-empty strings")
-    return value
+    if most == 0:
+        raise ValueError(f"is nested more than {_MOST_DEPTH} levels deep")
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            check_depth(inner, most - 1)
 
 
 _SCHEMA = {
@@ -103,14 +88,11 @@ _SCHEMA = {
     ]
 }
 JsonSchema = Annotated[Any, BeforeValidator(_schema), WithJsonSchema(_SCHEMA)]
-_TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
-_Choice = Annotated[
-    Any, BeforeValidator(_choices), WithJsonSchema({"anyOf": [{"type": "null"}, _TEXTS]})
-]
+_Choice = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None
 
 
 def _format(value: Any) -> Any:
-    return {"type": "object"} if value == "json" else None if value == "" else _schema(value)
+    return _ANY_OBJECT if value == "json" else None if value == "" else _schema(value)
 
 
 _Format = Annotated[
@@ -128,12 +110,6 @@ class NamedSchema(_Fields):
     definition: Annotated[JsonSchema, Field(alias="schema")]
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _schema_is_there(self) -> NamedSchema:
-        if self.definition is None:
-            raise ValueError("schema is missing")
-        return self
-
 
 class ResponseFormat(_Fields):
     """OpenAI's form of a constraint."""
@@ -145,11 +121,12 @@ class ResponseFormat(_Fields):
 
     @model_validator(mode="after")
     def _one_schema(self) -> ResponseFormat:
-        given = (self.json_schema is not None) + (self.definition is not None)
+        named = self.json_schema and self.json_schema.definition
+        given = [each for each in (self.definition, named) if each is not None]
         fits = {
             "text": not given,
             "json_object": self.json_schema is None,
-            "json_schema": given == 1,
+            "json_schema": len(given) == 1,
         }
         if not fits[self.type]:
             raise ValueError("type json_schema and a schema need each other")
@@ -172,13 +149,6 @@ class StructuredOutputs(_Fields):
     disable_any_whitespace: Literal[False] | None = None
     structural_tag: None = None
     whitespace_pattern: None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> StructuredOutputs:
-        kinds = (self.definition, self.regex, self.choice, self.grammar, self.json_object or None)
-        if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("needs exactly one of json, regex, choice, grammar and json_object")
-        return self
 
 
 class ConstraintFields(BaseModel):
@@ -205,6 +175,10 @@ class ConstraintFields(BaseModel):
             raise FieldError(
                 found[1].field, f"and {found[0].field} exclude each other: use only one"
             )
+        if self.structured_outputs is not None and not found:
+            raise FieldError(
+                "structured_outputs", "needs one of json, regex, choice, grammar and json_object"
+            )
         for each in found:
             size = len(each.part.text.encode())
             if size > _MOST_BYTES:
@@ -218,59 +192,40 @@ class ConstraintFields(BaseModel):
         return found[0] if found else None
 
     def _constraints(self) -> list[Constraint]:
-        found = [
-            *_of_format(self.response_format),
-            *_of_structured(self.structured_outputs),
-            _json("guided_json", self.guided_json),
-            _text("guided_regex", "regex", self.guided_regex),
-            _choice("guided_choice", self.guided_choice),
-            _text("guided_grammar", "grammar", self.guided_grammar),
-            _json("json_schema", self.json_schema),
-            _text("regex", "regex", self.regex or None),
-            _text("grammar", "grammar", self.grammar or None),
-            _text("ebnf", "grammar", self.ebnf or None),
-            _json("format", self.format),
+        form = self.response_format or ResponseFormat(type="text")
+        structured = self.structured_outputs or StructuredOutputs.model_construct()
+        is_any = form.type == "json_object" and form.definition is None
+        named = form.json_schema
+        given: list[tuple[str, _Kind, Any]] = [
+            ("response_format", "json", _ANY_OBJECT if is_any else None),
+            ("response_format.schema", "json", form.definition),
+            ("response_format.json_schema.schema", "json", named and named.definition),
+            ("structured_outputs.json", "json", structured.definition),
+            ("structured_outputs.regex", "regex", structured.regex),
+            ("structured_outputs.choice", "choice", structured.choice),
+            ("structured_outputs.grammar", "grammar", structured.grammar),
+            (
+                "structured_outputs.json_object",
+                "json",
+                _ANY_OBJECT if structured.json_object else None,
+            ),
+            ("guided_json", "json", self.guided_json),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_choice", "choice", self.guided_choice),
+            ("guided_grammar", "grammar", self.guided_grammar),
+            ("json_schema", "json", self.json_schema),
+            ("regex", "regex", self.regex or None),
+            ("grammar", "grammar", self.grammar or None),
+            ("ebnf", "grammar", self.ebnf or None),
+            ("format", "json", self.format),
         ]
-        return [each for each in found if each is not None]
+        return [Constraint(field, _part(*each)) for field, *each in given if each[1] is not None]
 
 
-def _of_format(form: ResponseFormat | None) -> list[Constraint | None]:
-    if form is None or form.type == "text":
-        return []
-    if form.definition is not None:
-        return [_json("response_format.schema", form.definition)]
-    if form.json_schema is None:
-        return [_text("response_format", "json", _ANY_OBJECT)]
-    return [_json("response_format.json_schema.schema", form.json_schema.definition)]
-
-
-def _of_structured(form: StructuredOutputs | None) -> list[Constraint | None]:
-    if form is None:
-        return []
-    name = "structured_outputs"
-    return [
-        _json(f"{name}.json", form.definition),
-        _text(f"{name}.regex", "regex", form.regex),
-        _choice(f"{name}.choice", form.choice),
-        _text(f"{name}.grammar", "grammar", form.grammar),
-        _text(f"{name}.json_object", "json", _ANY_OBJECT if form.json_object else None),
-    ]
-
-
-def _json(field: str, schema: Any) -> Constraint | None:
-    return None if schema is None else _text(field, "json", json.dumps(schema, ensure_ascii=False))
-
-
-def _choice(field: str, choices: list[str] | None) -> Constraint | None:
-    if choices is None:
-        return None
-    texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
-    return _text(field, "lark", f"start: {texts}")
-
-
-def _text(
-    field: str, kind: Literal["json", "regex", "grammar", "lark"], text: str | None
-) -> Constraint | None:
-    if text is None:
-        return None
-    return Constraint(field=field, part=Part(name="answer", kind=kind, text=text))
+def _part(kind: _Kind, value: Any) -> Part:
+    if kind == "json":
+        return Part("answer", kind, json.dumps(value, ensure_ascii=False))
+    if kind == "choice":
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+        return Part("answer", "lark", f"start: {texts}")
+    return Part("answer", kind, value)

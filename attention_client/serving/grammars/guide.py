@@ -6,6 +6,7 @@ Shapes: B rows (requests with a new token), V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,30 +19,22 @@ from attention_client.serving.api_error import ApiError
 __all__ = ["Grammar", "Guide", "restrict"]
 
 
+@dataclass(frozen=True, eq=False)
 class Grammar:
-    """A compiled grammar, which any number of sequences may follow. It never changes.
+    """A compiled grammar, which any number of sequences may follow.
 
-    Args:
-        matcher: llguidance's matcher before the first token.
+    Attributes:
+        start: llguidance's matcher before the first token; copied for each sequence.
         end_tokens: The tokens that end an answer.
         field: The field of the request that asks for the grammar, for errors.
     """
 
-    def __init__(self, matcher: LLMatcher, end_tokens: Sequence[int], field: str) -> None:
-        self._matcher = matcher
-        self.end_tokens = tuple(end_tokens)
-        self.field = field
+    start: LLMatcher
+    end_tokens: tuple[int, ...]
+    field: str
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Grammar:
         return self
-
-    def matcher(self) -> LLMatcher:
-        """Return a matcher before the first token."""
-        return self._matcher.deep_copy()
-
-    def guide(self, prompt_length: int, min_length: int, stop_tokens: Sequence[int] = ()) -> Guide:
-        """Return the position of a sequence that has no answer yet (`Guide`)."""
-        return Guide(self, prompt_length, min_length, stop_tokens)
 
 
 class Guide:
@@ -62,18 +55,19 @@ class Guide:
         self,
         grammar: Grammar,
         prompt_length: int,
-        min_length: int,
-        stop_tokens: Sequence[int] = (),
+        min_length: int = 0,
+        stop_tokens: tuple[int, ...] = (),
     ) -> None:
+        self._given = (grammar, prompt_length, min_length, stop_tokens)
         self._grammar = grammar
         self._prompt_length = prompt_length
         self._min_length = min_length
-        self._stop_tokens = tuple(stop_tokens)
-        self._matcher: LLMatcher | None = None
+        self._ends = [*grammar.end_tokens, *stop_tokens]
+        self._matcher = grammar.start.deep_copy()
         self._seen = 0  # tokens of the answer that the matcher has read
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Guide:
-        return Guide(self._grammar, self._prompt_length, self._min_length, self._stop_tokens)
+        return Guide(*self._given)
 
     @property
     def next(self) -> int:
@@ -89,8 +83,6 @@ class Guide:
         Raises:
             ApiError: The grammar exceeds a limit (400).
         """
-        if self._matcher is None:
-            self._matcher = self._grammar.matcher()
         matcher = self._matcher
         if new_tokens:
             matcher.consume_tokens(list(new_tokens))
@@ -103,7 +95,7 @@ class Guide:
         allowed = np.unpackbits(bits, bitorder="little").astype(bool)
         if self.next < self._min_length:
             longer = allowed.copy()
-            longer[[*self._grammar.end_tokens, *self._stop_tokens]] = False
+            longer[self._ends] = False
             if longer.any():
                 return longer
         return allowed

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 __all__ = ["Repair"]
 
-_Pointer = tuple[str | int, ...]
+_Schema = dict[str, Any]
 
-_ROOT: _Pointer = ("$defs", "root")
+_TARGETS = "#/$defs/"
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = (*_DEFINITIONS, "properties", "patternProperties")
 _ONE_OR_LIST = ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties")
@@ -34,121 +34,99 @@ class Repair:
         error: Returns why a schema does not compile; empty: it does.
     """
 
-    def __init__(self, schema: dict[str, Any], error: Callable[[dict[str, Any]], str]) -> None:
+    def __init__(self, schema: _Schema, error: Callable[[_Schema], str]) -> None:
+        self._schema = schema
         self._error = error
-        self._busy: set[_Pointer] = set()
-        self._changed = False
+        self._targets: dict[str, tuple[str, _Schema]] = {}  # of each reference, with its place
         schema.pop("$id", None)
-        # Below another root, each part can be compiled alone with the references that it has.
-        self._document = {"$defs": {"root": schema}}
-        _move_references(schema)
+        self._prepare(schema)
+        named = {key: schema.pop(key, {}) for key in _DEFINITIONS}
+        # With these, each part can be compiled alone.
+        targets = {pointer[len(_TARGETS) :]: each for pointer, (_, each) in self._targets.items()}
+        self._definitions = {"$defs": targets, "definitions": named}
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> _Schema:
         """Return a schema that compiles. Raises ValueError with the path of what cannot be compiled."""
-        while error := self._reason(_ROOT):
-            self._changed = False
-            self._repair(_ROOT)
-            if not self._changed:
-                raise ValueError(error)
-        return self._document | {"$ref": _reference(_ROOT)}
+        while reason := self._reason(self._schema):
+            if not self._narrow(self._schema, "", True, frozenset()):
+                raise ValueError(reason)
+        return self._schema | self._definitions
 
-    def _repair(self, at: _Pointer, narrows: bool = True) -> None:
-        """Change what keeps a part from compiling, the innermost parts first.
+    def _prepare(self, node: _Schema) -> None:
+        """Remove what allows everything; let references lead to the places where `_reason` puts targets."""
+        for key, value in _NEUTRAL:
+            if node.get(key, ...) == value:
+                del node[key]
+        if "format" in node and self._error({"type": "string", "format": node["format"]}):
+            del node["format"]
+        steps = unquote(str(node.get("$ref"))).split("/")
+        target = _found(self._schema, steps[1:]) if steps[0] == "#" else None
+        if target is not None:
+            places = {place: pointer for pointer, (place, _) in self._targets.items()}
+            place = ".".join(steps[1:])
+            node["$ref"] = places.get(place, f"{_TARGETS}{len(places)}")
+            self._targets[node["$ref"]] = (place, target)
+        for _, _, inner in _parts(node):
+            self._prepare(inner)
+
+    def _narrow(self, node: _Schema, path: str, narrows: bool, within: frozenset[int]) -> bool:
+        """Remove alternatives that keep a schema from compiling; return whether there was one.
 
         Args:
-            at: The part.
+            node: The schema.
+            path: Its place, for errors.
             narrows: Whether it may be narrowed: not in `oneOf`, where a value then fits another alternative.
+            within: The schemas that contain it, to which a reference may lead back.
         """
-        if at in self._busy or not self._reason(at):
-            return
-        self._busy.add(at)
-        node = self._found(at)
-        failing = [each for each in _parts(at, node) if self._reason(each[1])]
-        wrong: list[_Pointer] = []
-        for key, inner in failing:
+        reason = self._reason(node)
+        if not reason or id(node) in within:
+            return False
+        parts = [(key, f"{path}.{place}", inner) for key, place, inner in _parts(node)]
+        if target := self._targets.get(str(node.get("$ref"))):
+            parts.append(("$ref", *target))
+        parts = [part for part in parts if self._reason(part[2])]
+        if not parts:
+            raise ValueError(f"{path.removeprefix('.')}: {reason}" if path else reason)
+        changed, wrong = False, list[_Schema]()
+        for key, place, inner in parts:
+            # A discriminator tells the alternatives apart in any case.
+            may = narrows and (key != "oneOf" or "discriminator" in node)
             try:
-                # A discriminator tells the alternatives apart in any case.
-                self._repair(inner, narrows and (key != "oneOf" or "discriminator" in node))
+                changed |= self._narrow(inner, place, may, within | {id(node)})
             except ValueError:
                 wrong.append(inner)
-                if not narrows or key != "anyOf" or len(wrong) == len(node["anyOf"]):
+                if not may or key != "anyOf" or len(wrong) == len(node[key]):
                     raise
-        for inner in reversed(wrong):
-            del node["anyOf"][inner[-1]]
-        if not failing and not self._clean(node):
-            raise ValueError(f"{_path(at)}{self._reason(at)}")
-        self._changed |= bool(wrong) or not failing
-        self._busy.discard(at)
+        if wrong:
+            node["anyOf"] = [each for each in node["anyOf"] if all(each is not w for w in wrong)]
+        return changed or bool(wrong)
 
-    def _clean(self, node: dict[str, Any]) -> bool:
-        """Remove from a part what allows everything; return whether there was something."""
-        unused = [key for key, value in _NEUTRAL if node.get(key, ...) == value]
-        if "format" in node and self._error({"type": "string", "format": node["format"]}):
-            unused.append("format")
-        for key in unused:
-            del node[key]
-        return bool(unused)
-
-    def _found(self, at: _Pointer) -> dict[str, Any]:
-        node: Any = self._document
-        try:
-            for step in at:
-                node = node[int(step) if isinstance(node, list) else step]
-        except (KeyError, IndexError, ValueError, TypeError):
-            node = None
-        if isinstance(node, dict):
-            return node
-        raise ValueError(f"{_path(at)}there is no such schema")
-
-    def _reason(self, at: _Pointer) -> str:
-        lines = self._error(self._document | {"$ref": _reference(at)}).splitlines() or [""]
+    def _reason(self, node: _Schema) -> str:
+        lines = self._error(node | self._definitions).splitlines() or [""]
         # Of an error in a regular expression, a later line has the reason.
         line = next((each for each in lines if each.startswith("error: ")), lines[0])
         return line.removeprefix("error: ").replace(*_ONE_OF_REMEDY)
 
 
-def _schemas(node: dict[str, Any]) -> Iterator[tuple[_Pointer, dict[str, Any]]]:
-    """Yield the schemas in a schema, each with the steps to it."""
+def _parts(node: _Schema) -> Iterator[tuple[str, str, _Schema]]:
+    """Yield the schemas in a schema: the keyword, the place, the schema."""
     for key, value in node.items():
-        found: Any = ()
+        found: list[tuple[str, Any]] = []
         if key in _BY_NAME and isinstance(value, dict):
-            found = [((key, name), each) for name, each in value.items()]
+            found = [(f"{key}.{name}", each) for name, each in value.items()]
         elif key in _ONE_OR_LIST and isinstance(value, list):
-            found = [((key, index), each) for index, each in enumerate(value)]
+            found = [(f"{key}[{index}]", each) for index, each in enumerate(value)]
         elif key in _ONE_OR_LIST:
-            found = [((key,), value)]
-        yield from (each for each in found if isinstance(each[1], dict))
+            found = [(key, value)]
+        yield from ((key, place, each) for place, each in found if isinstance(each, dict))
 
 
-def _parts(at: _Pointer, node: dict[str, Any]) -> Iterator[tuple[str, _Pointer]]:
-    """Yield the places of the schemas on which a schema depends, each with its keyword."""
-    if str(node.get("$ref", "")).startswith("#/"):
-        yield "$ref", _target(node)
-    for steps, _ in _schemas(node):
-        if steps[0] not in _DEFINITIONS:
-            yield str(steps[0]), at + steps
-
-
-def _move_references(schema: dict[str, Any]) -> None:
-    target = schema.get("$ref")
-    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
-        schema["$ref"] = _reference(_ROOT + (_target(schema) if target != "#" else ()))
-    for _, inner in _schemas(schema):
-        _move_references(inner)
-
-
-def _reference(at: _Pointer) -> str:
-    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in at)
-    return "#" + "".join(f"/{quote(step)}" for step in steps)
-
-
-def _target(node: dict[str, Any]) -> _Pointer:
-    steps = unquote(str(node["$ref"]).removeprefix("#/")).split("/")
-    return tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
-
-
-def _path(at: _Pointer) -> str:
-    path = ""
-    for step in at[len(_ROOT) :]:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return f"{path}: " if path else ""
+def _found(node: Any, steps: list[str]) -> _Schema | None:
+    """Return the schema at a JSON pointer; None: there is none."""
+    try:
+        for step in steps:
+            step = step.replace("~1", "/").replace("~0", "~")
+            node = node[int(step) if isinstance(node, list) else step]
+    except (KeyError, IndexError, ValueError, TypeError):
+        return None
+    return node if isinstance(node, dict) else None

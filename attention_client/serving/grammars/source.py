@@ -5,9 +5,8 @@ This module imports nothing slow: the prompt worker and the grammar check import
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 __all__ = ["Part", "Source"]
 
@@ -28,22 +27,5 @@ class Part:
     text: str
 
 
-@dataclass(frozen=True)
-class Source:
-    """A whole grammar, before it is checked.
-
-    Attributes:
-        parts: The parts; the answer follows the first.
-    """
-
-    parts: tuple[Part, ...]
-
-    def dump(self) -> str:
-        """Return the grammar as JSON, the message to the process that checks it."""
-        return json.dumps([asdict(part) for part in self.parts])
-
-    @classmethod
-    def load(cls, text: str) -> Source:
-        """Return the grammar that `dump` wrote."""
-        fields: list[dict[str, Any]] = json.loads(text)
-        return cls(tuple(Part(**each) for each in fields))
+Source = tuple[Part, ...]
+"""A whole grammar, before it is checked; the answer follows the first part."""

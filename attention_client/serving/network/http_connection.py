@@ -10,19 +10,13 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from attention_client.serving.errors import ApiError
+from attention_client.serving.api_error import ApiError
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.network.connections import Connections
+from attention_client.serving.network.connections import Connection, Connections, State
 from attention_client.serving.network.parser import Parser
 
-__all__ = ["HttpConnection", "plain_answer"]
+__all__ = ["HttpConnection"]
 
-# Longer than clients keep an idle connection, 5 s (httpx) to 60 s (nginx). If both sides closed at the same
-# time, a client could send a request into a closed connection.
-_KEEP_ALIVE_S = 75.0
-# Above this number of connections the short time applies: each connection holds a descriptor.
-_MANY_CONNECTIONS = 256
-_SHORT_KEEP_ALIVE_S = 5.0
 # A connection closed with unread bytes would lose the refusal that was sent last.
 _LINGER_S = 1.0
 # After its client's end of file, a connection is probed after this time, then after twice this time, ...
@@ -31,20 +25,7 @@ _PING = h11.Data(data=b": ping\n\n")
 _CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
 
 
-def plain_answer(error: ApiError) -> bytes:
-    """Encode an error as a complete HTTP answer that ends the connection."""
-    response = error.response()
-    headers = [*response.raw_headers, (b"connection", b"close")]
-    lines = [b"HTTP/1.1 %d " % error.status, *(b"%b: %b" % header for header in headers)]
-    return b"\r\n".join([*lines, b"", bytes(response.body)])
-
-
-_EVICTED = plain_answer(
-    ApiError(408, "Another client needed the connection of this incomplete request. Send it again.")
-)
-
-
-class HttpConnection(H11Protocol):  # type: ignore[misc]
+class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
     """HTTP/1.1 with a timeout on every wait for the client; uvicorn itself waits without a limit.
 
     The guard limits the time of a request's body, and the kernel the time in which a client reads nothing
@@ -65,11 +46,13 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         self._half_closed = self._refused = False
         self._beat_s = limits.ping_s
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout of a new connection's first request (called by asyncio)."""
         super().connection_made(transport)
-        self._connections.reads(self)
+        self._connections.enter(self, State.READING)
         self._timer = self.loop.call_later(self._limits.head_timeout_s, self._close)
+        if self.refusal is not None:
+            self._refuse(self.refusal)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes (from asyncio); the first ones after an answer begin a new request."""
@@ -77,7 +60,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
             return
         if self._silent:
             self._silent = False
-            self._connections.reads(self)
+            self._connections.enter(self, State.READING)
             self._wait(self._limits.head_timeout_s, self._close)
         super().data_received(data)
 
@@ -91,10 +74,7 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
             # It may have arrived together with the previous request.
             self._silent = False
             self._begin_beats()
-        if self.cycle.more_body:
-            self._connections.reads(self)
-        else:
-            self._connections.answers(self)
+        self._connections.enter(self, State.READING if self.cycle.more_body else State.BUSY)
 
     def eof_received(self) -> bool:
         """Keep the connection for the answer of a client that has closed its sending side, or has left."""
@@ -111,16 +91,14 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove a closed connection from the open ones and cancel its timeout (called by asyncio)."""
-        self._connections.remove(self)
+        self._connections.leave(self)
         self._timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Mark the connection as idle, which allows its eviction; uvicorn closes it after a while."""
-        many = len(self.connections) > _MANY_CONNECTIONS
-        self.timeout_keep_alive = _SHORT_KEEP_ALIVE_S if many else _KEEP_ALIVE_S
         self._silent = True
-        self._connections.idles(self)
+        self._connections.enter(self, State.IDLE)
         self._timer.cancel()
         super().on_response_complete()
         if self._half_closed and self.cycle.response_complete:
@@ -130,24 +108,30 @@ class HttpConnection(H11Protocol):  # type: ignore[misc]
         """Refuse what is no HTTP, in OpenAI's form (called by uvicorn in the handler of h11's error)."""
         error = sys.exception()
         assert isinstance(error, h11.RemoteProtocolError)
-        self._write_refusal(plain_answer(ApiError(error.error_status_hint, f"{msg} {error}")))
+        self._refuse(ApiError(error.error_status_hint, f"{msg} {error}"))
+
+    def _refuse(self, error: ApiError) -> None:
         self._refused = True
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._connections.enter(self, State.REFUSED)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = error.response()
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            lines = [b"HTTP/1.1 %d " % error.status, *(b"%b: %b" % header for header in headers)]
+            self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        if self.cycle is not None:
+            # Discard what the application sends from now on.
+            self.cycle.disconnected = True
+        self.transport.write_eof()
         self._wait(_LINGER_S, self._close)
 
     def evict(self) -> None:
         """Close the connection now, to make room. A client with an incomplete request gets status 408."""
-        if not self._silent:
-            self._write_refusal(_EVICTED)
+        if not self._silent and not self._refused:
+            message = (
+                "Another client needed the connection of this incomplete request. Send it again."
+            )
+            self._refuse(ApiError(408, message))
         self._close()
-
-    def _write_refusal(self, answer: bytes) -> None:
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(answer)
-        if self.cycle is not None:
-            # Discard what the application sends from now on.
-            self.cycle.disconnected = True
 
     def _should_upgrade(self) -> bool:
         # Java's clients offer h2c with every request. uvicorn would log two lines for each.

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import math
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
 
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.network.acceptor import Acceptor
 from attention_client.serving.network.connections import Connections
 from attention_client.serving.network.http_connection import HttpConnection
 from eaas.errors import ClusterError, PortInUseError
@@ -30,6 +27,9 @@ _log = get_logger(__name__)
 _DATE_S = 1.0  # interval at which the Date header is updated
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.2
+# Longer than clients keep an idle connection, 5 s (httpx) to 60 s (nginx). If both sides closed at the same
+# time, a client could send a request into a closed connection.
+_KEEP_ALIVE_S = 75
 _CLOSE_PAGES_S = 5.0
 # At the end a kept connection is closed only after this long without a request, since its client may just be
 # sending one. Each answer from then on says that it is the connection's last.
@@ -47,70 +47,108 @@ def bind(host: str, port: int) -> socket.socket:
         ClusterError: The host is not an address of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
-        raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
-    try:
-        # Without this a restart fails while old connections are in TIME_WAIT. A second listener still fails.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUseError(
                 f"{host}:{port} is in use: choose another port or stop the process that uses it"
             ) from error
         raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
-    return listener
 
 
-class _Server(uvicorn.Server):  # type: ignore[misc]
-    """uvicorn that stops the engine at the end of the grace period instead of cancelling requests.
+class HttpServer(uvicorn.Server):  # type: ignore[misc]
+    """Serves the HTTP application in a background thread of the attention client, by uvicorn.
 
-    The client of an aborted request then reads an error, not half an answer. The server accepts at most as
-    many connections as there are file descriptors.
+    At the end of the grace period it stops the engine instead of cancelling requests. The client of an
+    aborted request then reads an error, not half an answer.
+
+    Args:
+        app: The application, from `build_app`.
+        listener: A socket from `bind`.
+        limits: Limits of connections and of request headers.
+
+    Attributes:
+        address: host:port, with the actual port.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, listener: socket.socket, limits: ServeLimits
-    ) -> None:
-        super().__init__(config)
+    def __init__(self, app: Starlette, listener: socket.socket, limits: ServeLimits) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ws="none",
+                # Fixed, so that installed packages do not change the loop and the parser that tests cover.
+                loop="asyncio",
+                http=HttpConnection,
+                lifespan="on",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+            )
+        )
+        self.address = join_host_port(*listener.getsockname()[:2])
         self._listener = listener
         self._limits = limits
+        self._grace_s = 0.0
+        self._stopping = asyncio.Event()
+        self._thread: threading.Thread | None = None
 
-    grace_s = 0.0
+    _loop: asyncio.AbstractEventLoop
     _connections: Connections
-    _acceptor: Acceptor
-    _wake: Callable[[], object] | None = None
-    _should_exit = False
+    _accepting: asyncio.Task[None]
 
-    @property
-    def should_exit(self) -> bool:
-        """Whether the server is to stop. Setting it wakes the loop, from any thread or signal handler."""
-        return self._should_exit
+    def start(self) -> None:
+        """Start the thread, and return when the server answers. Raises ClusterError."""
+        self._thread = threading.Thread(target=self.run, name="http", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and self._thread.is_alive():
+            if self.started:
+                return
+            time.sleep(0.02)
+        raise ClusterError(f"the HTTP server on {self.address} did not start")
 
-    @should_exit.setter
-    def should_exit(self, wanted: bool) -> None:
-        self._should_exit = wanted
-        if self._wake is not None:
-            self._wake()
+    def stop(self, grace_s: float, at_once: threading.Event | None = None) -> None:
+        """Stop accepting connections, give running requests `grace_s` to end, then fail them.
+
+        Args:
+            grace_s: Longest wait for running requests.
+            at_once: Ends the wait early.
+
+        Raises:
+            ClusterError: The server's thread does not end.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            return
+        self._grace_s = grace_s
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        deadline = time.monotonic() + grace_s + 2 * _AFTER_GRACE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(_POLL_S)
+            if at_once is not None and at_once.is_set():
+                self.config.app.state.end_requests()
+                self._thread.join(2 * _AFTER_GRACE_S)
+                break
+        if self._thread.is_alive():
+            raise ClusterError(f"the HTTP server on {self.address} did not stop")
+        self._thread = None
+
+    # -- uvicorn's steps, in the server's own thread ------------------------------------------------------
 
     async def main_loop(self) -> None:
         """Sleep until the server stops, with one tick a second: uvicorn's ten a second cost too much."""
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = functools.partial(loop.call_soon_threadsafe, woken.set)
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DATE_S):
-                    await woken.wait()
-        self._wake = None
+                await asyncio.wait_for(self._stopping.wait(), _DATE_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application with its engine, then accept HTTP connections."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets=[])
         # Accepted connections inherit it. The kernel counts bytes that no client acknowledges or takes.
         timeout_ms = int(1000 * self._limits.send_timeout_s)
@@ -126,7 +164,8 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
                 app_state=self.lifespan.state,
             )
 
-        self._acceptor = Acceptor(self._listener, connection, self._connections)
+        accepting = self._connections.accept(self._listener, connection)
+        self._accepting = self._loop.create_task(accepting)
 
     async def on_tick(self, counter: int) -> bool:
         """Update the Date header and log evicted connections, once a second; return whether to stop."""
@@ -139,7 +178,8 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         A client may send its next request on a connection as soon as it has an answer. If the connection
         closed at that moment, the request would fail.
         """
-        self._acceptor.close()
+        self._accepting.cancel()
+        await asyncio.wait((self._accepting,))
         # In place, because requests whose answers have not begun share this list.
         self.server_state.default_headers.append((b"connection", b"close"))
         loop = asyncio.get_running_loop()
@@ -150,9 +190,11 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
                     await close_pages()
             except Exception:  # noqa: BLE001 (logged; requests must still end)
                 _log.exception("the dashboard did not close")
-        self.config.timeout_graceful_shutdown = math.ceil(self.grace_s + _AFTER_GRACE_S)
-        timer = loop.call_later(self.grace_s, loop.run_in_executor, None, self.end_requests)
-        await self._wait_quiet(loop.time() + self.grace_s)
+        self.config.timeout_graceful_shutdown = math.ceil(self._grace_s + _AFTER_GRACE_S)
+        timer = loop.call_later(
+            self._grace_s, loop.run_in_executor, None, self.config.app.state.end_requests
+        )
+        await self._wait_quiet(loop.time() + self._grace_s)
         await super().shutdown(sockets)
         timer.cancel()
 
@@ -163,78 +205,6 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         while self.server_state.connections and loop.time() < deadline:
             if self.server_state.tasks:
                 busy_at = loop.time()
-            elif loop.time() - busy_at >= min(_QUIET_S, self.grace_s / 4):
+            elif loop.time() - busy_at >= min(_QUIET_S, self._grace_s / 4):
                 return
             await asyncio.sleep(_POLL_S / 10)
-
-    def end_requests(self) -> None:
-        """Stop the engine, which fails all running requests. Blocks; any thread but the loop's."""
-        self.config.app.state.end_requests()
-
-
-class HttpServer:
-    """Serves the HTTP application in a background thread of the attention client.
-
-    Args:
-        app: The application, from `build_app`.
-        listener: A socket from `bind`.
-        limits: Limits of connections and of request headers.
-
-    Attributes:
-        address: host:port, with the actual port.
-    """
-
-    def __init__(self, app: Starlette, listener: socket.socket, limits: ServeLimits) -> None:
-        self.address = join_host_port(*listener.getsockname()[:2])
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                ws="none",
-                # Fixed, so that installed packages do not change the loop and the parser that tests cover.
-                loop="asyncio",
-                http=HttpConnection,
-                lifespan="on",
-            ),
-            listener,
-            limits,
-        )
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread, and return when the server answers. Raises ClusterError."""
-        self._thread = threading.Thread(target=self._server.run, name="http", daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline and self._thread.is_alive():
-            if self._server.started:
-                return
-            time.sleep(0.02)
-        raise ClusterError(f"the HTTP server on {self.address} did not start")
-
-    def stop(self, grace_s: float, at_once: threading.Event | None = None) -> None:
-        """Stop accepting connections, give running requests `grace_s` to end, then fail them.
-
-        Args:
-            grace_s: Longest wait for running requests.
-            at_once: Ends the wait early.
-
-        Raises:
-            ClusterError: The server's thread does not end.
-        """
-        self._server.grace_s = grace_s
-        self._server.should_exit = True
-        if self._thread is None:
-            return
-        deadline = time.monotonic() + grace_s + 2 * _AFTER_GRACE_S
-        while self._thread.is_alive() and time.monotonic() < deadline:
-            self._thread.join(_POLL_S)
-            if at_once is not None and at_once.is_set():
-                self._server.end_requests()
-                self._thread.join(2 * _AFTER_GRACE_S)
-                break
-        if self._thread.is_alive():
-            raise ClusterError(f"the HTTP server on {self.address} did not stop")
-        self._thread = None

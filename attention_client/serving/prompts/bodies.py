@@ -110,11 +110,6 @@ class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest"
         return list(self.found.get("texts", ()))
 
     @property
-    def bans_tokens(self) -> bool:
-        """Whether some tokens may not follow in the answer, whatever its text."""
-        return bool(self.allowed_token_ids or self.bad_words)
-
-    @property
     def biased_tokens(self) -> dict[int, float]:
         """What is added to the logits of tokens, by token id."""
         return {int(token): bias for token, bias in (self.logit_bias or {}).items()}

@@ -54,7 +54,7 @@ class Form:
         """Make the form of an answer that follows a constraint from its first to its last token."""
         if constraint is None:
             return cls()
-        return cls(constraint.field, lambda _literal: Source((constraint.part,)))
+        return cls(constraint.field, lambda _literal: (constraint.part,))
 
     def reader(self) -> AnswerReader:
         """Return a new reader of one answer."""
@@ -102,8 +102,8 @@ def _answer_form(constraint: Constraint, request: ChatRequest, markup: Markup) -
             calls, more = _calls(own, tools, arguments, literal, several=True)
             answer, rules = f"({answer} | {calls})", rules + more
         if not start and answer == f"@{constraint.part.name}":
-            return Source((constraint.part,))
-        return Source((_main(f"{start}{answer}", rules), constraint.part, *arguments))
+            return (constraint.part,)
+        return (_main(f"{start}{answer}", rules), constraint.part, *arguments)
 
     # The text has no markup, except calls in place of the text.
     reading = {"calls": Calls.INSTEAD if tools else Calls.NEVER, "is_content": not tools}
@@ -120,7 +120,7 @@ def _calls_form(request: ChatRequest, markup: Markup) -> Form:
     def source(literal: Literal) -> Source:
         start, rules = _thought(request, markup, literal)
         calls, more = _calls(form, tools, arguments, literal, several=several)
-        return Source((_main(start + calls, rules + more), *arguments))
+        return (_main(start + calls, rules + more), *arguments)
 
     reading = {"forced": form, "tools": {tool.name: tool.parameters for tool in tools}}
     return Form("tools", source, reading=reading)

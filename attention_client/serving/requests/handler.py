@@ -100,8 +100,7 @@ class Handler:
         check_size(request, lengths, budgets, scored, service.max_sequences)
         form, grammar = self.form(request), None
         if form.source is not None:
-            bans = request.bans_tokens
-            grammar = await service.grammars.compile(form.field, form.source, bans=bans)
+            grammar = await service.grammars.compile(form.field, form.source)
         sampling = sampling_of(request, service.defaults, service.tokenizer, grammar)
         sampling = replace(sampling, prompt_logprobs=of_prompts and sampling.logprobs is not None)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"

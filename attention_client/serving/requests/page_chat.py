@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from attention_client.serving.accepted import AcceptedRequests
 from attention_client.serving.dashboard.chat_source import Piece
 from attention_client.serving.families.pieces import Served
 from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.quota import Quota
 from attention_client.serving.requests.handler import Handler
 
 __all__ = ["PageChat"]
@@ -19,8 +19,8 @@ __all__ = ["PageChat"]
 class PageChat:
     """Answers by a handler of the API. The answers count towards the endpoint's limit of requests."""
 
-    def __init__(self, handler: Handler, accepted: AcceptedRequests) -> None:
-        self._handler, self._accepted = handler, accepted
+    def __init__(self, handler: Handler, sequences: Quota) -> None:
+        self._handler, self._sequences = handler, sequences
 
     async def answer(self, text: str, tokens: int) -> AsyncGenerator[Piece, None]:
         """Generate the pieces of an answer: text, and the servers that computed the text that follows."""
@@ -33,7 +33,8 @@ class PageChat:
             body["messages"] = [{"role": "user", "content": text}]
         else:
             body["prompt"] = text
-        with self._accepted.accept():
+        with self._sequences.share() as take:
+            take(1)
             _, answer = await self._handler.answer(json.dumps(body).encode())
             async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
                 async for _, piece in pieces:

@@ -34,7 +34,7 @@ _STOP_TIMEOUT_S = 5.0
 _LOG_INTERVAL_S = 10.0
 
 More = Callable[[int], None]
-"""Counts a request's sequences beyond the first against the endpoint's limit (`AcceptedRequests`)."""
+"""Counts a request's sequences beyond the first against the endpoint's limit (`Quota`)."""
 
 _Request = TypeVar("_Request", bound=Body)
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.access import LoopbackHosts
 from eaas.net.api_keys import ApiKeys
 from http_box import Box
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.access import LoopbackHosts
 from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration

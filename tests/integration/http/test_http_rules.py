@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.access import LoopbackHosts
 from http_box import LIMITS, Box, error_of
 from raw_http import answer_of, connected, exchange, head, post, read_all, read_until
 

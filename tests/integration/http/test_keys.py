@@ -13,7 +13,6 @@ import httpx
 import openai
 import pytest
 
-from attention_client.serving.network import http_connection
 from eaas.net.api_keys import ApiKeys
 from http_box import CHAT, LIMITS, Box, error_of
 
@@ -173,9 +172,7 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
         locked.wait_idle()
 
 
-def test_an_idle_connection_waits_for_its_next_request(
-    locked: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_connection_waits_for_its_next_request(locked: Box) -> None:
     ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     address = locked.server.address.rsplit(":", 1)
     with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
@@ -194,9 +191,3 @@ def test_an_idle_connection_waits_for_its_next_request(
         begun = time.monotonic()
         assert read_to_end(connection) == b""
         assert time.monotonic() - begun < 20
-    monkeypatch.setattr(http_connection, "_MANY_CONNECTIONS", 0)
-    monkeypatch.setattr(http_connection, "_SHORT_KEEP_ALIVE_S", HEAD_S)
-    with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
-        connection.sendall(ask)
-        # With many connections the short keep-alive time applies.
-        assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")

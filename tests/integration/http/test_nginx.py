@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.access import LoopbackHosts
 from http_box import LIMITS, Box
 from waiting import eventually
 

@@ -11,6 +11,7 @@ import pytest
 from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP
 from attention_client.serving.grammars.compiler import GrammarCompiler
+from attention_client.serving.grammars.guide import Guide
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.requests.form import chat_form
@@ -126,7 +127,7 @@ def test_reasoning_ends_before_the_answer(
     tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
     form = chat_form(asked({"response_format": FORM}, opening), markup)
     assert form.source is not None
-    guide = compiled(compilers(tokenizer), form.source, form.field).guide(0, 0)
+    guide = Guide(compiled(compilers(tokenizer), form.source, form.field), 0)
     allowed = guide.allowed([])
     for token in tokenizer(text)["input_ids"]:
         if not allowed[token]:
@@ -179,7 +180,7 @@ def test_json_or_calls_where_both_are_allowed(answers: Callable[..., Any]) -> No
 def test_a_model_without_a_family_answers_with_json() -> None:
     form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), NO_MARKUP)
     assert form.source is not None
-    text = form.source(json.dumps).parts[0].text
+    text = form.source(json.dumps)[0].text
     assert text.startswith('start: "[" call (", " call)* "]"\n')
 
 

@@ -10,11 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from attention_client.serving.accepted import AcceptedRequests
+from attention_client.serving.access import Access
 from attention_client.serving.guard import RequestGuard
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.quota import Quota
 
+LARGEST = 10
 PATHS = ("/v1/completions", "/tokenize", "/detokenize", "/_nicegui_ws/socket.io/")
 
 
@@ -28,7 +30,12 @@ class Guarded:
     def __init__(self, **limits: Any) -> None:
         metrics = ServeMetrics(CollectorRegistry())
         self.guard = RequestGuard(
-            self._app, ServeLimits(max_body_bytes=10, **limits), metrics, AcceptedRequests(8)
+            self._app,
+            {path: {"POST"} for path in PATHS[:3]},
+            ServeLimits(**{"max_body_bytes": 10} | limits),
+            metrics,
+            Quota(8, "too many"),
+            Access(),
         )
         self.bodies: list[bytes] = []
 
@@ -105,3 +112,13 @@ def test_incomplete_bodies_have_limited_memory_and_the_oldest_are_evicted() -> N
         assert await asyncio.wait_for(guarded.post(PATHS[0], part(b"a" * 9, more=False)), 5) == 200
 
     asyncio.run(asyncio.wait_for(attack(), 20))
+
+
+def test_the_first_bytes_of_each_body_need_no_memory() -> None:
+    async def post() -> None:
+        guarded = Guarded(max_body_bytes=2**20, max_bodies_bytes=100)
+        for more, status in ((100, 200), (101, 429), (0, 200)):
+            body = b"a" * (2**16 + more)
+            assert await guarded.post(PATHS[0], part(body, more=False)) == status
+
+    asyncio.run(asyncio.wait_for(post(), 20))

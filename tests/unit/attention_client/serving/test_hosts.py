@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attention_client.main import _hosts
-from attention_client.serving.hosts import LoopbackHosts
+from attention_client.serving.access import LoopbackHosts
 from eaas.config import AttentionClientConfig
 
 LOCAL = (

@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.sampling import Sampling, SequenceSampler
 from attention_client.serving.grammars.compiler import GrammarCompiler
-from attention_client.serving.grammars.guide import restrict
+from attention_client.serving.grammars.guide import Guide, restrict
 from byte_tokenizer import byte_tokenizer
 from guided import compiled, part, random_answer
 
@@ -134,7 +134,7 @@ def test_json_has_the_white_space_of_usual_printers(compiler: GrammarCompiler) -
     grammar = compiled(compiler, part("json", "{}"))
 
     def follows(text: str) -> bool:
-        tokens, matcher = TOKENIZER(text)["input_ids"], grammar.matcher()
+        tokens, matcher = TOKENIZER(text)["input_ids"], grammar.start.deep_copy()
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     value = {"a": [1, {"b": [{"c": None}], "d": {}}], "e": "  \n\n"}
@@ -169,16 +169,16 @@ def test_every_kind_of_grammar(
 def test_the_end_waits_for_the_least_length_unless_nothing_else_may_follow(
     compiler: GrammarCompiler,
 ) -> None:
-    guide = compiled(compiler, part("regex", "a{1,4}")).guide(prompt_length=10, min_length=13)
+    guide = Guide(compiled(compiler, part("regex", "a{1,4}")), prompt_length=10, min_length=13)
     a = TOKENIZER("a")["input_ids"]
     followers = [np.flatnonzero(guide.allowed(tokens)).tolist() for tokens in ([], a, a, a, a)]
     assert followers == [a, a, a, [*a, END], [END]]
-    short = compiled(compiler, part("regex", "a")).guide(prompt_length=10, min_length=20)
+    short = Guide(compiled(compiler, part("regex", "a")), prompt_length=10, min_length=20)
     assert np.flatnonzero(short.allowed(a)).tolist() == [END]
 
 
 def test_a_copy_starts_at_the_first_token(compiler: GrammarCompiler) -> None:
-    guide = compiled(compiler, part("regex", "ab*c")).guide(3, 0)
+    guide = Guide(compiled(compiler, part("regex", "ab*c")), 3)
     tokens = TOKENIZER("abb")["input_ids"]
     assert guide.next == 3
     guide.allowed(tokens)
@@ -246,7 +246,7 @@ def test_a_bad_grammar_is_refused_by_its_field(
 def test_a_grammar_that_grows_too_large_ends_its_request(
     compiler: GrammarCompiler, kind: str, text: str
 ) -> None:
-    guide = compiled(compiler, part(kind, text), "guided_x").guide(0, 10_000)
+    guide = Guide(compiled(compiler, part(kind, text), "guided_x"), 0, 10_000)
 
     def follow() -> None:
         tokens: list[int] = []

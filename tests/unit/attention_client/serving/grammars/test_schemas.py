@@ -52,6 +52,11 @@ DISCRIMINATED = {
         record(a={"anyOf": [LOOK_AHEAD, DIGIT]}, b={"$ref": "#/properties/a"}),
         # A reference to the whole is an alternative that stays.
         record(next={"anyOf": [{"$ref": "#"}, {"type": "null"}]}, a={"anyOf": [LOOK_AHEAD, DIGIT]}),
+        # The same one twice.
+        {
+            "$defs": {"wrong": {"not": DIGIT}},
+            **record(**{key: {"anyOf": [{"$ref": "#/$defs/wrong"}, DIGIT]} for key in "ab"}),
+        },
         record(color={"type": "string", "format": "color", "maxLength": 3}),
         record(format={"type": "string", "format": "uint8", "pattern": "^[a-c]$"}),
         record(anyOf={"type": "array", "maxItems": 2, "items": {"anyOf": [LOOK_AHEAD, DIGIT]}}),
@@ -91,7 +96,7 @@ def test_what_narrows_the_answer_is_done(compiler: GrammarCompiler, schema: dict
             r"prefixItems\[1\]: .*not",
         ),
         (record(a={"$ref": "#/$defs/b"}) | {"$defs": {"b": {"not": DIGIT}}}, r"\$defs\.b: .*not"),
-        (record(a={"$ref": "#/$defs/b"}), r"\$defs\.b: there is no such schema"),
+        (record(a={"$ref": "#/$defs/b"}), r"properties\.a: .*/\$defs/b.* does not exist"),
         ({"if": {}, "then": DIGIT}, "'f': .*if"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
         ({"type": "object", "dependentSchemas": {"a": DIGIT}}, "dependentSchemas"),
@@ -154,6 +159,6 @@ def test_what_cannot_be_done_is_refused_with_its_place(
 def test_a_keyword_of_either_draft_holds(
     compiler: GrammarCompiler, schema: dict[str, Any], wrong: Any
 ) -> None:
-    matcher = compiled(compiler, part("json", json.dumps(schema))).matcher()
+    matcher = compiled(compiler, part("json", json.dumps(schema))).start.deep_copy()
     tokens = TOKENIZER(json.dumps(wrong, separators=(",", ":")))["input_ids"]
     assert matcher.validate_tokens([*tokens, 257]) < len(tokens) + 1
