@@ -17,13 +17,13 @@ from attention_client.cluster import Cluster
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.loading import load_onto
 from attention_client.engines.transformers.model import serving_dtype
+from attention_client.heap import share_heaps
 from attention_client.scheduler import strategy
 from attention_client.serving.access import LoopbackHosts
 from attention_client.serving.app import build_app
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.generation.live_admission import Scheduling
-from attention_client.serving.heap import share_heaps
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
 from attention_client.status import cluster_status, min_nodes, min_replicas

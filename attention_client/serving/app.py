@@ -24,10 +24,10 @@ from attention_client.serving.families.family import Family
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.template import missing_template
 from attention_client.serving.quota import Quota

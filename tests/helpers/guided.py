@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
+from attention_client.serving.generation.guide import Grammar
 from attention_client.serving.generation.sampling import BatchSampler, Sampling
 from attention_client.serving.grammars.compiler import GrammarCompiler, Literal
-from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.grammars.source import Part, Source
 
 __all__ = ["compiled", "part", "random_answer"]
 
 
 def part(kind: Any, text: str) -> Callable[[Literal], Source]:
-    return lambda _: Source((Part("answer", kind, text),))
+    return lambda _: (Part("answer", kind, text),)
 
 
 def compiled(
     compiler: GrammarCompiler, build: Callable[[Literal], Source], field: str = "f"
 ) -> Grammar:
-    return asyncio.run(compiler.compile(field, build))
+    return Grammar(asyncio.run(compiler.compile(field, build)), compiler.end_tokens, field)
 
 
 def _raise(_request: str, error: Exception) -> None:

@@ -26,8 +26,8 @@ from attention_client.serving.generation.batching import BatchingEngine
 from attention_client.serving.generation.engine import Delivery, Engine, Work
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.generation.sampling import GREEDY
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 

@@ -54,6 +54,7 @@ from attention_client.engines.transformers.rotary import (
     refuse_new_keys,
     share_equal_blocks,
 )
+from attention_client.heap import trim_heap
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.engine import Delivery, Work
@@ -62,7 +63,6 @@ from attention_client.serving.generation.prompt_scoring import PromptScoring, un
 from attention_client.serving.generation.router import Router
 from attention_client.serving.generation.sampling import BatchSampler
 from attention_client.serving.generation.strategy_scheduler import StrategyScheduler
-from attention_client.serving.heap import trim_heap
 from attention_client.serving.limits import ServeLimits
 from eaas.errors import ConfigError, EaasError
 

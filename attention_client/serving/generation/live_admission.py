@@ -22,7 +22,7 @@ from attention_client.scheduler.predictor import Predictor, correlation
 from attention_client.scheduler.recording import QueueSettings, Recorder
 from attention_client.scheduler.strategies.fcfs import Fcfs
 from attention_client.serving.generation.pace import PaceProbe
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from eaas.config import SchedulerConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger

@@ -25,9 +25,9 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.generation.draws import Draw, draw, key
+from attention_client.serving.generation.guide import Grammar, Guide, restrict
 from attention_client.serving.generation.penalties import MOST_SCORE, History, penalize
 from attention_client.serving.generation.scores import Scores, score
-from attention_client.serving.grammars.guide import Grammar, Guide, restrict
 
 __all__ = ["GREEDY", "BatchSampler", "Row", "Sampling", "SequenceSampler", "choose"]
 

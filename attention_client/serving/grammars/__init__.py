@@ -4,5 +4,4 @@
 - `source`: a grammar as text, made of parts that llguidance reads.
 - `check`: compiles a grammar in a process of its own, which may crash or hang on a hostile one.
 - `compiler`: compiles checked grammars for the model's tokenizer, outside the event loop; keeps recent ones.
-- `guide`: one request's position in its grammar, and the tokens that may follow.
 """

@@ -19,7 +19,6 @@ from llguidance.hf import from_tokenizer
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.check import __name__ as _CHECK
 from attention_client.serving.grammars.check import matcher_of
-from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.grammars.source import Part, Source
 
 __all__ = ["GrammarCompiler", "Literal"]
@@ -49,15 +48,15 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = max(vocabulary, len(tokenizer))
-        self._end_tokens = tuple(end_tokens)
+        self.end_tokens = tuple(end_tokens)
         self._threads = ThreadPoolExecutor(_THREADS, "grammars")
         self._tokens = self._threads.submit(
             from_tokenizer, tokenizer, n_vocab=self._vocabulary, eos_token=list(end_tokens)
         )
         self._matcher = lru_cache(_KEPT)(self._compiled)
 
-    async def compile(self, field: str, build: Callable[[Literal], Source]) -> Grammar:
-        """Compile a grammar in a thread.
+    async def compile(self, field: str, build: Callable[[Literal], Source]) -> LLMatcher:
+        """Compile a grammar in a thread; return a matcher before the first token.
 
         Args:
             field: The field of the request that asks for it.
@@ -73,8 +72,8 @@ class GrammarCompiler:
         """End the threads, when the endpoint stops. Waiting requests fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, field: str, build: Callable[[Literal], Source]) -> Grammar:
-        if not self._end_tokens:
+    def _compile(self, field: str, build: Callable[[Literal], Source]) -> LLMatcher:
+        if not self.end_tokens:
             raise _refusal(field, "this model has no end token, so no answer could end")
         try:
             self._tokens.result()
@@ -82,10 +81,9 @@ class GrammarCompiler:
             reason = f"this model's tokenizer takes no grammars: {error}"
             raise _refusal(field, reason, "unsupported_parameter") from error
         try:
-            matcher = self._matcher(build(self._literal))
+            return self._matcher(build(self._literal))
         except ValueError as error:
             raise _refusal(field, str(error)) from error
-        return Grammar(matcher, self._end_tokens, field)
 
     def _compiled(self, source: Source) -> LLMatcher:
         """Compile a grammar that another process has checked. Raises ValueError, ApiError (503)."""

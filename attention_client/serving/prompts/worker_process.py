@@ -13,8 +13,8 @@ from dataclasses import asdict
 from itertools import islice
 from typing import IO, Any, TypeVar
 
+from attention_client.heap import trim_heap
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.heap import trim_heap
 from attention_client.serving.prompts.body import Body, parse
 from attention_client.serving.prompts.reader import ModelLimits
 

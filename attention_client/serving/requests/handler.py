@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Finish, Served
 from attention_client.serving.generation.engine import Work
+from attention_client.serving.generation.guide import Grammar
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.prompts.bodies import (
     CompletionRequest,
@@ -100,7 +101,8 @@ class Handler:
         check_size(request, lengths, budgets, scored, service.max_sequences)
         form, grammar = self.form(request), None
         if form.source is not None:
-            grammar = await service.grammars.compile(form.field, form.source)
+            matcher = await service.grammars.compile(form.field, form.source)
+            grammar = Grammar(matcher, service.grammars.end_tokens, form.field)
         sampling = sampling_of(request, service.defaults, service.tokenizer, grammar)
         sampling = replace(sampling, prompt_logprobs=of_prompts and sampling.logprobs is not None)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"

@@ -7,8 +7,8 @@ from typing import Any
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.defaults import Defaults
+from attention_client.serving.generation.guide import Grammar
 from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.grammars.guide import Grammar
 from attention_client.serving.prompts.bodies import GenerationRequest
 
 __all__ = ["check_size", "sampling_of"]

@@ -10,8 +10,8 @@ import numpy as np
 import yaml
 from prometheus_client import CollectorRegistry, Metric
 
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
 from balancer.live.control import Signals

@@ -35,9 +35,9 @@ from attention_client.serving.generation.engine import Delivery, Engine, Work
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.generation.sampling import GREEDY, Sampling
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.generation.sequential import SequentialEngine
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
 
 POSITIONS = 16
 X = torch.zeros(1, 1, 32)

@@ -20,8 +20,8 @@ from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.generation.prefill_pace import PrefillPace
 from attention_client.serving.generation.sampling import GREEDY
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from eaas.checkpoint import Checkpoint
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")

@@ -10,8 +10,8 @@ import pytest
 
 from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP
+from attention_client.serving.generation.guide import Guide
 from attention_client.serving.grammars.compiler import GrammarCompiler
-from attention_client.serving.grammars.guide import Guide
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.requests.form import chat_form

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from attention_client.serving.api_error import ApiError
+from attention_client.serving.generation.guide import Guide, restrict
 from attention_client.serving.generation.sampling import Sampling, SequenceSampler
 from attention_client.serving.grammars.compiler import GrammarCompiler
-from attention_client.serving.grammars.guide import Guide, restrict
 from byte_tokenizer import byte_tokenizer
 from guided import compiled, part, random_answer
 
