@@ -128,10 +128,14 @@ class AnswerReader:
         """Whether answers can have reasoning."""
         return self._markup.reasoning is not None
 
-    @property
-    def in_region(self) -> bool:
-        """Whether the answer is inside a call or reasoning, which an end token may close."""
-        return self._state in (_State.CALL, _State.REASONING)
+    def closes(self, text: str) -> bool:
+        """Whether an end token's text closes the call or the reasoning that the answer is inside."""
+        regions = {_State.CALL: self._markup.calls, _State.REASONING: self._reasoning}
+        field = regions.get(self._state)
+        if field is None or field.close_re is None:
+            return field is not None
+        whole = self._buffer + text
+        return any(found.end() == len(whole) for found in field.close_re.finditer(whole))
 
     def _count_held(self) -> None:
         self.reasoning_tokens += self._held
@@ -165,6 +169,11 @@ class AnswerReader:
 
     def _reason(self, final: bool) -> Iterator[Piece]:
         found, hold = self._find([self._reasoning], "close", final)
+        call = None
+        if found is None and self._calls is Calls.ANYWHERE:
+            # Reasoning may mention a call. Where nothing closes it, the model forgot to.
+            call, call_hold = self._find([self._markup.calls], "open", final)
+            hold = min(hold, call_hold if call is None else call.start())
         text = self._buffer[: hold if found is None else found.start()]
         # White space at the end is held back, since it may be the last.
         end = len(text.rstrip())
@@ -178,6 +187,8 @@ class AnswerReader:
             self._enter(_State.CONTENT)
         else:
             self._take(len(text) if final else max(end, begin))
+            if final and call is not None:
+                self._enter(_State.CONTENT)
 
     def _answer(self, final: bool) -> Iterator[Piece]:
         """Show text up to the next region."""

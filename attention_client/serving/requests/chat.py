@@ -56,7 +56,7 @@ class ChatHandler(Handler):
         """Convert all pieces to the message of a choice that is not streamed."""
         text = [piece for piece in pieces if isinstance(piece, str)]
         content = "".join(piece for piece in text if not isinstance(piece, Reasoning))
-        message: dict[str, Any] = {"role": "assistant", "content": content}
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning := "".join(piece for piece in text if isinstance(piece, Reasoning)):
             message["reasoning_content"] = reasoning
         if calls := [_tool_call(piece) for piece in pieces if isinstance(piece, Call)]:

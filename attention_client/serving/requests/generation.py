@@ -200,8 +200,8 @@ class Generation:
         text = last + self._text.flush()
         if not stopped:
             text = self._stop.push(text, search=self._may_stop()) + self._stop.flush()
-        if marked is not None and self._reader.in_region:
-            text += marked  # it may close a call
+        if marked is not None and self._reader.closes(text + marked):
+            text += marked
         pieces += self._reader.finish("" if stopped else text)
         if is_shown and marked:
             pieces += filter(None, [marked[1:]])  # a mark is one character

@@ -139,6 +139,24 @@ def test_parts_of_an_answer() -> None:
     assert finish.reason == "tool_calls"
 
 
+def test_an_end_token_is_no_part_of_a_call_that_was_not_closed() -> None:
+    reader = AnswerReader(MARKUP, calls=Calls.ANYWHERE)
+    tokens = [*ids('<tool_call>\n{"name": "f", "arguments": {}}'), END]
+    it, *_ = generation(one_by_one(tokens), reader=reader, marked=MARKUP.tokens)
+    call, finish = collect(it)
+    assert (call.name, call.arguments, finish) == ("f", "{}", Finish("tool_calls"))
+
+
+def test_an_end_token_closes_a_call() -> None:
+    tokenizer = byte_tokenizer("<|call|>", eos_token="<|call|>")
+    markup = Markup(Family.of(tokenizer, "gpt_oss"), tokenizer)
+    reader = AnswerReader(markup, calls=Calls.ANYWHERE)
+    tokens = [*ids('<|channel|>commentary to=functions.f <|message|>{"a": 1}'), END]
+    it, *_ = generation(one_by_one(tokens), reader=reader, marked=markup.tokens)
+    call, finish = collect(it)
+    assert (call.name, call.arguments, finish) == ("f", '{"a": 1}', Finish("tool_calls"))
+
+
 def test_an_error_of_the_engine_is_raised() -> None:
     error = ExpertsUnavailableError(1, [2], "gone")
     failed = [Delivery(ids("a")), Delivery([], finished=True, error=error)]
