@@ -8,7 +8,10 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +19,7 @@ import openai
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DeepseekV3Config,
     GptOssConfig,
     Qwen3MoeConfig,
@@ -26,6 +30,7 @@ from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
 from byte_tokenizer import byte_tokenizer
+from eaas_cli.demo_model import write_demo_model
 
 VOCABULARY = 260
 END = 257
@@ -195,6 +200,28 @@ class Box:
         self.http.close()
         self.openai.close()
         self.server.stop(5.0)
+
+
+@contextmanager
+def demo_endpoint(path: Path, arch: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Serve a small demo model of an architecture; yield the URL and the tokenizer."""
+    write_demo_model(path, arch, layers=2, hidden=32, experts=4, top_k=2)
+    limits = replace(LIMITS, num_blocks=500)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    app = build_app(
+        AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval(),
+        tokenizer,
+        model_name=name,
+        status=lambda: {"epoch": 1, "members": []},
+        healthy=lambda: (True, ""),
+        limits=limits,
+    )
+    server = HttpServer(app, bind("127.0.0.1", 0), limits)
+    server.start()
+    try:
+        yield f"http://{server.address}", tokenizer
+    finally:
+        server.stop(5.0)
 
 
 def events(text: str) -> list[Any]:
