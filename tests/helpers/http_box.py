@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import openai
 import torch
+from tokenizers import processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -80,10 +81,15 @@ CONFIGS = {
 LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_body_bytes=100_000)
 
 
-def chat_tokenizer() -> Any:
-    """A byte tokenizer with a chat template; "</s>" is 257."""
+def chat_tokenizer(*, begins: bool = False) -> Any:
+    """A byte tokenizer with a chat template; "</s>" is 257. Texts may begin with "<s>", 259."""
     special = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
-    tokenizer = byte_tokenizer(*special.values(), "<s>", **special)
+    names = special | ({"bos_token": "<s>"} if begins else {})
+    tokenizer = byte_tokenizer(*special.values(), "<s>", **names)
+    if begins:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 259)]
+        )
     tokenizer.chat_template = (
         "{% for m in messages %}"
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
@@ -122,9 +128,10 @@ class Box:
         hosts: Any = None,
         origins: Any = (),
         chat_template: str | None = None,
+        begins: bool = False,
     ) -> None:
         self.model = tiny_model(kind)
-        self.tokenizer = chat_tokenizer()
+        self.tokenizer = chat_tokenizer(begins=begins)
         if chat_template is not None:
             self.tokenizer.chat_template = chat_template
         self.error: Exception | None = None
