@@ -248,7 +248,13 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("message", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.nightly] * (name != "call after text"))
+        for name, each in ANSWERS.items()
+    ],
+)
 def test_each_family_reads_what_its_template_writes(
     demo: SimpleNamespace, message: dict[str, Any]
 ) -> None:
@@ -278,6 +284,7 @@ def test_each_family_reads_what_its_template_writes(
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_each_family_is_made_to_call(demo: SimpleNamespace, choice: Any) -> None:
     schema = {"type": "object", "properties": {"a": FIXED}, "required": ["a"]}
