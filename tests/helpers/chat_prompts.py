@@ -15,7 +15,7 @@ __all__ = ["TEMPLATES", "assistant", "call", "prompt", "result", "template"]
 
 _DIRECTORY = Path(__file__).parents[1] / "data" / "chat_templates"
 TEMPLATES = sorted(path.stem for path in _DIRECTORY.glob("*.jinja"))
-"""The published templates' demands, in small form: what they show, and what they refuse."""
+"""The published templates' demands, in small form: what they show and refuse; `fields` shows all."""
 
 
 def template(name: str) -> str:

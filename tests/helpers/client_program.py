@@ -78,8 +78,11 @@ def run_openai(url: str) -> None:
         final = stream.get_final_completion().choices[0].message
     assert Place.model_validate_json(final.tool_calls[0].function.arguments)
     chat.pop("tools")
-    parsed = client.chat.completions.parse(messages=messages[:1], response_format=Person, **chat)
-    assert isinstance(parsed.choices[0].message.parsed, Person)
+    form: Any = {"messages": messages[:1], "response_format": Person} | chat
+    parsed = client.chat.completions.parse(**form).choices[0].message.parsed
+    assert isinstance(parsed, Person)
+    with client.chat.completions.stream(**form) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
 
 
 def run_langchain(url: str) -> None:
@@ -104,7 +107,9 @@ def run_langchain(url: str) -> None:
     assert Place.model_validate_json("".join(pieces))
     for method in ("json_schema", "function_calling"):
         model = chat.with_structured_output(Person, method=method)
-        assert isinstance(model.invoke(QUESTION), Person)
+        person = model.invoke(QUESTION)
+        assert isinstance(person, Person)
+        assert list(model.stream(QUESTION))[-1] == person
 
 
 def run_litellm(url: str) -> None:
@@ -126,8 +131,11 @@ def run_litellm(url: str) -> None:
     parts = litellm.completion(messages=messages, stream=True, **chat)
     assert "".join(part.choices[0].delta.content or "" for part in parts) == whole
     schema = base | {"max_tokens": TOKENS, "temperature": 1.0, "seed": 1}
-    answer = litellm.completion(messages=messages[:1], response_format=Person, **schema)
-    assert Person.model_validate_json(answer.choices[0].message.content)
+    form = {"messages": messages[:1], "response_format": Person} | schema
+    answer = litellm.completion(**form).choices[0].message.content
+    assert Person.model_validate_json(answer)
+    parts = litellm.completion(stream=True, **form)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == answer
 
 
 def run_pydantic_ai(url: str) -> None:
@@ -137,9 +145,16 @@ def run_pydantic_ai(url: str) -> None:
 
     model = OpenAIChatModel(MODEL, provider=OpenAIProvider(f"{url}/v1", api_key="none"))
     settings: Any = {"max_tokens": TOKENS, "temperature": 1.0, "seed": 1}
+
+    async def streamed_person(agent: Any) -> Any:
+        async with agent.run_stream(QUESTION) as stream:
+            return await stream.get_output()
+
     for output in (Person, ToolOutput(Person), NativeOutput(Person)):
         agent: Any = Agent(model, output_type=output, model_settings=settings, retries=3)
-        assert isinstance(agent.run_sync(QUESTION).output, Person)
+        person = agent.run_sync(QUESTION).output
+        assert isinstance(person, Person)
+        assert asyncio.run(streamed_person(agent)) == person
     called: list[str] = []
 
     def get_weather(city: Literal["Bern", "Basel"]) -> str:
@@ -188,6 +203,9 @@ def run_llama_index(url: str) -> None:
     answer = llm.chat_with_tools([tool], chat_history=messages, tool_required=True)
     calls = llm.get_tool_calls_from_response(answer)
     assert {call.tool_name for call in calls} == {"get_weather"}
+    forced = llm.stream_chat_with_tools([tool], chat_history=messages, tool_required=True)
+    streamed = llm.get_tool_calls_from_response(list(forced)[-1])
+    assert [each.tool_kwargs for each in streamed] == [each.tool_kwargs for each in calls]
     messages.append(answer.message)
     for call in calls:
         assert Place(**call.tool_kwargs)
@@ -233,6 +251,12 @@ def run_anthropic(url: str) -> None:
     with client.messages.stream(messages=messages, **fields) as stream:
         text = "".join(stream.text_stream)
     assert text == "".join(block.text for block in whole.content if block.type == "text") != ""
+    # Place, since the client drops limits of lengths and numbers.
+    form: Any = {"messages": messages[:1], "output_format": Place, "extra_body": sampling}
+    form |= {"model": MODEL, "max_tokens": TOKENS}
+    assert isinstance(client.messages.parse(**form).parsed_output, Place)
+    with client.messages.stream(**form) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, Place)
 
 
 def run_lm_eval(url: str) -> None:
@@ -258,7 +282,7 @@ def run_lm_eval(url: str) -> None:
         model="local-chat-completions",
         model_args=f"model={MODEL},base_url={url}/v1/chat/completions",
         tasks=["weather"],
-        task_manager=lm_eval.tasks.TaskManager(include_path="."),
+        task_manager=lm_eval.tasks.TaskManager(include_path=".", include_defaults=False),
         apply_chat_template=True,
         log_samples=True,
     )

@@ -8,14 +8,19 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import torch
+from tokenizers import processors
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     DeepseekV3Config,
     GptOssConfig,
     Qwen3MoeConfig,
@@ -26,6 +31,7 @@ from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
 from byte_tokenizer import byte_tokenizer
+from eaas_cli.demo_model import write_demo_model
 
 VOCABULARY = 260
 END = 257
@@ -75,10 +81,15 @@ CONFIGS = {
 LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_body_bytes=100_000)
 
 
-def chat_tokenizer() -> Any:
-    """A byte tokenizer with a chat template; "</s>" is 257."""
+def chat_tokenizer(*, begins: bool = False) -> Any:
+    """A byte tokenizer with a chat template; "</s>" is 257. Texts may begin with "<s>", 259."""
     special = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
-    tokenizer = byte_tokenizer(*special.values(), "<s>", **special)
+    names = special | ({"bos_token": "<s>"} if begins else {})
+    tokenizer = byte_tokenizer(*special.values(), "<s>", **names)
+    if begins:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 259)]
+        )
     tokenizer.chat_template = (
         "{% for m in messages %}"
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
@@ -117,9 +128,10 @@ class Box:
         hosts: Any = None,
         origins: Any = (),
         chat_template: str | None = None,
+        begins: bool = False,
     ) -> None:
         self.model = tiny_model(kind)
-        self.tokenizer = chat_tokenizer()
+        self.tokenizer = chat_tokenizer(begins=begins)
         if chat_template is not None:
             self.tokenizer.chat_template = chat_template
         self.error: Exception | None = None
@@ -195,6 +207,28 @@ class Box:
         self.http.close()
         self.openai.close()
         self.server.stop(5.0)
+
+
+@contextmanager
+def demo_endpoint(path: Path, arch: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Serve a small demo model of an architecture; yield the URL and the tokenizer."""
+    write_demo_model(path, arch, layers=2, hidden=32, experts=4, top_k=2)
+    limits = replace(LIMITS, num_blocks=500)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    app = build_app(
+        AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval(),
+        tokenizer,
+        model_name=name,
+        status=lambda: {"epoch": 1, "members": []},
+        healthy=lambda: (True, ""),
+        limits=limits,
+    )
+    server = HttpServer(app, bind("127.0.0.1", 0), limits)
+    server.start()
+    try:
+        yield f"http://{server.address}", tokenizer
+    finally:
+        server.stop(5.0)
 
 
 def events(text: str) -> list[Any]:

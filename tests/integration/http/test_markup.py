@@ -1,4 +1,4 @@
-"""What a model of the ChatML family writes, as its users get it: reasoning, calls and text."""
+"""What models write, as their users get it: reasoning, calls and text; ChatML, then each family."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from http_box import CHAT, END, LIMITS, Box, events
+from chat_prompts import assistant, call, result
+from eaas_cli.demo_model import ARCHITECTURES
+from http_box import CHAT, END, LIMITS, Box, demo_endpoint, events
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +50,7 @@ def script(answer: str) -> dict[str, Any]:
     return {"structured_outputs": {"regex": re.sub(r"([^\w\s<>/\"':,])", r"\\\1", answer)}}
 
 
-def ask(box: Box, **fields: Any) -> dict[str, Any]:
+def ask(box: Any, **fields: Any) -> dict[str, Any]:
     """Return the message of an answer, the same whole and streamed, and what else the choice has."""
     body = CHAT | {"max_tokens": 160} | fields
     whole = box.http.post("/v1/chat/completions", json=body)
@@ -218,3 +222,80 @@ def test_choices_have_their_own_parts(chatml: Box) -> None:
     for choice in choices:
         assert choice["message"]["content"] == "Paris"
         assert choice["message"]["reasoning_content"] == "Hm."
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def demo(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SimpleNamespace]:
+    """A client of a demo model, which has the template and the tokens of its family."""
+    arch = str(request.param)
+    with (
+        demo_endpoint(tmp_path_factory.mktemp("demo") / arch, arch, "tiny") as (url, tokenizer),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        yield SimpleNamespace(http=http, tokenizer=tokenizer, arch=arch)
+
+
+THINKS = {"chat_template_kwargs": {"thinking": True}}  # a variable of DeepSeek's template alone
+ANSWERS = {
+    "text": assistant(content="Sunny <b>."),
+    "text after a thought": assistant(content="Sunny.", reasoning_content="Hm."),
+    "call": assistant(call("f", {"a": "b"}, "abcdefghi")),
+    "call after text": assistant(call("f", {"a": "ü"}, "abcdefghi"), content="I look."),
+    "all": assistant(call("f", {"a": '"<'}, "abcdefghi"), content="So:", reasoning_content="Hm."),
+    "two calls": assistant(call("f", {"a": "1"}, "abcdefghi"), call("f", {"a": "2"}, "abcdefgh2")),
+}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.nightly] * (name != "call after text"))
+        for name, each in ANSWERS.items()
+    ],
+)
+def test_each_family_reads_what_its_template_writes(
+    demo: SimpleNamespace, message: dict[str, Any]
+) -> None:
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    thought = message.get("reasoning_content", "")
+    if (len(calls) > 1 and demo.arch == "gpt_oss") or (thought and demo.arch == "mixtral"):
+        pytest.skip("the family has no such answers")
+
+    def rendered(*messages: Any, **fields: Any) -> str:
+        fields |= {"tokenize": False, "thinking": bool(thought), "tools": [TOOL]}
+        return str(demo.tokenizer.apply_chat_template([*CHAT["messages"], *messages], **fields))
+
+    written = rendered(message).removeprefix(rendered(add_generation_prompt=True))
+    tokens = demo.tokenizer(written.rstrip(), add_special_tokens=False)["input_ids"][:-1]
+    grammar = {"grammar": "start: " + " ".join(f"<[{token}]>" for token in tokens)}
+    fields = {"tools": [TOOL]} | (THINKS if thought else {})
+    found = ask(demo, structured_outputs=grammar, **fields)
+    found["calls"] = [(name, json.loads(arguments)) for name, arguments in found["calls"]]
+    said = [(each["name"], each["arguments"]) for each in calls]
+    right = told(message["content"] or "", thought, said, "tool_calls" if calls else "stop")
+    assert same(found, right)
+    # It goes back.
+    results = [result("17", each["id"]) for each in message.get("tool_calls", ())]
+    history = [*CHAT["messages"], message, *results, *CHAT["messages"]]
+    body = CHAT | {"messages": history, "max_tokens": 2, "tools": [TOOL]}
+    answer = demo.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_each_family_is_made_to_call(demo: SimpleNamespace, choice: Any) -> None:
+    schema = {"type": "object", "properties": {"a": FIXED}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    fields = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    ((name, arguments),) = ask(demo, **fields)["calls"]
+    assert (name, json.loads(arguments)) == ("f", {"a": FIXED["const"]})
+
+
+def test_each_family_follows_a_schema(demo: SimpleNamespace) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["é", 7]}}}
+    found = ask(demo, response_format=form)
+    assert json.loads(found["content"]) in ("é", 7)
+    assert same(found, told(found["content"]))

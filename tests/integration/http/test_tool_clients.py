@@ -13,17 +13,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import client_program
-from attention_client.serving.app import build_app
-from attention_client.serving.network.server import HttpServer, bind
-from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
-from http_box import LIMITS
+from eaas_cli.demo_model import ARCHITECTURES
+from http_box import demo_endpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -36,24 +32,13 @@ OFFLINE = {
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """NAME=URL of a server of each architecture's demo model."""
-    limits = replace(LIMITS, num_blocks=500)
+    directory = tmp_path_factory.mktemp("models")
     with ExitStack() as stack:
         found = []
         for arch in ARCHITECTURES:
-            path = tmp_path_factory.mktemp("models") / arch
-            write_demo_model(path, arch, layers=2, hidden=32, experts=4, top_k=2)
-            app = build_app(
-                AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval(),
-                AutoTokenizer.from_pretrained(path, local_files_only=True),
-                model_name=client_program.MODEL,
-                status=lambda: {"epoch": 1, "members": []},
-                healthy=lambda: (True, ""),
-                limits=limits,
-            )
-            server = HttpServer(app, bind("127.0.0.1", 0), limits)
-            server.start()
-            stack.callback(server.stop, 5.0)
-            found.append(f"{arch}=http://{server.address}")
+            endpoint = demo_endpoint(directory / arch, arch, client_program.MODEL)
+            url, _ = stack.enter_context(endpoint)
+            found.append(f"{arch}={url}")
         yield found
 
 
