@@ -14,7 +14,7 @@ class _Matcher:
     """
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         # For each prefix length: the length of the longest shorter prefix that is also its suffix.
         self._shorter = [0] * (len(stop) + 1)
         self._length = 0
@@ -24,22 +24,17 @@ class _Matcher:
         self._length = 0
 
     @property
-    def size(self) -> int:
-        """Length of the stop string, which a match cuts from the answer."""
-        return len(self._stop)
-
-    @property
     def begun(self) -> int:
         """Length of the text's longest suffix that is a proper prefix of the string: text to hold back."""
-        return self._length if self._length < len(self._stop) else self._shorter[self._length]
+        return self._length if self._length < len(self.stop) else self._shorter[self._length]
 
     def push(self, character: str) -> bool:
         """Add a character of the text; return whether it completes the stop string."""
         length = self.begun
-        while length and self._stop[length] != character:
+        while length and self.stop[length] != character:
             length = self._shorter[length]
-        self._length = length + (self._stop[length] == character)
-        return self._length == len(self._stop)
+        self._length = length + (self.stop[length] == character)
+        return self._length == len(self.stop)
 
 
 class StopStrings:
@@ -57,6 +52,7 @@ class StopStrings:
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
         self._include = include
         self._held = ""
+        self._has_marks = False
         self.matched: str | None = None
 
     def push(self, text: str, *, search: bool = True) -> str:
@@ -65,19 +61,35 @@ class StopStrings:
             return ""
         buffer = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
-            if "\ud800" <= character <= "\udfff":
-                continue  # a token's mark (`families.markup`)
-            complete = [matcher.size for matcher in self._matchers if matcher.push(character)]
+            if _is_mark(character):
+                self._has_marks = True
+                continue
+            complete = [matcher.stop for matcher in self._matchers if matcher.push(character)]
             if complete and search:
-                begin = end - max(complete)
-                self.matched = buffer[begin:end]
+                self.matched = max(complete, key=len)
                 self._held = ""
+                begin = self._before(buffer, end, len(self.matched))
                 return buffer[: end if self._include else begin]
-        keep = max((matcher.begun for matcher in self._matchers), default=0)
-        self._held = buffer[len(buffer) - keep :]
-        return buffer[: len(buffer) - keep]
+        begun = max((matcher.begun for matcher in self._matchers), default=0)
+        kept = self._before(buffer, len(buffer), begun)
+        self._held = buffer[kept:]
+        return buffer[:kept]
 
     def flush(self) -> str:
         """Return the text held back, at the end of a text without a match."""
         held, self._held = self._held, ""
         return held
+
+    def _before(self, text: str, end: int, count: int) -> int:
+        """Return where the last characters before a place begin, of which marks do not count."""
+        if not self._has_marks:
+            return end - count
+        while count:
+            end -= 1
+            count -= not _is_mark(text[end])
+        return end
+
+
+def _is_mark(character: str) -> bool:
+    """Whether this is a token's mark (`families.markup`), which is no text."""
+    return "\ud800" <= character <= "\udfff"

@@ -59,6 +59,18 @@ def test_only_a_possible_beginning_is_held_back() -> None:
     assert strings.flush() == "EN"
 
 
+def test_special_tokens_that_are_left_out_are_no_text() -> None:
+    for include, shown in ((False, "x"), (True, "xE\ud800ND")):
+        strings = StopStrings(["END"], include=include)
+        assert [strings.push(text) for text in ("xE", "\ud800", "N", "Dy")] == [
+            "x",
+            "",
+            "",
+            shown[1:],
+        ]
+        assert strings.matched == "END"
+
+
 def test_the_cost_of_a_token_does_not_depend_on_the_string_length() -> None:
     """The worst case: the text always ends with a long prefix of the string."""
 
