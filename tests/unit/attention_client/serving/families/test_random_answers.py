@@ -277,13 +277,10 @@ def forced_calls(text: str, parts: list[Part], names: list[str]) -> list[tuple[s
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_text_is_that_of_the_tokens_without_markup(family: str) -> None:
-    @hypothesis.settings(max_examples=ANSWERS, suppress_health_check=list(hypothesis.HealthCheck))
-    @given(case=cases(family))
-    def check(case: dict[str, Any]) -> None:
-        check_answer(case)
-
-    check()
+@hypothesis.settings(max_examples=ANSWERS, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+@given(data=st.data())
+def test_the_text_is_that_of_the_tokens_without_markup(family: str, data: st.DataObject) -> None:
+    check_answer(data.draw(cases(family)))
 
 
 def check_answer(case: dict[str, Any]) -> None:
