@@ -207,6 +207,8 @@ class AnswerReader:
     def _regions(self) -> list[ResponseTemplateField]:
         """Return the regions that may begin in the text of an answer."""
         markup, regions = self._markup, []
+        if self._forced is not None:
+            return regions
         if markup.content is not None and markup.content.open_re is not None:
             regions.append(markup.content)
         if self._is_content:

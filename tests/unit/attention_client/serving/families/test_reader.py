@@ -242,6 +242,15 @@ def test_special_tokens_of_a_forced_call_that_is_cut_off_are_no_text() -> None:
     assert read("[TOOL_CALLS]f[ARGS]", "mistral_v11", forced=forced, tools={"f": {}}) == text("f")
 
 
+def test_markup_in_forced_arguments_that_are_cut_off_is_kept() -> None:
+    forced, tools = CallFormat("{arguments}"), {"f": {}}
+    for cut in ("<minimax:tool_call>", "<minimax:tool_call><invo"):
+        answer = f'{{"x": "a {cut}'
+        assert read(answer, "minimax_m2", forced=forced, tools=tools) == text(
+            "", "", [("f", answer)]
+        )
+
+
 def test_the_family_that_fits() -> None:
     plain = byte_tokenizer("<end>", eos_token="<end>")
     assert Family.of(plain) is None
