@@ -18,7 +18,7 @@ from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.requests.detokenize import Detokenizer
 from byte_tokenizer import byte_tokenizer
 
-__all__ = ["FAMILIES", "family_tokenizer", "merged", "pieces_of"]
+__all__ = ["FAMILIES", "family_tokenizer", "markup_texts", "merged", "pieces_of"]
 
 FAMILIES: dict[str, dict[str, Any]] = {
     file.name.removesuffix(".json"): json.loads(file.read_text(encoding="utf-8"))
@@ -26,10 +26,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     if file.name.endswith(".json")
 }
 _TOKENS = re.compile(
-    r"<\|\w+\|>|<｜[^｜]+｜>|</?think>|</?tool_call>|\[/?[A-Z_]+\](?!\()|</s>|\]~b\]|\[e~\["
+    r"<\|\w+\|>|<｜[^｜]+｜>|</?(?:think|(?:minimax:)?tool_call|function_calls|arg_\w+)>"
+    r"|\[/?[A-Z_]+\](?!\()|</s>|\]~b\]|\[e~\["
 )
 # Those that are not special.
-_PLAIN = re.compile(r"</?think>|</?tool_call>|<｜tool.*")
+_PLAIN = re.compile(r"</?[a-z][a-z_:]+>|<｜tool.*")
+
+
+def markup_texts(name: str) -> dict[str, bool]:
+    """Return the texts of a family's markup that are tokens of its models, and whether each is special."""
+    shown = json.dumps(FAMILIES[name], ensure_ascii=False).replace("\\\\", "")
+    return {text: not _PLAIN.match(text) for text in _TOKENS.findall(shown)}
 
 
 @cache
@@ -39,11 +46,9 @@ def family_tokenizer(name: str, *, as_tokens: bool = True) -> tuple[Any, Markup]
     The first special token is the end token.
     """
     tokenizer = byte_tokenizer("<end>", eos_token="<end>")
-    texts = _TOKENS.findall(json.dumps(FAMILIES[name], ensure_ascii=False).replace("\\\\", ""))
     if as_tokens:
-        tokenizer.add_tokens(
-            [AddedToken(text, special=not _PLAIN.match(text)) for text in dict.fromkeys(texts)]
-        )
+        texts = markup_texts(name)
+        tokenizer.add_tokens([AddedToken(text, special=texts[text]) for text in texts])
     return tokenizer, Markup(Family.of(tokenizer, name), tokenizer)
 
 

@@ -58,7 +58,8 @@ class CallFormat:
             )
             # A name may begin with another one.
             name, opened = max(found, key=lambda each: each[1].end(), default=("", None))
-            if opened is None or opened.end() == len(text):
+            # After the first call, nothing follows arguments that have no head.
+            if opened is None or opened.end() == len(text) or 0 < position == opened.end():
                 return
             try:
                 end = decoder.raw_decode(text, opened.end())[1]

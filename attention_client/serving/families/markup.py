@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import (
@@ -101,14 +101,13 @@ class Markup:
         closed = max((found.end() for found in field.close_re.finditer(opening)), default=-1)
         return None if opened == closed else opened > closed
 
-    def without_cut(self, text: str) -> str:
-        """Return the end of an answer without the beginning of a delimiter, which was cut off.
+    @staticmethod
+    def without_cut(text: str, regions: Iterable[ResponseTemplateField]) -> str:
+        """Return the end of an answer without the beginning of a region's delimiter, which was cut off.
 
         A delimiter that begins with text may be text.
         """
-        for field in (self.reasoning, self.calls, self.content, self.joint):
-            if field is None or field.open_re is None:
-                continue
+        for field in regions:
             found = field.open_re.search(text, partial=True)
             if found is not None and found.partial and _MARKS.match(found.group().lstrip()):
                 text = text[: found.start()]

@@ -120,7 +120,8 @@ class AnswerReader:
         """Add the text that was held back at the last token; yield the pieces that are left."""
         self._buffer += text
         self._count_held()
-        self._buffer = self._markup.without_cut(self._buffer)
+        begins = [self._reasoning] if self._state is _State.BEGIN else self._regions()
+        self._buffer = self._markup.without_cut(self._buffer, begins)
         yield from self._advance(final=True)
 
     @property
@@ -216,13 +217,15 @@ class AnswerReader:
 
     def _regions(self) -> list[ResponseTemplateField]:
         """Return the regions that may begin in the text of an answer."""
+        if self._forced is not None:
+            return []
         markup, regions = self._markup, []
         if markup.content is not None and markup.content.open_re is not None:
             regions.append(markup.content)
-        if markup.joint is not None and (self._count or markup.joint_is_token):
-            regions.append(markup.joint)
         if self._is_content:
             return regions
+        if markup.joint is not None and (self._count or markup.joint_is_token):
+            regions.append(markup.joint)
         if markup.calls is not None and self._calls is not Calls.NEVER:
             regions.append(markup.calls)
         if markup.reasoning is not None and markup.reasoning.repeats:
@@ -234,13 +237,12 @@ class AnswerReader:
         if not final:
             return
         assert self._forced is not None
-        text = self._markup.whole(self._buffer)
+        text = self._buffer.lstrip() if self._drops_space else self._buffer
         self._take(len(self._buffer))
-        text = text.lstrip() if self._drops_space else text
-        for name, arguments in self._forced.read(text, list(self._tools)):
+        for name, arguments in self._forced.read(self._markup.whole(text), list(self._tools)):
             yield self._new_call(name, arguments)
-        if text and not self._count:
-            yield text
+        if not self._count:
+            yield from self._show(text)
 
     def _call(self, final: bool) -> Iterator[Piece]:
         """Read a call whose end may have arrived."""
@@ -272,8 +274,11 @@ class AnswerReader:
                 break
             # The closing text is part of an argument, or the first call is garbled.
             self._from = after
-        text = self._opener.group() + self._buffer[: self._first_close]
-        self._take(self._first_close)
+        # No call begins here, but one may before the closing text.
+        openers = field.open_re.finditer(self._buffer, endpos=self._first_close)
+        end = max((opener.start() for opener in openers), default=self._first_close)
+        text = self._opener.group() + self._buffer[:end]
+        self._take(end)
         self._state = _State.CONTENT
         yield from self._show(text)
 
@@ -329,7 +334,7 @@ class AnswerReader:
             self._shown.add("content")
             self._drops_space = False
             if self._calls is Calls.INSTEAD:
-                self._calls = Calls.NEVER
+                self._calls, self._is_content = Calls.NEVER, True
             yield text
 
     def _enter(self, state: _State) -> None:
@@ -363,8 +368,10 @@ class AnswerReader:
 
 def _may_grow(found: Any, field: Any, end: str) -> bool:
     """Whether more text may complete or lengthen a match of a region's delimiter."""
-    is_fixed = field.open_literals if end == "open" else field.close_literals
-    return bool(found.partial) or (is_fixed is None and found.end() == len(found.string))
+    if (field.open_literals if end == "open" else field.close_literals) is not None:
+        return bool(found.partial)
+    # A match with an optional end is not partial where this has begun.
+    return found.re.fullmatch(found.string, found.start(), partial=True) is not None
 
 
 def _typed(text: Any, schema: Any) -> Any:

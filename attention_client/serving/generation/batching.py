@@ -147,7 +147,11 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
             sized_already() if self._is_paged else nullcontext(),
             sized_for_latents(self.model.config.get_text_config(), self._latent),
         ):
-            processor = super()._create_batch_processor()
+            try:
+                processor = super()._create_batch_processor()
+            except (AttributeError, NotImplementedError) as error:
+                # transformers raises these, too, for an attention that has no paged form.
+                raise ValueError(str(error)) from error
         # transformers creates the processor once and resets it later.
         if not isinstance(processor.scheduler, StrategyScheduler):
             scheduler = StrategyScheduler(processor.scheduler, self._admission)
@@ -313,7 +317,7 @@ class BatchingEngine:
 
     Raises:
         ConfigError: The cache does not fit into memory.
-        ValueError: The model has no paged attention; transformers may raise other errors as well.
+        ValueError: The model has no paged attention.
     """
 
     def __init__(

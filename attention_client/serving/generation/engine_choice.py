@@ -43,8 +43,7 @@ def build_engine(
     for is_paged in (True, False) if can_be_paged(model) else (False,):
         try:
             engine = BatchingEngine(model, limits, admission, attribution, is_paged=is_paged)
-        except (ValueError, AttributeError, NotImplementedError) as error:
-            # transformers raises one of these if it has no paged form of the attention.
+        except ValueError as error:
             reason = str(error)
         else:
             if fits_paged_cache(engine.manager):

@@ -201,7 +201,7 @@ class Generation:
         if not stopped:
             text = self._stop.push(text, search=self._may_stop()) + self._stop.flush()
         if marked is not None and self._reader.closes(text + marked):
-            text += marked
+            text, is_shown = text + marked, False
         pieces += self._reader.finish("" if stopped else text)
         if is_shown and marked:
             pieces += filter(None, [marked[1:]])  # a mark is one character

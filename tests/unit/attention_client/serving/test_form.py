@@ -190,6 +190,7 @@ def test_a_model_without_a_family_answers_with_json() -> None:
         (BARE, '{"a": 1}', [("f", '{"a": 1}')]),
         (BARE, '{"a": ', [("f", '{"a": ')]),  # cut off
         (BARE, "", []),
+        (BARE, '{"a": 1}</s>', [("f", '{"a": 1}')]),
         (
             JSON_LIST,
             '[{"name": "f", "parameters": {"a": "}{"}}, {"name": "fg", "parameters": {}}]',

@@ -50,16 +50,18 @@ def generation(
     stops: tuple[str, ...] = (),
     reader: AnswerReader | None = None,
     min_tokens: int = 0,
+    tokenizer: Any = TOKENIZER,
+    end: int = END,
     **rules: Any,
 ) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
     engine, registry = ScriptedEngine(deliveries), CollectorRegistry()
-    work = Work("x-1", [1, 2, 3], 1000, (END,), GREEDY, min_tokens)
+    work = Work("x-1", [1, 2, 3], 1000, (end,), GREEDY, min_tokens)
     metrics = ServeMetrics(registry)
     return (
         Generation(
             engine,
             work,
-            TOKENIZER,
+            tokenizer,
             TextRules(stops, **rules),
             reader or AnswerReader(NO_MARKUP),
             metrics,
@@ -155,6 +157,22 @@ def test_an_end_token_closes_a_call() -> None:
     it, *_ = generation(one_by_one(tokens), reader=reader, marked=markup.tokens)
     call, finish = collect(it)
     assert (call.name, call.arguments, finish) == ("f", '{"a": 1}', Finish("tool_calls"))
+
+
+def test_an_end_token_in_a_call_that_is_none_is_shown_once() -> None:
+    tokenizer = byte_tokenizer("[TOOL_CALLS]", "</s>", eos_token="</s>")
+    markup = Markup(Family.of(tokenizer, "mistral"), tokenizer, skips_special=False)
+    it, *_ = generation(
+        one_by_one([256, *ids("a"), 257]),
+        reader=AnswerReader(markup, calls=Calls.ANYWHERE),
+        tokenizer=tokenizer,
+        end=257,
+        marked=markup.tokens,
+        skips_special=False,
+        includes_stop=True,
+    )
+    *pieces, _ = collect(it)
+    assert "".join(pieces) == "[TOOL_CALLS]a</s>"
 
 
 def test_an_error_of_the_engine_is_raised() -> None:

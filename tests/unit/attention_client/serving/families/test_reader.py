@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
+from attention_client.serving.families.calls import CallFormat
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import NO_MARKUP, Markup
 from attention_client.serving.families.reader import AnswerReader, Calls
@@ -213,57 +211,48 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert json.loads(arguments) == {"n": 1, "s": "1", "l": [1]}
 
 
-DELIMITERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"]
-PARTS = st.sampled_from([*'ab \n{}"<>', "é", CALL, CALL[11:-12], *DELIMITERS])
+def test_tags_around_a_call_are_markup() -> None:
+    call = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    for as_tokens in (True, False):
+        found = read(f"{call}\n{call}\n", "qwen3_coder", as_tokens=as_tokens)
+        assert found == text("", "", [("f", "{}")] * 2)
+    call = '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>'
+    assert read(f"{call} So.", "minimax_m2") == text("So.", "", [("f", "{}")])
 
 
-@given(
-    parts=st.lists(PARTS, max_size=12),
-    cut=st.integers(0, 200),
-    as_tokens=st.booleans(),
-    opening=st.sampled_from(["", PROMPT, f"{PROMPT}<think>\n", f"{PROMPT}<think>\n\n</think>\n\n"]),
-    calls=st.sampled_from([Calls.NEVER, Calls.ANYWHERE]),
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize(
+    "before", ["The tag <tool_call>: ", "<tool_call><tool_call>{", "<tool_call>"]
 )
-@example(
-    parts=["<think>", "a", "</think>", CALL], cut=200, as_tokens=True, opening="", calls=Calls.NEVER
-)
-def test_the_text_is_that_of_the_tokens_without_markup(
-    parts: list[str], cut: int, as_tokens: bool, opening: str, calls: Calls
-) -> None:
-    """Whatever is no call and no delimiter of the thought at the beginning arrives."""
-    tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
-    tokens = tokenizer("".join(parts))["input_ids"][:cut]
-    whole = tokenizer.decode(tokens, skip_special_tokens=True)
-    reader = AnswerReader(markup, opening=opening, calls=calls)
-    pieces = pieces_of(reader, tokenizer, markup, tokens)
-    gap, body = r"(?:\s|</?think>)*", re.escape(CALL[11:-12])
-    pattern = gap.join(
-        re.escape(piece)
-        if isinstance(piece, str)
-        else rf"<tool_call>\s*{body}\s*(?:</tool_call>|(?:<(?:/\w*)?)?$)"
-        for piece in pieces
-    )
-    assert re.fullmatch(gap + pattern + gap, whole), (whole, pieces)
-    is_plain = calls is Calls.NEVER and not opening.endswith("<think>\n")
-    if is_plain and (opening.endswith("\n\n") or not whole.lstrip().startswith("<think>")):
-        assert merged(pieces) == text(whole)
-    assert calls is Calls.ANYWHERE or all(isinstance(piece, str) for piece in pieces)
-    # One at a time as all at once.
-    again = AnswerReader(markup, opening=opening, calls=calls)
-    assert merged(_at_once(again, tokenizer, markup, tokens)) == merged(pieces)
+def test_a_call_after_a_tag_that_opens_none(before: str, as_tokens: bool) -> None:
+    assert read(before + CALL, as_tokens=as_tokens) == text(before.rstrip(), "", ONE)
 
 
-def _at_once(reader: AnswerReader, tokenizer: Any, markup: Markup, tokens: list[int]) -> list[Any]:
-    decoded = ""
-    run: list[int] = []
-    for token in tokens:
-        if token in markup.tokens:
-            decoded += tokenizer.decode(run, skip_special_tokens=True) + markup.tokens[token]
-            run = []
-        else:
-            run.append(token)
-    decoded += tokenizer.decode(run, skip_special_tokens=True)
-    return [*reader.push(decoded), *reader.finish()]
+def test_markup_between_calls_is_text_where_a_grammar_makes_the_answer_text() -> None:
+    answer = '"<｜tool▁calls▁end｜><｜tool▁call▁begin｜>function"'
+    for reading in ({"is_content": True}, {"calls": Calls.INSTEAD}):
+        assert read(answer, "deepseek_v3", **reading) == text(answer)
+        assert read(answer[:-1], "deepseek_v3", **reading) == text(answer[:-1])
+
+
+def test_without_tools_a_call_that_is_cut_off_is_text() -> None:
+    answer = "a<｜tool▁call▁begin｜>function"
+    assert read(answer, "deepseek_v3", calls=Calls.NEVER) == text(answer)
+    assert read(answer, "deepseek_v3") == text("a")
+
+
+def test_special_tokens_of_a_forced_call_that_is_cut_off_are_no_text() -> None:
+    forced = CallFormat("[TOOL_CALLS]{name}[ARGS]{arguments}")
+    assert read("[TOOL_CALLS]f[ARGS]", "mistral_v11", forced=forced, tools={"f": {}}) == text("f")
+
+
+def test_markup_in_forced_arguments_that_are_cut_off_is_kept() -> None:
+    forced, tools = CallFormat("{arguments}"), {"f": {}}
+    for cut in ("<minimax:tool_call>", "<minimax:tool_call><invo"):
+        answer = f'{{"x": "a {cut}'
+        assert read(answer, "minimax_m2", forced=forced, tools=tools) == text(
+            "", "", [("f", answer)]
+        )
 
 
 def test_the_family_that_fits() -> None:

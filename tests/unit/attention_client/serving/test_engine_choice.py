@@ -1,0 +1,42 @@
+"""Which engine serves a model; an error of the engine's own code is no reason for the other one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attention_client.serving.metrics.scheduler import SchedulerMetrics
+from prometheus_client import CollectorRegistry
+from transformers import AutoModelForCausalLM, MambaConfig, Qwen3Config
+
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from attention_client.serving.generation import batching
+from attention_client.serving.generation.engine import Engine
+from attention_client.serving.generation.engine_choice import build_engine
+from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.generation.sequential import SequentialEngine
+from attention_client.serving.limits import ServeLimits
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+
+
+def engine_of(config: Any) -> Engine:
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
+    limits = ServeLimits(num_blocks=4, page_size=16, max_batch_tokens=64)
+    return build_engine(model, limits, admission, ExpertAttribution())
+
+
+def test_a_model_without_attention_runs_one_request_at_a_time() -> None:
+    assert isinstance(engine_of(MambaConfig(**SIZES, state_size=4)), SequentialEngine)
+
+
+def test_an_error_of_the_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise AttributeError("a slip")
+
+    monkeypatch.setattr(batching, "PagedBatch", broken)
+    sizes = {"intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    with pytest.raises(AttributeError, match="a slip"):
+        engine_of(Qwen3Config(**SIZES, **sizes, head_dim=8))
