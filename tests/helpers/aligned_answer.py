@@ -123,10 +123,10 @@ class Alignment:
             if not closed or space > at.position:
                 yield from self._characters(at, Reasoning)
             # A call ends reasoning that nothing closes.
-            calls = self.markup.calls
-            if self.calls and calls and calls.open_re.match(text, at.position):
-                if not reasoning.close_re.search(text, at.position):
-                    yield replace(at, part="content", drops=True)
+            calls = self.markup.calls if self.calls else None
+            is_closed = reasoning.close_re.search(text, at.position)
+            if calls and not is_closed and calls.open_re.match(text, at.position):
+                yield replace(at, part="content", drops=True)
             return
         yield from self._after_markup(at)
         allowed = self.calls and not (self.one_call and at.called)
