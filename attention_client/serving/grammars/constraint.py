@@ -173,7 +173,7 @@ class ConstraintFields(BaseModel):
         found = self._constraints()
         if len(found) > 1:
             raise FieldError(
-                found[1].field, f"and {found[0].field} exclude each other: use only one"
+                found[1].field, f"excludes {found[0].field}: use only one"
             )
         if self.structured_outputs is not None and not found:
             raise FieldError(
