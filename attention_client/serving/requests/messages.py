@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from typing import Any
 
 from fastapi.responses import Response
@@ -23,6 +21,8 @@ _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
+# Clients send it back with the thinking. Nobody checks it.
+_SIGNATURE = "ZWFhcw=="
 
 
 class MessagesHandler(ChatHandler):
@@ -33,7 +33,7 @@ class MessagesHandler(ChatHandler):
 
     def default_tokens(self, request: Any) -> int:
         """Return the number that the body names, for which there may be no room."""
-        return int(request.most_tokens)
+        return int(request.max_tokens)
 
     async def respond(self, request: Any, answer: Answer) -> Response:
         """Return the answer to a request. Raises ApiError."""
@@ -48,7 +48,7 @@ class MessagesReport(Report):
         message = {"id": answer.id.replace("-", "_"), "type": "message", "role": "assistant"}
         end = {"stop_reason": None, "stop_sequence": None}
         super().__init__({**message, "model": model, "content": content, **end}, content, answer)
-        self._request = request
+        self._most_tokens = request.max_tokens or 0
         self.whole["usage"] = self._usage()
 
     def _usage(self) -> dict[str, Any]:
@@ -83,23 +83,21 @@ class MessagesReport(Report):
         return self._about("content_block_delta", delta={"type": kind, name: text})
 
     def _end_item(self, text: str, *, cut: bool) -> list[Event]:
-        block, events = self._items[-1], []
+        block, events = self._items[-1], [self._about("content_block_stop")]
         if block["type"] == "tool_use":
             block["input"] = read_arguments(text)
-        else:
-            block[block["type"]] = text
+            return events
+        block[block["type"]] = text
         if block["type"] == "thinking":
-            # Clients send it back with the thinking. Nobody checks it.
-            signature = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            block["signature"] = signature
-            delta = {"type": "signature_delta", "signature": signature}
-            events = [self._about("content_block_delta", delta=delta)]
-        return [*events, self._about("content_block_stop")]
+            block["signature"] = _SIGNATURE
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            events.insert(0, self._about("content_block_delta", delta=delta))
+        return events
 
     def _finish(self, finish: Finish) -> list[Event]:
         usage, reason = self._usage(), "end_turn"
         if finish.reason == "length":
-            is_full = usage["output_tokens"] < self._request.most_tokens
+            is_full = usage["output_tokens"] < self._most_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif any(block["type"] == "tool_use" for block in self._items):
             reason = "tool_use"
