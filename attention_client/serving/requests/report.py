@@ -36,7 +36,7 @@ class Report(ABC):
         self.whole = whole
         self._items = items
         self._answer = answer
-        self._kind: type | None = None  # of the open item: str or Reasoning
+        self._kind: type | None = None  # of the open item: str, Reasoning or Call
         self._texts: list[str] = []
 
     @abstractmethod
@@ -51,18 +51,15 @@ class Report(ABC):
         """Add a piece; return the events about it."""
         if isinstance(piece, Finish):
             return [*self._close(cut=piece.reason == "length"), *self._finish(piece)]
-        if isinstance(piece, Call):
-            text = self._arguments(piece)
-            events = [*self._close(), *self._begin_item(piece), self._delta(text)]
-            return [*events, *self._end_item(text, cut=False)]
-        if not isinstance(piece, str):
+        if not isinstance(piece, (str, Call)):
             return []
         events = []
-        if self._kind is not type(piece):
+        if isinstance(piece, Call) or self._kind is not type(piece):
             events = [*self._close(), *self._begin_item(piece)]
             self._kind = type(piece)
-        self._texts.append(piece)
-        return [*events, self._delta(piece)]
+        text = self._arguments(piece) if isinstance(piece, Call) else piece
+        self._texts.append(text)
+        return [*events, self._delta(text)]
 
     def _close(self, *, cut: bool = False) -> list[Event]:
         if self._kind is None:
