@@ -18,7 +18,6 @@ from attention_client.serving.prompts.converted import (
 )
 from attention_client.serving.prompts.fields import Strict, other_fields
 from attention_client.serving.prompts.responses_tools import (
-    ToolChoice,
     ToolIn,
     chat_choice,
     chat_tools,
@@ -81,7 +80,7 @@ class ResponsesBody(ChatBody, other_fields("ResponsesBody")):  # type: ignore[mi
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     tools: list[ToolIn] | None = None
-    tool_choice: ToolChoice = None
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None

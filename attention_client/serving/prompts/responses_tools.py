@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic import ConfigDict
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.fields import Strict
 
-__all__ = ["ToolChoice", "ToolIn", "call_item", "chat_choice", "chat_tools", "function_name"]
+__all__ = ["ToolIn", "call_item", "chat_choice", "chat_tools", "function_name"]
 
 # Codex CLI sends these beside its functions, whatever the model.
 _LEFT_OUT = {"image_generation", "local_shell", "tool_search", "web_search", "web_search_preview"}
@@ -20,7 +20,7 @@ _Tool = dict[str, Any]
 
 
 class ToolIn(Strict):
-    """A tool, a reference to one, or a choice of some. Other fields are of built-in tools."""
+    """A tool. Other fields are of built-in tools."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -32,22 +32,6 @@ class ToolIn(Strict):
     strict: bool | None = None
     format: dict[str, Any] | None = None
     tools: list[ToolIn] | None = None
-
-
-def _chosen(value: Any) -> Any:
-    if isinstance(value, dict):
-        try:
-            return ToolIn.model_validate(value).model_dump(exclude_unset=True)
-        except ValidationError:
-            value = ""
-    if value in (None, "auto", "none", "required"):
-        return value
-    raise ValueError("must be auto, none, required or a tool")
-
-
-_Choices = Literal["auto", "none", "required"] | ToolIn | None
-ToolChoice = Annotated[Any, BeforeValidator(_chosen, json_schema_input_type=_Choices)]
-"""auto, none, required, a tool by name, or a choice of some tools."""
 
 
 def function_name(tool: _Tool) -> str | None:
@@ -94,11 +78,13 @@ def chat_tools(tools: Sequence[_Tool]) -> tuple[list[_Tool], list[str]]:
 
 
 def chat_choice(choice: Any, tools: list[_Tool]) -> tuple[Any, list[_Tool]]:
-    """Return the chat request's tool_choice, and those of its tools that the choice allows."""
+    """Return the chat request's tool_choice, unchecked, and those of its tools that the choice allows."""
     if not isinstance(choice, dict):
         return choice, tools
     if choice.get("type") == "allowed_tools":
-        allowed = [function_name(tool) for tool in choice.get("tools") or ()]
+        given = choice.get("tools")
+        named = given if isinstance(given, list) else []
+        allowed = [function_name(tool) for tool in named if isinstance(tool, dict)]
         return choice.get("mode"), [each for each in tools if each["function"]["name"] in allowed]
     kind = "function" if choice.get("type") == "custom" else choice.get("type")
     return {"type": kind, "function": {"name": function_name(choice)}}, tools
