@@ -88,12 +88,10 @@ class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
     """Body of /v1/messages/count_tokens."""
 
     names: ClassVar[dict[str, str]] = {
-        "messages": "messages",
         "reasoning_effort": "output_config.effort",
         "response_format.json_schema": "output_config.format",
         "response_format": "output_config.format",
         "stop": "stop_sequences",
-        "tools": "tools",
     }
 
     messages: Annotated[list[MessageIn], Field(min_length=1)]

@@ -38,12 +38,10 @@ class ChatBody(Body):
     @classmethod
     def named(cls, field: str) -> str:
         """Return the name in this body of a field of the chat request, or of a part of it."""
-        name = next((name for name in cls.names if field.startswith(name)), None)
-        if name is None:
-            return field
         # Positions in lists differ: messages are joined, and tools left out.
-        part = field.removeprefix(name)
-        return cls.names[name] + (part if part.startswith(".") else "")
+        field = field.partition("[")[0]
+        name = next((name for name in cls.names if field.startswith(name)), "")
+        return cls.names.get(name, "") + field.removeprefix(name)
 
 
 def convert(cls: type[_Request], body_class: type[ChatBody], fields: dict[str, Any]) -> _Request:
@@ -53,9 +51,11 @@ def convert(cls: type[_Request], body_class: type[ChatBody], fields: dict[str, A
     try:
         request = parse(cls, chat)
     except ApiError as error:
-        field = error.param or ""
-        message = error.message.replace(field, body.named(field)) if field else error.message
-        raise ApiError(400, message, param=body.named(field) or None, code=error.code) from None
+        if error.param is None:
+            raise
+        name = body.named(error.param)
+        message = error.message.replace(error.param, name)
+        raise ApiError(400, message, param=name, code=error.code) from None
     request.found.update(body.found)
     return request
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from attention_client.serving.api_error import ApiError
+from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.converted import (
     ChatBody,
     ConvertedRequest,
@@ -70,7 +72,6 @@ class ResponsesBody(ChatBody, other_fields("ResponsesBody")):  # type: ignore[mi
         "reasoning_effort": "reasoning.effort",
         "response_format.json_schema": "text.format",
         "response_format": "text.format",
-        "tools": "tools",
     }
 
     input: Annotated[_Items, BeforeValidator(input_items, json_schema_input_type=str | _Items)]
@@ -156,3 +157,37 @@ class ResponsesRequest(ConvertedRequest):
     def seals(self) -> bool:
         """Whether items of reasoning have it as `encrypted_content`, too."""
         return bool(self.found["seals"])
+
+    def fitted(self, encode: Callable[[ChatRequest], list[int]]) -> list[int]:
+        """Return the prompt, which loses as few of the oldest messages as possible if it is too long.
+
+        The system's messages at the beginning and the newest turn stay. Raises ApiError (400).
+
+        Args:
+            encode: Returns the prompt of the messages that are left. Raises ApiError (400).
+        """
+        messages = self.messages
+        roles = [message.role for message in messages]
+        first = int(roles[0] == "system")
+
+        def prompt(start: int) -> list[int]:
+            self.messages = messages[:first] + messages[start:]
+            return encode(self)
+
+        def fits(start: int) -> bool:
+            try:
+                return bool(prompt(start))
+            except ApiError as error:
+                if error.code != "context_length_exceeded":
+                    raise
+                return False
+
+        # A chat begins with a user's message or, after the last of these, with one of the assistant: never
+        # with a tool's result without its call.
+        users = [at for at, role in enumerate(roles) if role == "user"]
+        last = max([first, *users])
+        own = [at for at, role in enumerate(roles) if role == "assistant" and at > last]
+        starts = [first, *users, *own]
+        # The later the start, the shorter the prompt.
+        at = bisect_left(starts, True, key=fits)
+        return prompt(starts[min(at, len(starts) - 1)])

@@ -14,9 +14,9 @@ from pydantic_core import from_json
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
+from attention_client.serving.prompts.body import ignored_header
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.handler import EventStream
-from attention_client.serving.requests.ignored import ignored_header
 
 __all__ = ["Event", "Report", "read_arguments", "respond"]
 
