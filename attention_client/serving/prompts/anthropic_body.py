@@ -59,24 +59,6 @@ class MessageIn(Strict):
     content: Blocks
 
 
-class ToolIn(Strict):
-    """A tool that the client runs."""
-
-    name: str
-    type: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolChoiceIn(Strict):
-    """Which tools the model may or must call."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
 class Thinking(Strict):
     """Whether the model thinks first, and whether the answer shows that."""
 
@@ -97,8 +79,8 @@ class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
     messages: Annotated[list[MessageIn], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     system: Blocks = Field([])
-    tools: list[ToolIn] | None = None
-    tool_choice: ToolChoiceIn | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # an earlier name
@@ -113,11 +95,13 @@ class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
             is_begun = any(part["type"] == "text" for part in last["content"])
             fields["continue_final_message"] = is_begun or None
         fields["tools"] = [_tool(at, tool) for at, tool in enumerate(self.tools or ())]
-        if (choice := self.tool_choice) is not None:
-            named = {"type": "function", "function": {"name": choice.name or ""}}
-            fields["tool_choice"] = _CHOICES.get(choice.type, named)
-            fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
-            if choice.type == "none":
+        if choice := self.tool_choice:
+            kind, name = str(choice.get("type")), choice.get("name") or ""
+            named = {"type": "function", "function": {"name": name}}
+            fields["tool_choice"] = _CHOICES.get(kind, named)
+            is_single = choice.get("disable_parallel_tool_use")
+            fields["parallel_tool_calls"] = False if is_single else None
+            if kind == "none":
                 del fields["tools"]
         if self.thinking is not None:
             is_on = self.thinking.type != "disabled"
@@ -160,15 +144,15 @@ class MessagesBody(CountBody):
     max_tokens: Annotated[int, Field(ge=0)]
 
 
-def _tool(at: int, tool: ToolIn) -> dict[str, Any]:
-    if tool.type not in (None, "custom") or tool.input_schema is None:
-        kind, field = tool.type or tool.name, f"tools[{at}]"
-        reason = (
-            f"'{field}': there is no built-in tool {kind!r} here; offer tools with an input_schema."
-        )
-        raise ApiError.invalid(field, reason, "unsupported_parameter")
-    given = tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
-    return {"type": "function", "function": given | {"parameters": tool.input_schema}}
+def _tool(at: int, tool: dict[str, Any]) -> dict[str, Any]:
+    kind, schema = tool.get("type"), tool.get("input_schema")
+    if kind not in (None, "custom") or schema is None:
+        field, name = f"tools[{at}]", kind or tool.get("name")
+        reason = f"there is no built-in tool {name!r} here; offer tools with an input_schema."
+        raise ApiError.invalid(field, f"'{field}': {reason}", "unsupported_parameter")
+    given = {name: tool.get(name) for name in ("name", "description", "strict")}
+    function = {name: value for name, value in given.items() if value is not None}
+    return {"type": "function", "function": function | {"parameters": schema}}
 
 
 def _text(block: Block, field: str) -> dict[str, Any]:

@@ -90,12 +90,13 @@ def joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     Templates expect that the roles alternate, and the system's text in one message.
     """
     turns: list[dict[str, Any]] = []
-    names: dict[str | None, str | None] = {}
+    names: dict[str, Any] = {}
     for message in messages:
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        for call in message.get("tool_calls", ()):
+            names[str(call["id"])] = call["function"]["name"]
         before = turns[-1] if turns else {}
         if message["role"] == "tool":
-            turns.append({"name": names.get(message["tool_call_id"]), **message})
+            turns.append({"name": names.get(str(message["tool_call_id"])), **message})
         elif message["role"] != before.get("role"):
             turns.append(dict(message))
         else:
@@ -110,7 +111,7 @@ def _parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [content] if content else []
 
 
-def called(id: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+def called(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return the message with a tool call of the model."""
     function = {"name": name, "arguments": arguments}
     call = {"id": id, "type": "function", "function": function}

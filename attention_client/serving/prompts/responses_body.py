@@ -18,7 +18,7 @@ from attention_client.serving.prompts.converted import (
     joined,
     response_format,
 )
-from attention_client.serving.prompts.fields import Strict, other_fields
+from attention_client.serving.prompts.fields import other_fields
 from attention_client.serving.prompts.responses_tools import (
     ToolIn,
     chat_choice,
@@ -39,23 +39,7 @@ _REPEATED: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Item(Strict):
-    """An item of the input; each type has some of these fields."""
-
-    type: str = "message"
-    role: str | None = None
-    content: Any = None
-    summary: Any = None
-    encrypted_content: str | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: Any = None
-    input: str | None = None
-    output: Any = None
-
-
-_Items = Annotated[list[Item], Field(min_length=1)]
+_Items = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 def input_items(given: Any) -> Any:
@@ -110,21 +94,22 @@ class ResponsesBody(ChatBody, other_fields("ResponsesBody")):  # type: ignore[mi
         if self.instructions:
             yield {"role": "system", "content": self.instructions}
         for at, item in enumerate(self.input):
-            if item.type == "message":
-                role = "system" if item.role == "developer" else item.role
-                content = {} if item.content is None else {"content": item.content}
+            kind, call_id = item.get("type", "message"), item.get("call_id")
+            if kind == "message":
+                role = "system" if item.get("role") == "developer" else item.get("role")
+                content = {} if item.get("content") is None else {"content": item["content"]}
                 yield {"role": role, **content}
-            elif item.type == "reasoning":
+            elif kind == "reasoning":
                 thought = {"type": "reasoning", "reasoning": _thought(item)}
                 yield {"role": "assistant", "content": [thought] if thought["reasoning"] else ""}
-            elif item.type == "function_call":
-                yield called(item.call_id, function_name(vars(item)), item.arguments)
-            elif item.type == "custom_tool_call":
-                yield called(item.call_id, function_name(vars(item)), {"input": item.input})
-            elif item.type in ("function_call_output", "custom_tool_call_output"):
-                yield {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
-            elif item.type not in _FOREIGN:
-                reason = f"'input[{at}]': this endpoint reads no items of type {item.type!r}."
+            elif kind == "function_call":
+                yield called(call_id, function_name(item), item.get("arguments"))
+            elif kind == "custom_tool_call":
+                yield called(call_id, function_name(item), {"input": item.get("input")})
+            elif kind in ("function_call_output", "custom_tool_call_output"):
+                yield {"role": "tool", "tool_call_id": call_id, "content": item.get("output")}
+            elif kind not in _FOREIGN:
+                reason = f"'input[{at}]': this endpoint reads no items of type {kind!r}."
                 raise ApiError.invalid(f"input[{at}]", reason)
 
 
@@ -133,13 +118,13 @@ def sealed(thought: str) -> str:
     return base64.b64encode(thought.encode()).decode()
 
 
-def _thought(item: Item) -> Any:
-    if item.content or not item.encrypted_content:
-        return item.content or item.summary
+def _thought(item: dict[str, Any]) -> Any:
+    if item.get("content") or not item.get("encrypted_content"):
+        return item.get("content") or item.get("summary")
     try:
-        return base64.b64decode(item.encrypted_content, validate=True).decode()
+        return base64.b64decode(str(item["encrypted_content"]), validate=True).decode()
     except ValueError:
-        return item.summary  # another server's seal
+        return item.get("summary")  # another server's seal
 
 
 class ResponsesRequest(ConvertedRequest):

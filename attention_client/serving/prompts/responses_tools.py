@@ -20,16 +20,13 @@ _Tool = dict[str, Any]
 
 
 class ToolIn(Strict):
-    """A tool. Other fields are of built-in tools."""
+    """A tool. The chat request checks the other fields of a function."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str = "function"
     name: str | None = None
     namespace: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
     format: dict[str, Any] | None = None
     tools: list[ToolIn] | None = None
 
