@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.grammars.constraint import JsonSchema
-from attention_client.serving.prompts.converted import ChatBody, ConvertedRequest, convert, joined
+from attention_client.serving.prompts.converted import (
+    ChatBody,
+    ConvertedRequest,
+    called,
+    convert,
+    joined,
+    response_format,
+)
 from attention_client.serving.prompts.fields import Stops, Strict, other_fields
 from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
 
@@ -20,7 +25,6 @@ __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]
 # taken from the cache.
 _BILLING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 def _as_blocks(value: Any) -> Any:
@@ -41,7 +45,6 @@ class Block(Strict):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: Blocks = Field([])
-    is_error: bool | None = None
 
 
 Blocks = Annotated[
@@ -56,105 +59,63 @@ class MessageIn(Strict):
     content: Blocks
 
 
-class ToolIn(Strict):
-    """A tool that the client runs."""
-
-    name: str
-    type: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolChoiceIn(Strict):
-    """Which tools the model may or must call."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
 class Thinking(Strict):
     """Whether the model thinks first, and whether the answer shows that."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
-
-
-class OutputFormat(Strict):
-    """The JSON schema of the answer's text."""
-
-    type: Literal["json_schema"]
-    definition: Annotated[JsonSchema, Field(alias="schema")]
-
-
-class OutputConfig(Strict):
-    """How much the model thinks, and the answer's form."""
-
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: OutputFormat | None = None
 
 
 class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
     """Body of /v1/messages/count_tokens."""
 
     names: ClassVar[dict[str, str]] = {
-        "messages": "messages",
         "reasoning_effort": "output_config.effort",
+        "response_format.json_schema": "output_config.format",
         "response_format": "output_config.format",
         "stop": "stop_sequences",
-        "tools": "tools",
-        "tool_choice": "tool_choice",
     }
 
     messages: Annotated[list[MessageIn], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     system: Blocks = Field([])
-    tools: list[ToolIn] | None = None
-    tool_choice: ToolChoiceIn | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # an earlier name
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # an earlier name
     stop_sequences: Stops = Field([])
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     def for_chat(self) -> dict[str, Any]:
         """Return the chat request. Raises ApiError (400) for a tool or a block that has no place in it."""
-        fields = {
-            name: getattr(self, name)
-            for name in ("model", "stream", "temperature", "top_p", "top_k")
-        }
+        fields = super().for_chat() | {"stop": self.stop_sequences, "max_tokens": self.max_tokens}
         fields["messages"] = messages = joined(self._messages())
         last = messages[-1] if messages else {}
-        if last.get("role") == "assistant" and last["content"] and "tool_calls" not in last:
-            fields["continue_final_message"] = True
+        if last.get("role") == "assistant" and "tool_calls" not in last:
+            is_begun = any(part["type"] == "text" for part in last["content"])
+            fields["continue_final_message"] = is_begun or None
         fields["tools"] = [_tool(at, tool) for at, tool in enumerate(self.tools or ())]
-        if (choice := self.tool_choice) is not None:
-            named = {"type": "function", "function": {"name": choice.name or ""}}
-            fields["tool_choice"] = _CHOICES.get(choice.type, named)
-            fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+        if choice := self.tool_choice:
+            kind, name = str(choice.get("type")), choice.get("name") or ""
+            named = {"type": "function", "function": {"name": name}}
+            fields["tool_choice"] = _CHOICES.get(kind, named)
+            is_single = choice.get("disable_parallel_tool_use")
+            fields["parallel_tool_calls"] = False if is_single else None
+            if kind == "none":
+                del fields["tools"]
         if self.thinking is not None:
+            is_on = self.thinking.type != "disabled"
             # The names of Qwen's and of DeepSeek's templates.
-            switches = dict.fromkeys(
-                ("enable_thinking", "thinking"), self.thinking.type != "disabled"
-            )
+            switches = {"enable_thinking": is_on, "thinking": is_on}
             fields["chat_template_kwargs"] = switches | (self.chat_template_kwargs or {})
-            hides = self.thinking.type == "disabled" or self.thinking.display == "omitted"
-            fields["include_reasoning"] = not hides
-        output = self.output_config or OutputConfig()
-        fields["reasoning_effort"] = _EFFORTS.get(output.effort or "")
-        if form := output.format or self.output_format:
-            schema = {"name": "output", "schema": form.definition}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return fields | {"stop": self.stop_sequences}
+            fields["include_reasoning"] = is_on and self.thinking.display != "omitted"
+        output = self.output_config or {}
+        effort = output.get("effort")
+        fields["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
+        fields["response_format"] = response_format(output.get("format") or self.output_format)
+        return fields
 
     def _messages(self) -> Iterator[dict[str, Any]]:
-        names: dict[str | None, str | None] = {}
         for block in self.system:
             if not (block.text or "").startswith(_BILLING):
                 yield {"role": "system", "content": [_text(block, "system")]}
@@ -167,28 +128,14 @@ class CountBody(ChatBody, other_fields("CountBody")):  # type: ignore[misc]
             for block in message.content:
                 if block.type == "tool_result":
                     content = [_text(each, field) for each in block.content]
-                    result = {"tool_call_id": block.tool_use_id, "content": content or ""}
-                    yield {"role": "tool", "name": names.get(block.tool_use_id), **result}
+                    yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
                 elif block.type == "tool_use":
-                    names[block.id] = block.name
-                    arguments = json.dumps(block.input or {}, ensure_ascii=False)
-                    function = {"name": block.name, "arguments": arguments}
-                    call = {"id": block.id, "type": "function", "function": function}
-                    yield {"role": role, "tool_calls": [call]}
+                    yield called(block.id, block.name, block.input)
                 elif block.type == "thinking":
-                    yield {"role": role, "reasoning_content": block.thinking}
+                    thought = {"type": "thinking", "thinking": block.thinking}
+                    yield {"role": role, "content": [thought] if block.thinking else ""}
                 elif block.type != "redacted_thinking":
                     yield {"role": role, "content": [_text(block, field)]}
-
-    def found_for_chat(self) -> dict[str, Any]:
-        """Return what the body has beside the chat request."""
-        blocks = [block for message in self.messages for block in message.content]
-        unused = {
-            "thinking.budget_tokens": self.thinking and self.thinking.budget_tokens,
-            "messages.content.is_error": any(block.is_error for block in blocks),
-        }
-        ignored = (*self.ignored, *(name for name, value in unused.items() if value))
-        return {"ignored": ignored, "most_tokens": self.max_tokens}
 
 
 class MessagesBody(CountBody):
@@ -197,15 +144,15 @@ class MessagesBody(CountBody):
     max_tokens: Annotated[int, Field(ge=0)]
 
 
-def _tool(at: int, tool: ToolIn) -> dict[str, Any]:
-    if tool.type not in (None, "custom") or tool.input_schema is None:
-        kind, field = tool.type or tool.name, f"tools[{at}]"
-        reason = (
-            f"'{field}': there is no built-in tool {kind!r} here; offer tools with an input_schema."
-        )
-        raise ApiError.invalid(field, reason, "unsupported_parameter")
-    given = tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
-    return {"type": "function", "function": given | {"parameters": tool.input_schema}}
+def _tool(at: int, tool: dict[str, Any]) -> dict[str, Any]:
+    kind, schema = tool.get("type"), tool.get("input_schema")
+    if kind not in (None, "custom") or schema is None:
+        field, name = f"tools[{at}]", kind or tool.get("name")
+        reason = f"there is no built-in tool {name!r} here; offer tools with an input_schema."
+        raise ApiError.invalid(field, f"'{field}': {reason}", "unsupported_parameter")
+    given = {name: tool.get(name) for name in ("name", "description", "strict")}
+    function = {name: value for name, value in given.items() if value is not None}
+    return {"type": "function", "function": function | {"parameters": schema}}
 
 
 def _text(block: Block, field: str) -> dict[str, Any]:
@@ -223,15 +170,13 @@ class MessagesRequest(ConvertedRequest):
 
     body_class: ClassVar[type[ChatBody]] = MessagesBody
 
-    @property
-    def most_tokens(self) -> int:
-        """Most tokens of the answer, which may be more than there is room for."""
-        return int(self.found["most_tokens"])
+    # There may be no room for so many.
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
 
     @property
     def token_budget(self) -> int | None:
         """None: the answer ends where the context does; 0: only the prompt is processed."""
-        return None if self.found.get("most_tokens", 1) else 0
+        return None if self.max_tokens else 0
 
 
 class CountRequest(TokenizeRequest):
@@ -240,7 +185,4 @@ class CountRequest(TokenizeRequest):
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Self:
         """Validate a body and convert it. Raises ApiError (400) that names the field of the body."""
-        request = convert(cls, CountBody, fields)
-        if (fields.get("tool_choice") or {}).get("type") == "none":
-            request.tools = None
-        return request
+        return convert(cls, CountBody, fields)

@@ -5,10 +5,11 @@ An unknown field is ignored, as in vLLM, and named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, get_args
+from urllib.parse import quote
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
 from pydantic_core import from_json
@@ -17,9 +18,10 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import FieldError
 from attention_client.serving.prompts.fields import NO_EFFECT, ModelName, Strict
 
-__all__ = ["Body", "load_json", "parse"]
+__all__ = ["Body", "ignored_header", "load_json", "parse"]
 
 _MOST_IGNORED = 16  # names of ignored fields to report
+_CHARACTERS = 40  # of each of these names
 # Fields of which the endpoint needs no more than the prompt.
 _OF_PROMPT = {"prompt", "messages", "documents", "chat_template_kwargs"}
 
@@ -80,6 +82,14 @@ def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
         raise _refusal(error) from None
     request.found["ignored"] = list(islice(_unknown(cls, body), _MOST_IGNORED))
     return request
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the header of an answer that names the ignored fields, percent-encoded and truncated."""
+    # Names come from the client: percent-encoded, they hold neither line ends nor commas. An empty one is
+    # quoted, because a header must not end with a space.
+    named = ", ".join(quote(name[:_CHARACTERS], safe="") or '""' for name in names)
+    return {"X-Eaas-Ignored-Fields": named} if names else {}
 
 
 def _unknown(cls: type[BaseModel], value: Any, name: str = "") -> Iterator[str]:

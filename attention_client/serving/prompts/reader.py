@@ -19,7 +19,6 @@ from attention_client.serving.prompts.history import History, history_form, is_p
 from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.template import missing_template, render
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
-from attention_client.serving.prompts.truncation import fitted
 
 __all__ = ["ModelLimits", "PromptReader"]
 
@@ -70,7 +69,7 @@ class PromptReader:
         self._check_token_ids(request)
         if isinstance(request, ChatRequest):
             if isinstance(request, ResponsesRequest) and request.repeated["truncation"] == "auto":
-                return request, [fitted(request, self._chat_prompt)]
+                return request, [request.fitted(self._chat_prompt)]
             return request, [self._chat_prompt(request)]
         assert isinstance(request, CompletionRequest)
         if request.echo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from attention_client.serving.errors import as_api_error
@@ -57,7 +57,7 @@ class Answer:
         reason = "abort"
         try:
             for index, generation in enumerate(self.generations):
-                generation.start(_into(queue, index))
+                generation.start(lambda each, at=index: queue.put_nowait((at, each)))  # type: ignore[misc]
             running = len(self.generations)
             while running:
                 index, delivery = await queue.get()
@@ -73,7 +73,3 @@ class Answer:
         finally:
             for generation in self.generations:
                 generation.end(reason)
-
-
-def _into(queue: asyncio.Queue[tuple[int, Delivery]], index: int) -> Callable[[Delivery], None]:
-    return lambda delivery: queue.put_nowait((index, delivery))

@@ -26,10 +26,10 @@ from attention_client.serving.prompts.bodies import (
     GenerationRequest,
     StreamOptions,
 )
+from attention_client.serving.prompts.body import ignored_header
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation, TextRules
-from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.logprobs import LogprobsForm
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.token_texts import TokenTexts

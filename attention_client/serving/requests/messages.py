@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi.responses import Response
@@ -23,6 +22,8 @@ _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
+# Clients send it back with the thinking. Nobody checks it.
+_SIGNATURE = "ZWFhcw=="
 
 
 class MessagesHandler(ChatHandler):
@@ -33,7 +34,7 @@ class MessagesHandler(ChatHandler):
 
     def default_tokens(self, request: Any) -> int:
         """Return the number that the body names, for which there may be no room."""
-        return int(request.most_tokens)
+        return int(request.max_tokens)
 
     async def respond(self, request: Any, answer: Answer) -> Response:
         """Return the answer to a request. Raises ApiError."""
@@ -44,11 +45,9 @@ class MessagesReport(Report):
     """Collects an answer in Anthropic's message object (`Report`)."""
 
     def __init__(self, request: MessagesRequest, answer: Answer, model: str) -> None:
-        content: list[dict[str, Any]] = []
-        message = {"id": answer.id.replace("-", "_"), "type": "message", "role": "assistant"}
-        end = {"stop_reason": None, "stop_sequence": None}
-        super().__init__({**message, "model": model, "content": content, **end}, content, answer)
-        self._request = request
+        begun = {"type": "message", "role": "assistant", "model": model, "content": []}
+        super().__init__(answer, begun | {"stop_reason": None, "stop_sequence": None}, "content")
+        self._most_tokens = request.max_tokens or 0
         self.whole["usage"] = self._usage()
 
     def _usage(self) -> dict[str, Any]:
@@ -61,45 +60,44 @@ class MessagesReport(Report):
             "output_tokens_details": {"thinking_tokens": reasoning},
         }
 
-    def begin(self) -> list[Event]:
-        """Return the events before the first piece."""
-        return [{"type": "message_start", "message": self.whole}, {"type": "ping"}]
+    def begin(self) -> Iterator[Event]:
+        """Yield the events before the first piece."""
+        yield {"type": "message_start", "message": self.whole}
+        yield {"type": "ping"}
 
-    def fail(self, error: ApiError) -> list[Event]:
-        """Return the events of an answer that failed."""
-        return [error.anthropic_body()]
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Yield the event of an answer that failed."""
+        yield error.anthropic_body()
 
-    def _begin_item(self, piece: Any) -> list[Event]:
+    def _begin_item(self, piece: Any) -> Iterator[Event]:
         block: dict[str, Any] = {"type": "text", "text": ""}
         if isinstance(piece, Reasoning):
             block = {"type": "thinking", "thinking": "", "signature": ""}
         elif isinstance(piece, Call):
             block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
         self._items.append(block)
-        return [self._about("content_block_start", content_block=dict(block))]
+        yield self._about("content_block_start", content_block=dict(block))
 
     def _delta(self, text: str) -> Event:
         kind, name = _DELTAS[self._items[-1]["type"]]
         return self._about("content_block_delta", delta={"type": kind, name: text})
 
-    def _end_item(self, text: str, *, cut: bool) -> list[Event]:
-        block, events = self._items[-1], []
+    def _end_item(self, text: str, *, cut: bool) -> Iterator[Event]:
+        block = self._items[-1]
         if block["type"] == "tool_use":
             block["input"] = read_arguments(text)
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":
-            # Clients send it back with the thinking. Nobody checks it.
-            signature = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            block["signature"] = signature
-            delta = {"type": "signature_delta", "signature": signature}
-            events = [self._about("content_block_delta", delta=delta)]
-        return [*events, self._about("content_block_stop")]
+            block["signature"] = _SIGNATURE
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            yield self._about("content_block_delta", delta=delta)
+        yield self._about("content_block_stop")
 
-    def _finish(self, finish: Finish) -> list[Event]:
+    def _finish(self, finish: Finish) -> Iterator[Event]:
         usage, reason = self._usage(), "end_turn"
         if finish.reason == "length":
-            is_full = usage["output_tokens"] < self._request.most_tokens
+            is_full = usage["output_tokens"] < self._most_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif any(block["type"] == "tool_use" for block in self._items):
             reason = "tool_use"
@@ -107,7 +105,8 @@ class MessagesReport(Report):
             reason = "stop_sequence"
         end = {"stop_reason": reason, "stop_sequence": finish.stop}
         self.whole |= {**end, "usage": usage}
-        return [{"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
+        yield {"type": "message_delta", "delta": end, "usage": usage}
+        yield {"type": "message_stop"}
 
     def _about(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "index": len(self._items) - 1, **fields}

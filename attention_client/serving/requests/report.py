@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -14,9 +14,9 @@ from pydantic_core import from_json
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
+from attention_client.serving.prompts.body import ignored_header
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.handler import EventStream
-from attention_client.serving.requests.ignored import ignored_header
 
 __all__ = ["Event", "Report", "read_arguments", "respond"]
 
@@ -27,54 +27,50 @@ class Report(ABC):
     """Collects an answer in an object, and makes the events of a stream of it.
 
     Args:
-        whole: The object, which is changed.
-        items: Its list of items, each with a text, reasoning or a call.
-        answer: Counts the tokens.
+        answer: Has the answer's id and counts its tokens.
+        whole: The object at the beginning, without the id.
+        items: Its field with the list of items, each with a text, reasoning or a call.
     """
 
-    def __init__(self, whole: dict[str, Any], items: list[dict[str, Any]], answer: Answer) -> None:
-        self.whole = whole
-        self._items = items
+    def __init__(self, answer: Answer, whole: dict[str, Any], items: str) -> None:
+        self.whole = {"id": answer.id.replace("-", "_"), **whole}
+        self._items: list[dict[str, Any]] = self.whole[items]
         self._answer = answer
-        self._kind: type | None = None  # of the open item: str or Reasoning
+        self._kind: type | None = None  # of the open item: str, Reasoning or Call
         self._texts: list[str] = []
 
     @abstractmethod
-    def begin(self) -> list[Event]:
-        """Return the events before the first piece."""
+    def begin(self) -> Iterator[Event]:
+        """Yield the events before the first piece."""
 
     @abstractmethod
-    def fail(self, error: ApiError) -> list[Event]:
-        """Return the events of an answer that failed."""
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Yield the events of an answer that failed."""
 
-    def add(self, piece: Any) -> list[Event]:
-        """Add a piece; return the events about it."""
+    def add(self, piece: Any) -> Iterator[Event]:
+        """Add a piece; yield the events about it."""
         if isinstance(piece, Finish):
-            return [*self._close(cut=piece.reason == "length"), *self._finish(piece)]
-        if isinstance(piece, Call):
-            text = self._arguments(piece)
-            events = [*self._close(), *self._begin_item(piece), self._delta(text)]
-            return [*events, *self._end_item(text, cut=False)]
-        if not isinstance(piece, str):
-            return []
-        events = []
-        if self._kind is not type(piece):
-            events = [*self._close(), *self._begin_item(piece)]
-            self._kind = type(piece)
-        self._texts.append(piece)
-        return [*events, self._delta(piece)]
+            yield from self._close(cut=piece.reason == "length")
+            yield from self._finish(piece)
+        elif isinstance(piece, (str, Call)):
+            if isinstance(piece, Call) or self._kind is not type(piece):
+                yield from self._close()
+                yield from self._begin_item(piece)
+                self._kind = type(piece)
+            text = self._arguments(piece) if isinstance(piece, Call) else piece
+            self._texts.append(text)
+            yield self._delta(text)
 
-    def _close(self, *, cut: bool = False) -> list[Event]:
-        if self._kind is None:
-            return []
-        text, self._kind, self._texts = "".join(self._texts), None, []
-        return self._end_item(text, cut=cut)
+    def _close(self, *, cut: bool = False) -> Iterator[Event]:
+        if self._kind is not None:
+            text, self._kind, self._texts = "".join(self._texts), None, []
+            yield from self._end_item(text, cut=cut)
 
     def _arguments(self, call: Call) -> str:
         return call.arguments
 
     @abstractmethod
-    def _begin_item(self, piece: Any) -> list[Event]:
+    def _begin_item(self, piece: Any) -> Iterator[Event]:
         """Append the item that begins with a text, reasoning or a call."""
 
     @abstractmethod
@@ -82,11 +78,11 @@ class Report(ABC):
         """Return the event of text of the last item, or of its arguments."""
 
     @abstractmethod
-    def _end_item(self, text: str, *, cut: bool) -> list[Event]:
+    def _end_item(self, text: str, *, cut: bool) -> Iterator[Event]:
         """Set the whole text of the last item; `cut`: the answer was too long."""
 
     @abstractmethod
-    def _finish(self, finish: Finish) -> list[Event]: ...
+    def _finish(self, finish: Finish) -> Iterator[Event]: ...
 
     def _counts(self) -> tuple[dict[str, Any], int]:
         """Return the counts of tokens, and those of reasoning."""
@@ -100,7 +96,8 @@ async def respond(request: GenerationRequest, answer: Answer, report: Report) ->
     if request.stream:
         return EventStream(_stream(report, answer), headers)
     async for _, piece in answer.pieces():
-        report.add(piece)
+        for _event in report.add(piece):
+            pass
     return JSONResponse(report.whole, headers=headers)
 
 
@@ -109,13 +106,13 @@ async def _stream(report: Report, answer: Answer) -> AsyncIterator[str]:
     try:
         async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
             async for _, piece in pieces:
-                if events := report.add(piece):
-                    yield _sent(events)
+                if events := _sent(report.add(piece)):
+                    yield events
     except ApiError as error:
         yield _sent(report.fail(error))
 
 
-def _sent(events: list[Event]) -> str:
+def _sent(events: Iterable[Event]) -> str:
     return "".join(
         f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n"
         for event in events

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi.responses import Response
 
@@ -25,19 +25,13 @@ __all__ = ["ResponsesHandler", "ResponsesReport"]
 _MOST_READ = 8  # bodies with their history that are read at the same time; each may be megabytes
 
 
-class _Kind(NamedTuple):
-    prefix: str  # of the item's id
-    event: str  # of its text
-    field: str  # of its text
-
-
+# By type of an item: the prefix of its id, and the event of its text, whose last word is the text's field.
 _KINDS = {
-    "message": _Kind("msg", "output_text", "text"),
-    "reasoning": _Kind("rs", "reasoning_text", "text"),
-    "function_call": _Kind("fc", "function_call_arguments", "arguments"),
-    "custom_tool_call": _Kind("ctc", "custom_tool_call_input", "input"),
+    "message": ("msg", "output_text"),
+    "reasoning": ("rs", "reasoning_text"),
+    "function_call": ("fc", "function_call_arguments"),
+    "custom_tool_call": ("ctc", "custom_tool_call_input"),
 }
-_TEXT: dict[str, Any] = {"annotations": [], "logprobs": []}
 
 
 class ResponsesHandler(ChatHandler):
@@ -69,15 +63,6 @@ class ResponsesHandler(ChatHandler):
         return await respond(request, answer, report)
 
 
-def _form(request: ResponsesRequest) -> dict[str, Any]:
-    if request.response_format is None:
-        return {"type": "text"}
-    schema, form = request.response_format.json_schema, {"type": request.response_format.type}
-    if schema is None:
-        return form
-    return form | {"name": schema.name, "schema": schema.definition, "strict": schema.strict}
-
-
 class ResponsesReport(Report):
     """Collects an answer in OpenAI's response object (`Report`); calls `keep` with it at its end."""
 
@@ -88,110 +73,99 @@ class ResponsesReport(Report):
         model: str,
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        output: list[dict[str, Any]] = []
-        begun = {"id": answer.id.replace("-", "_"), "object": "response", "status": "in_progress"}
-        head = {"created_at": answer.created, "model": model, "text": {"format": _form(request)}}
-        empty = dict.fromkeys(("error", "incomplete_details", "usage"))
-        rest = {"background": False, "service_tier": "default", "top_logprobs": 0, "output": output}
-        super().__init__(begun | head | empty | rest | request.repeated, output, answer)
-        self._request = request
+        begun = {"object": "response", "created_at": answer.created, "status": "in_progress"}
+        begun |= dict.fromkeys(("error", "incomplete_details", "usage"))
+        begun |= {"background": False, "service_tier": "default", "top_logprobs": 0, "output": []}
+        super().__init__(answer, begun | {"model": model} | request.repeated, "output")
+        self._seals = request.seals
         self._keep = keep
         self._number = 0
 
-    def begin(self) -> list[Event]:
-        """Return the events before the first piece."""
-        begun = ("created", "in_progress")
-        return [self._event(name, response=self.whole) for name in begun]
+    def begin(self) -> Iterator[Event]:
+        """Yield the events before the first piece."""
+        yield self._event("created", response=self.whole)
+        yield self._event("in_progress", response=self.whole)
 
-    def fail(self, error: ApiError) -> list[Event]:
-        """Return the events of an answer that failed."""
-        ended = self._close(cut=True)
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Yield the events of an answer that failed."""
+        yield from self._close(cut=True)
         self.whole["status"] = "failed"
         self.whole["error"] = {"code": "server_error", "message": error.message}
-        return [*ended, self._event("failed", response=self.whole)]
+        yield self._event("failed", response=self.whole)
 
     def _arguments(self, call: Call) -> str:
-        item = call_item(call.name, self.whole["tools"])
-        if item["type"] == "function_call":
+        if self._items[-1]["type"] == "function_call":
             return call.arguments
         return str(read_arguments(call.arguments).get("input", ""))
 
-    def _begin_item(self, piece: Any) -> list[Event]:
+    def _begin_item(self, piece: Any) -> Iterator[Event]:
+        item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
         if isinstance(piece, Call):
             item = call_item(piece.name, self.whole["tools"]) | {"call_id": piece.id}
-            item[_KINDS[item["type"]].field] = ""
         elif isinstance(piece, Reasoning):
             item = {"type": "reasoning", "summary": [], "content": []}
-        else:
-            item = {"type": "message", "role": "assistant", "content": []}
-        item_id = f"{_KINDS[item['type']].prefix}_{self.whole['id']}_{len(self._items)}"
-        self._items.append({"id": item_id, "status": "in_progress", **item})
-        events = [self._of_item("output_item.added", item=dict(self._items[-1]))]
+        prefix, self._event_name = _KINDS[item["type"]]
+        self._field = self._event_name.rpartition("_")[2]
+        self._more: dict[str, Any] = {"logprobs": []} if prefix == "msg" else {}
+        item |= {"id": f"{prefix}_{self.whole['id']}_{len(self._items)}", "status": "in_progress"}
+        if "content" not in item:
+            item[self._field] = ""
+        self._items.append(item)
+        yield self._about("output_item.added", item=dict(item))
         if "content" in item:
-            events.append(self._inside("content_part.added", part=self._part("")))
-        return events
+            yield self._inside("content_part.added", part=self._part(""))
 
     def _part(self, text: str) -> dict[str, Any]:
-        part = {"type": _KINDS[self._items[-1]["type"]].event, "text": text}
-        return part | (_TEXT if part["type"] == "output_text" else {})
+        more = self._more | {"annotations": []} if self._more else {}
+        return {"type": self._event_name, "text": text, **more}
 
     def _delta(self, text: str) -> Event:
-        return self._of_text("delta", delta=text)
+        return self._inside(f"{self._event_name}.delta", delta=text, **self._more)
 
-    def _end_item(self, text: str, *, cut: bool) -> list[Event]:
+    def _end_item(self, text: str, *, cut: bool) -> Iterator[Event]:
         item = self._items[-1]
-        name = {"name": item["name"]} if item["type"] == "function_call" else {}
-        field = _KINDS[item["type"]].field
-        events = [self._of_text("done", **{field: text}, **name)]
+        done = {self._field: text, **self._more}
+        if item["type"] == "function_call":
+            done["name"] = item["name"]
+        yield self._inside(f"{self._event_name}.done", **done)
         if "content" in item:
             item["content"] = [self._part(text)]
-            events.append(self._inside("content_part.done", part=item["content"][0]))
+            yield self._inside("content_part.done", part=item["content"][0])
         else:
-            item[field] = text
-        if item["type"] == "reasoning" and self._request.seals:
+            item[self._field] = text
+        if item["type"] == "reasoning" and self._seals:
             item["encrypted_content"] = sealed(text)
         item["status"] = "incomplete" if cut else "completed"
-        return [*events, self._of_item("output_item.done", item=item)]
+        yield self._about("output_item.done", item=item)
 
-    def _finish(self, finish: Finish) -> list[Event]:
+    def _finish(self, finish: Finish) -> Iterator[Event]:
         is_cut = finish.reason == "length"
-        events: list[Event] = []
         if not self._items:
-            events = [*self._begin_item(""), *self._end_item("", cut=is_cut)]
-        status = "incomplete" if is_cut else "completed"
+            yield from self._begin_item("")
+            yield from self._end_item("", cut=is_cut)
         counts, reasoning = self._counts()
-        self.whole |= {
-            "status": status,
-            "usage": {
-                "input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-                "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": reasoning},
-                "total_tokens": counts["total_tokens"],
-            },
+        self.whole["status"] = "incomplete" if is_cut else "completed"
+        self.whole["usage"] = {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": counts["total_tokens"],
         }
         if is_cut:
             self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._keep is not None:
             self._keep(self.whole)
-        return [*events, self._event(status, response=self.whole)]
-
-    def _of_text(self, ending: str, **fields: Any) -> Event:
-        event = _KINDS[self._items[-1]["type"]].event
-        if event == "output_text":
-            fields["logprobs"] = []
-        return self._inside(f"{event}.{ending}", **fields)
+        yield self._event(self.whole["status"], response=self.whole)
 
     def _inside(self, kind: str, **fields: Any) -> Event:
         item = self._items[-1]
-        if "content" in item:
-            fields["content_index"] = 0
-        return self._of_item(kind, item_id=item["id"], **fields)
+        part = {"content_index": 0} if "content" in item else {}
+        return self._about(kind, item_id=item["id"], **part, **fields)
 
-    def _of_item(self, kind: str, **fields: Any) -> Event:
+    def _about(self, kind: str, **fields: Any) -> Event:
         return self._event(kind, output_index=len(self._items) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        event = {"type": f"response.{kind}", **fields, "sequence_number": self._number}
         self._number += 1
-        return event
+        return {"type": f"response.{kind}", **fields, "sequence_number": self._number - 1}

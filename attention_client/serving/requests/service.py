@@ -20,11 +20,10 @@ from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.prompts.body import Body
+from attention_client.serving.prompts.body import Body, ignored_header
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
-from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
 
 __all__ = ["More", "Service"]

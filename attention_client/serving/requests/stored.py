@@ -14,6 +14,9 @@ from attention_client.serving.prompts.responses_body import input_items
 __all__ = ["StoredResponses"]
 
 
+_FIELD = "previous_response_id"
+
+
 class _Turn(NamedTuple):
     body: bytes  # of the request; it is read again only if it becomes history
     response: bytes
@@ -43,28 +46,27 @@ class StoredResponses:
 
         Raises ApiError (400): a response of the history is not stored, or the history is too long.
         """
-        if b"previous_response_id" not in body:  # most bodies need not be read here
+        if _FIELD.encode() not in body:  # most bodies need not be read here
             return body
         fields = await asyncio.to_thread(load_json, body)
-        previous, turns = fields.get("previous_response_id"), []
+        previous, turns = fields.get(_FIELD), []
         while isinstance(previous, str):
-            turn = self._turns.pop(previous, None)
-            if turn is None:
-                raise _unknown(previous, 400)
-            self._turns[previous] = turn  # now the newest
+            if previous not in self._turns:
+                message = _unknown(previous)
+                raise ApiError.invalid(_FIELD, message, "previous_response_not_found")
+            turn = self._turns[previous] = self._turns.pop(previous)  # now the newest
             turns.append(turn)
             previous = turn.previous
-        if sum(turn.size for turn in turns) > self._limits.max_body_bytes:
-            raise ApiError.invalid(
-                "previous_response_id",
-                f"The conversation is larger than {self._limits.max_body_bytes} bytes. Begin a new one.",
-            )
+        most = self._limits.max_body_bytes
+        if sum(turn.size for turn in turns) > most:
+            reason = f"The conversation is larger than {most} bytes. Begin a new one."
+            raise ApiError.invalid(_FIELD, reason)
         return await asyncio.to_thread(_joined, turns, fields)
 
     def keep(self, body: bytes, response: dict[str, Any]) -> None:
         """Store the body of a request with its response."""
         written = json.dumps(response, separators=(",", ":")).encode()
-        turn = _Turn(body, written, response["previous_response_id"])
+        turn = _Turn(body, written, response[_FIELD])
         self._turns[response["id"]] = turn
         self._bytes += turn.size
         most, most_bytes = self._limits.max_stored_responses, self._limits.max_stored_bytes
@@ -74,7 +76,7 @@ class StoredResponses:
     def get(self, name: str) -> bytes:
         """Return a response as JSON. Raises ApiError (404)."""
         if name not in self._turns:
-            raise _unknown(name, 404)
+            raise ApiError(404, _unknown(name), code="response_not_found")
         return self._turns[name].response
 
     def remove(self, name: str) -> None:
@@ -83,11 +85,8 @@ class StoredResponses:
         self._bytes -= self._turns.pop(name).size
 
 
-def _unknown(name: str, status: int) -> ApiError:
-    message = f"No response {name!r} is stored here: it never was, or newer ones took its place."
-    if status == 404:
-        return ApiError(404, message, code="response_not_found")
-    return ApiError.invalid("previous_response_id", message, "previous_response_not_found")
+def _unknown(name: str) -> str:
+    return f"No response {name!r} is stored here: it never was, or newer ones took its place."
 
 
 def _joined(turns: list[_Turn], fields: dict[str, Any]) -> bytes:

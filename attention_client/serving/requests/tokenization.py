@@ -11,8 +11,8 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from attention_client.serving.prompts.anthropic_body import CountRequest
+from attention_client.serving.prompts.body import ignored_header
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
-from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.service import More, Service
 
 __all__ = ["count_tokens", "detokenize", "tokenize"]

@@ -57,9 +57,9 @@ def responses_report(**fields: Any) -> ResponsesReport:
 
 def events(report: Report, given: list[Any]) -> list[dict[str, Any]]:
     """The events as they are when they are sent: the object changes later."""
-    found = json.loads(json.dumps(report.begin()))
+    found = json.loads(json.dumps(list(report.begin())))
     for piece in given:
-        found += json.loads(json.dumps(report.add(piece)))
+        found += json.loads(json.dumps(list(report.add(piece))))
     return list(found)
 
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
-from attention_client.serving.prompts.body import parse
-from attention_client.serving.requests.ignored import ignored_header
+from attention_client.serving.prompts.body import ignored_header, parse
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}

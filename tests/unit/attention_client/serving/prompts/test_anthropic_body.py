@@ -30,15 +30,16 @@ def chat(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
         fields = message.model_dump(exclude_unset=True)
         parts = fields["content"]
         if isinstance(parts, list):
-            fields["content"] = [part["text"] for part in parts]
-        calls = fields.pop("tool_calls", ())
-        if calls:
-            fields["calls"] = [(each["id"], *each["function"].values()) for each in calls]
-        found.append({name: fields[name] for name in fields if name in NAMES})
+            fields["content"] = [part["text"] for part in parts if part["type"] == "text"]
+        if message.tool_calls:
+            calls = [(each.id, each.function) for each in message.tool_calls]
+            fields["calls"] = [(id, call.name, call.text) for id, call in calls]
+        fields["thought"] = message.for_template().get("reasoning_content")
+        found.append({name: fields[name] for name in NAMES if fields.get(name) is not None})
     return found
 
 
-NAMES = ("role", "content", "calls", "tool_call_id")
+NAMES = ("role", "content", "thought", "calls", "tool_call_id")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ def test_a_turn_with_tools() -> None:
         {
             "role": "assistant",
             "content": ["I ask."],
+            "thought": "Hm.",
             "calls": [
                 ("toolu_1", "warmth", '{"town": "Łódź"}'),
                 ("toolu_2", "warmth", "{}"),
@@ -109,7 +111,7 @@ def test_a_result_without_content(content: Any) -> None:
         {"role": "assistant", "content": [call]},
         {"role": "user", "content": [result]},
     )
-    assert message == {"role": "tool", "tool_call_id": "a", "content": ""}
+    assert message == {"role": "tool", "tool_call_id": "a", "content": []}
 
 
 def test_a_last_message_of_the_assistant_is_continued() -> None:
@@ -138,14 +140,17 @@ def test_tools(choice: Any, expected: Any, parallel: bool | None) -> None:
     request = MessagesRequest.read(ASK | fields)
     assert request.tool_choice == expected
     assert request.parallel_tool_calls is parallel
+    counted = CountRequest.read({"messages": ASK["messages"]} | fields)
+    if expected == "none":
+        assert request.offered_tools is counted.offered_tools is None
+        return
+    assert counted.offered_tools
     (tool,) = request.tools or ()
     assert tool.function.model_dump() == {
         "name": "warmth",
         "description": "Of a town.",
         "parameters": {"type": "object"},
     }
-    counted = CountRequest.read({"messages": ASK["messages"]} | fields)
-    assert (counted.offered_tools is None) == (expected == "none")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_what_claude_code_sends_is_accepted() -> None:
     assert request.ignored == ("odd",)
     assert request.reasoning_effort == "high"
     assert request.stop == ["END"]
-    assert request.most_tokens == 9
+    assert request.max_tokens == 9
 
 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
@@ -227,7 +232,7 @@ def test_structured_output(name: str) -> None:
         ({"mcp_servers": [{"name": "a"}]}, "mcp_servers"),
         ({"stop_sequences": [1]}, "stop_sequences[0]"),
         ({"temperature": 3.0}, "temperature"),
-        ({"output_format": {"type": "json_schema", "schema": 1}}, "output_format.schema"),
+        ({"output_format": {"type": "json_schema", "schema": 1}}, "output_config.format.schema"),
     ],
 )
 def test_wrong_bodies_are_refused(fields: dict[str, Any], param: str) -> None:

@@ -49,11 +49,12 @@ def chat(*items: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
     for message in read(list(items), **fields).messages:
         content = message.content
         if isinstance(content, list):
-            content = [part.text for part in content]
-        calls = [tuple(each.function.model_dump().values()) for each in message.tool_calls or ()]
-        found.append(
-            {"role": message.role, "content": content} | ({"calls": calls} if calls else {})
-        )
+            content = [part.text for part in content if part.type != "reasoning"]
+        called = [each.function for each in message.tool_calls or ()]
+        calls = [(call.name, call.text) for call in called]
+        more = {"calls": calls, "thought": message.for_template().get("reasoning_content")}
+        given = {name: each for name, each in more.items() if each}
+        found.append({"role": message.role, "content": content} | given)
     return found
 
 
@@ -83,11 +84,12 @@ def test_a_loop_of_calls() -> None:
         {
             "role": "assistant",
             "content": ["d"],
+            "thought": "Hm.",
             "calls": [("warmth", "{}"), ("apply_patch", '{"input": "é\\n"}')],
         },
         {"role": "tool", "content": "17"},
         {"role": "tool", "content": ["done"]},
-        {"role": "assistant", "content": "", "calls": [("n__f", "{}")]},
+        {"role": "assistant", "content": [], "thought": "Well.", "calls": [("n__f", "{}")]},
         {"role": "tool", "content": "18"},
     ]
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.responses_body import ResponsesRequest
-from attention_client.serving.prompts.truncation import fitted
 
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "1", "output": "r"}
@@ -35,7 +34,7 @@ def fit(items: str, room: int) -> str:
             raise ApiError.invalid("input", "too long", "context_length_exceeded")
         return [len(request.messages)]
 
-    assert fitted(request, encode) == [len(request.messages)]
+    assert request.fitted(encode) == [len(request.messages)]
     return roles(request)
 
 
