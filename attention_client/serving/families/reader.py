@@ -116,21 +116,31 @@ class AnswerReader:
         else:
             self._held = 0
 
-    def finish(self, text: str = "") -> Iterator[Piece]:
-        """Add the text that was held back at the last token; yield the pieces that are left."""
+    def finish(self, text: str = "", end: str = "", *, shown: bool = False) -> Iterator[Piece]:
+        """Add what was held back at the last token; yield the pieces that are left.
+
+        Args:
+            text: The text that was held back.
+            end: The end token's text with its mark, which may close a call or reasoning.
+            shown: Whether the answer has the end token's text in any case.
+        """
+        if self._closes(text + end) or (shown and self._state is _State.REASONING):
+            text, end = text + end, ""
         self._buffer += text
         self._count_held()
         begins = [self._reasoning] if self._state is _State.BEGIN else self._regions()
         self._buffer = self._markup.without_cut(self._buffer, begins)
         yield from self._advance(final=True)
+        if shown and (left := self._markup.shown(end)):
+            yield left
 
     @property
     def may_reason(self) -> bool:
         """Whether answers can have reasoning."""
         return self._markup.reasoning is not None
 
-    def closes(self, text: str) -> bool:
-        """Whether an end token's text closes the call or the reasoning that the answer is inside."""
+    def _closes(self, text: str) -> bool:
+        """Whether text closes the call or the reasoning that the answer is inside."""
         regions = {_State.CALL: self._markup.calls, _State.REASONING: self._reasoning}
         field = regions.get(self._state)
         if field is None or field.close_re is None:

@@ -172,9 +172,7 @@ class ConstraintFields(BaseModel):
     def _one_constraint(self) -> ConstraintFields:
         found = self._constraints()
         if len(found) > 1:
-            raise FieldError(
-                found[1].field, f"excludes {found[0].field}: use only one"
-            )
+            raise FieldError(found[1].field, f"excludes {found[0].field}: use only one")
         if self.structured_outputs is not None and not found:
             raise FieldError(
                 "structured_outputs", "needs one of json, regex, choice, grammar and json_object"

@@ -200,11 +200,7 @@ class Generation:
         text = last + self._text.flush()
         if not stopped:
             text = self._stop.push(text, search=self._may_stop()) + self._stop.flush()
-        if marked is not None and self._reader.closes(text + marked):
-            text, is_shown = text + marked, False
-        pieces += self._reader.finish("" if stopped else text)
-        if is_shown and marked:
-            pieces += filter(None, [marked[1:]])  # a mark is one character
+        pieces += self._reader.finish("" if stopped else text, marked or "", shown=is_shown)
 
     def _may_stop(self) -> bool:
         return len(self.ids) > self._work.min_tokens

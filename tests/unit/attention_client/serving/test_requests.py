@@ -105,7 +105,7 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
             "response_format.json_schema.schema",
         ),
         ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
         (
             {"structured_outputs": {"regex": "a", "structural_tag": "b"}},
             "structured_outputs.structural_tag",
