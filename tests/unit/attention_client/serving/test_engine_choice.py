@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from attention_client.serving.metrics.scheduler import SchedulerMetrics
 from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM, MambaConfig, Qwen3Config
 
@@ -15,6 +14,7 @@ from attention_client.serving.generation import batching
 from attention_client.serving.generation.engine import Engine
 from attention_client.serving.generation.engine_choice import build_engine
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.generation.sequential import SequentialEngine
 from attention_client.serving.limits import ServeLimits
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from attention_client.serving import heap
+from attention_client import heap
 
 GLIBC = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 
