@@ -58,7 +58,8 @@ class WorkerProcess:
         """Read one body (`PromptReader.read`). Raises ApiError (503) if the process ends or cannot start."""
         try:
             self._start()
-            reply = self._ask(b"%b\n%b" % (cls.__name__.encode(), body), _DEADLINE_S)
+            name = f"{cls.__module__}:{cls.__name__}\n"
+            reply = self._ask(name.encode() + body, _DEADLINE_S)
         except TimeoutError as error:
             self.stop()
             reason = f"The request could not be read within {_DEADLINE_S} s. Shorten it."
