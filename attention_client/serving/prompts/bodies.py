@@ -85,11 +85,6 @@ class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest"
         return self.max_tokens
 
     @property
-    def choices_per_prompt(self) -> int:
-        """Number of answers to each prompt."""
-        return self.n or 1
-
-    @property
     def likeliest(self) -> int | None:
         """Number of likeliest tokens to report beside each token's log-probability; None: report nothing."""
         return None
@@ -100,19 +95,9 @@ class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest"
         return self.skip_special_tokens is not False
 
     @property
-    def names_tool(self) -> bool:
-        """Whether the request names the function that the answer calls."""
-        return False
-
-    @property
-    def echoed(self) -> list[str | None]:
-        """The texts that the request wants before the answers to its prompts; None: that of the tokens."""
+    def echoed(self) -> list[str]:
+        """The texts that the request wants before the answers to its prompts; empty: none."""
         return list(self.found.get("texts", ()))
-
-    @property
-    def biased_tokens(self) -> dict[int, float]:
-        """What is added to the logits of tokens, by token id."""
-        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
 
 
 class CompletionRequest(GenerationRequest, other_fields("CompletionRequest")):  # type: ignore[misc]
@@ -220,11 +205,6 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     def opening(self) -> str:
         """The end of the prompt that begins the answer, such as `<think>`."""
         return str(self.found.get("opening", ""))
-
-    @property
-    def earlier_calls(self) -> int:
-        """Number of tool calls in the messages."""
-        return int(self.found.get("earlier_calls", 0))
 
     @property
     def names_tool(self) -> bool:

@@ -73,15 +73,21 @@ class PromptReader:
                 return request, [fitted(request, self._chat_prompt)]
             return request, [self._chat_prompt(request)]
         assert isinstance(request, CompletionRequest)
-        if request.echo:
-            request.found["texts"] = [p if isinstance(p, str) else None for p in request.prompt]
         adds = request.add_special_tokens is not False
-        return request, [
+        prompts = [
             self._encode(prompt, "prompt", request, add_special_tokens=adds)
             if isinstance(prompt, str)
             else self._check(prompt, "prompt", request)
             for prompt in request.prompt
         ]
+        if request.echo:
+            request.found["texts"] = [
+                given
+                if isinstance(given, str)
+                else self._tokenizer.decode(given, skip_special_tokens=request.skips_special)
+                for given in request.prompt
+            ]
+        return request, prompts
 
     def _chat_prompt(self, request: ChatRequest) -> list[int]:
         # The template contains the special tokens, unless the client says otherwise.

@@ -42,12 +42,17 @@ class Form:
         source: Builds the grammar; None: any text.
         markup: The markup of the answer.
         reading: Further arguments of `AnswerReader` for such an answer.
+        names_tool: Whether the request names the function that the answer calls; then, as in OpenAI's API,
+            the answer ends with the reason "stop".
+        shows_reasoning: Whether the choice has the model's reasoning.
     """
 
     field: str = ""
     source: Callable[[Literal], Source] | None = None
     markup: Markup = NO_MARKUP
     reading: dict[str, Any] = data_field(default_factory=dict)
+    names_tool: bool = False
+    shows_reasoning: bool = True
 
     @classmethod
     def of(cls, constraint: Constraint | None) -> Form:
@@ -81,9 +86,15 @@ def chat_form(request: ChatRequest, markup: Markup) -> Form:
         "calls": Calls.ANYWHERE if tools else Calls.NEVER,
         "tools": {tool.function.name: tool.function.parameters for tool in tools or ()},
         "one_call": request.parallel_tool_calls is False,
-        "earlier": request.earlier_calls,
+        "earlier": request.found.get("earlier_calls", 0),
     }
-    return replace(form, markup=markup, reading=reading | form.reading)
+    return replace(
+        form,
+        markup=markup,
+        reading=reading | form.reading,
+        names_tool=request.names_tool,
+        shows_reasoning=request.include_reasoning is not False,
+    )
 
 
 def _answer_form(constraint: Constraint, request: ChatRequest, markup: Markup) -> Form:
