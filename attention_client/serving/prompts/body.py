@@ -114,9 +114,6 @@ def _model(kind: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model, get_args(kind))), None)
 
 
-_CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
-
-
 def _refusal(error: ValidationError) -> ApiError:
     """Convert the first validation error of a body to the client's error."""
     first = error.errors(include_url=False, include_input=False)[0]
@@ -129,11 +126,9 @@ def _refusal(error: ValidationError) -> ApiError:
     if isinstance(cause, FieldError):
         param = cause.field
     reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = f"Unknown parameter: '{param}'."
-    elif first["type"] == "missing":
-        message = f"Missing required parameter: '{param}'."
-    else:
-        message = f"'{param}': {reason}." if param else f"{reason}."
-    code = _CODES.get(first["type"], "invalid_value")
+    told = f"'{param}': {reason}." if param else f"{reason}."
+    message, code = {
+        "extra_forbidden": (f"Unknown parameter: '{param}'.", "unknown_parameter"),
+        "missing": (f"Missing required parameter: '{param}'.", "missing_required_parameter"),
+    }.get(first["type"], (told, "invalid_value"))
     return ApiError(400, message, param=param or None, code=code)
