@@ -127,6 +127,9 @@ class CompletionRequest(GenerationRequest, other_fields("CompletionRequest")):  
 class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
     """Fields of a request that chat templates read."""
 
+    # Name of the field of the messages, for errors.
+    messages_field: ClassVar[str] = "messages"
+
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -150,6 +153,11 @@ class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
         return (thinks if effort else {}) | (self.chat_template_kwargs or {})
 
     @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model may call, in the form of chat templates; None: no tools."""
+        return [tool.for_template() for tool in self.tools] if self.tools else None
+
+    @property
     def opens_answer(self) -> bool:
         """Whether the template opens the answer's message after the last message."""
         if self.add_generation_prompt is None:
@@ -161,9 +169,6 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     """Body of /v1/chat/completions."""
 
     placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
-
-    # Name of the field of the messages, for errors.
-    messages_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1), Whole] | None = None
@@ -233,9 +238,7 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model may call, in the form of chat templates; None: no tools."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [tool.for_template() for tool in self.tools]
+        return None if self.tool_choice == "none" else super().offered_tools
 
     @property
     def token_budget(self) -> int | None:

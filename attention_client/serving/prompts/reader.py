@@ -135,7 +135,8 @@ class PromptReader:
             raise ApiError(400, missing)
         template = self._tokenizer.get_chat_template(tools=tools)
         # A grammar makes any model call a tool that the request chose.
-        free_tools = None if request.forces_tools else tools
+        forces_tools = isinstance(request, ChatRequest) and request.forces_tools
+        free_tools = None if forces_tools else tools
         for field, given in (("tools", free_tools), ("documents", request.documents)):
             if given and field not in template:
                 reason = f"This model's chat template has no {field}."

@@ -21,8 +21,6 @@ class TokenizeRequest(Body, TemplateFields):
 
     placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
 
-    messages_field: ClassVar[str] = "messages"
-
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
@@ -38,16 +36,6 @@ class TokenizeRequest(Body, TemplateFields):
     def adds_special_tokens(self) -> bool:
         """Whether to add the tokenizer's special tokens, which a chat template has already added."""
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
-
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools in the form of chat templates; None: no tools."""
-        return [tool.for_template() for tool in self.tools] if self.tools else None
-
-    @property
-    def forces_tools(self) -> bool:
-        """False: there is no answer."""
-        return False
 
 
 class DetokenizeRequest(Body):
