@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, get_args
+from urllib.parse import quote
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
 from pydantic_core import from_json
@@ -20,6 +21,7 @@ from attention_client.serving.prompts.fields import NO_EFFECT, ModelName, Strict
 __all__ = ["Body", "load_json", "parse"]
 
 _MOST_IGNORED = 16  # names of ignored fields to report
+_NAME_CHARACTERS = 40  # of each
 # Fields of which the endpoint needs no more than the prompt.
 _OF_PROMPT = {"prompt", "messages", "documents", "chat_template_kwargs"}
 
@@ -48,6 +50,14 @@ class Body(Strict):
     def ignored(self) -> tuple[str, ...]:
         """Names of the body's unknown fields, at most some; the request is answered without them."""
         return tuple(self.found["ignored"])
+
+    @property
+    def ignored_header(self) -> dict[str, str]:
+        """The header of the answer that names the ignored fields, percent-encoded and cut; empty: none."""
+        # Names come from the client: percent-encoded, they hold neither line ends nor commas. An empty one is
+        # quoted, because a header must not end with a space.
+        named = (quote(name[:_NAME_CHARACTERS], safe="") or '""' for name in self.ignored)
+        return {"X-Eaas-Ignored-Fields": ", ".join(named)} if self.ignored else {}
 
     def settings(self) -> dict[str, Any]:
         """Return a small body that parses to this request without its prompt: the prompt worker's answer."""

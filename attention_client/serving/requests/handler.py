@@ -25,7 +25,6 @@ from attention_client.serving.prompts.bodies import GenerationRequest, StreamOpt
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation
-from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.logprobs import LogprobsForm
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.token_texts import TokenTexts
@@ -152,7 +151,7 @@ class Handler:
 
     async def respond(self, request: GenerationRequest, answer: Answer) -> Response:
         """Return the answer to a request. Raises ApiError."""
-        headers = ignored_header(request.ignored)
+        headers = request.ignored_header
         numbered, service = request.return_tokens_as_token_ids, self._service
         texts = service.numbered_texts if numbered else service.token_texts
         forms = [self.logprobs_form(request, texts) for _ in answer.generations]

@@ -16,7 +16,6 @@ from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.handler import EventStream
-from attention_client.serving.requests.ignored import ignored_header
 
 __all__ = ["Event", "Report", "read_arguments", "respond"]
 
@@ -96,7 +95,7 @@ class Report(ABC):
 
 async def respond(request: GenerationRequest, answer: Answer, report: Report) -> Response:
     """Return the answer to a request: a report's object, or its events. Raises ApiError."""
-    headers = ignored_header(request.ignored)
+    headers = request.ignored_header
     if request.stream:
         return EventStream(_stream(report, answer), headers)
     async for _, piece in answer.pieces():

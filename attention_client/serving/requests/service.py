@@ -24,7 +24,6 @@ from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
-from attention_client.serving.requests.ignored import ignored_header
 from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
 
 __all__ = ["More", "Service"]
@@ -95,7 +94,7 @@ class Service:
         now = time.monotonic()
         if request.ignored and now - self._logged_at >= _LOG_INTERVAL_S:
             self._logged_at = now
-            named = ignored_header(request.ignored).values()
+            named = request.ignored_header.values()
             _LOG.warning("unknown fields of a request were ignored: %s", *named)
         return request, prompts
 
