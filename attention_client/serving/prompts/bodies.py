@@ -180,28 +180,17 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     include_reasoning: bool | None = None
     echo: bool | None = None
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _top_logprobs_need_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value and not info.data.get("logprobs"):
-            raise ValueError("needs logprobs: true")
-        return value
-
     @model_validator(mode="after")
-    def _reasoning_is_told(self) -> ChatRequest:
+    def _fields_fit_together(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "needs logprobs: true")
         if self.include_reasoning is False and (self.logprobs or self.return_token_ids):
             raise FieldError(
                 "include_reasoning", "false excludes logprobs and return_token_ids, which tell it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _chosen_tools_exist(self) -> ChatRequest:
-        if not self.forces_tools:
-            return self
-        if not self.tools:
+        if (self.tool_choice == "required" or self.names_tool) and not self.tools:
             raise FieldError("tool_choice", "needs tools")
-        if not self.forced_tools:
+        if self.names_tool and not self.forced_tools:
             name = self.tool_choice["function"]["name"]
             raise FieldError("tool_choice", f"no tool has the name {name!r}")
         return self
@@ -215,11 +204,6 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     def names_tool(self) -> bool:
         """Whether the request names the function that the answer calls."""
         return isinstance(self.tool_choice, dict)
-
-    @property
-    def forces_tools(self) -> bool:
-        """Whether the answer must be a tool call."""
-        return self.tool_choice == "required" or self.names_tool
 
     @property
     def forced_tools(self) -> list[FunctionTool]:

@@ -18,7 +18,7 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import FieldError
 from attention_client.serving.prompts.fields import NO_EFFECT, ModelName, Strict
 
-__all__ = ["Body", "load_json", "parse"]
+__all__ = ["Body", "RequestT", "load_json", "parse"]
 
 _MOST_IGNORED = 16  # names of ignored fields to report
 _NAME_CHARACTERS = 40  # of each
@@ -67,7 +67,7 @@ class Body(Strict):
         return self.placeholder | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
 
 
-_Request = TypeVar("_Request", bound=Body)
+RequestT = TypeVar("RequestT", bound=Body)
 
 
 def load_json(body: bytes) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def load_json(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
+def parse(cls: type[RequestT], body: dict[str, Any]) -> RequestT:
     """Validate a request's JSON object, before tokenization. Raises ApiError (400) that names the field."""
     try:
         request = cls.model_validate(body)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
@@ -14,7 +14,7 @@ from attention_client.serving.prompts.bodies import (
     CompletionRequest,
     GenerationRequest,
 )
-from attention_client.serving.prompts.body import Body, load_json
+from attention_client.serving.prompts.body import RequestT, load_json
 from attention_client.serving.prompts.history import History, history_form, is_plain
 from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.template import missing_template, render
@@ -23,7 +23,6 @@ from attention_client.serving.prompts.truncation import fitted
 
 __all__ = ["ModelLimits", "PromptReader"]
 
-_Request = TypeVar("_Request", bound=Body)
 _BEGINNING = 16  # characters for each token that fits; a usual text has four or five
 _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
 
@@ -54,7 +53,7 @@ class PromptReader:
         self._limits = limits
         self._history_form = functools.cache(self._find_history_form)
 
-    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+    def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
         """Return the validated request and the tokens of its prompts.
 
         The prompts of a generation leave room for its answer. Raises ApiError (400).
@@ -135,8 +134,8 @@ class PromptReader:
             raise ApiError(400, missing)
         template = self._tokenizer.get_chat_template(tools=tools)
         # A grammar makes any model call a tool that the request chose.
-        forces_tools = isinstance(request, ChatRequest) and request.forces_tools
-        free_tools = None if forces_tools else tools
+        is_forced = isinstance(request, ChatRequest) and bool(request.forced_tools)
+        free_tools = None if is_forced else tools
         for field, given in (("tools", free_tools), ("documents", request.documents)):
             if given and field not in template:
                 reason = f"This model's chat template has no {field}."
