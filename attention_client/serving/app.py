@@ -34,7 +34,7 @@ from attention_client.serving.quota import Quota
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.messages import MessagesHandler
-from attention_client.serving.requests.page_chat import PageChat
+from attention_client.serving.requests.page_chat import page_chat
 from attention_client.serving.requests.responses import ResponsesHandler
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
@@ -139,7 +139,7 @@ def build_app(
     _add_stored(app, stored)
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(model_name, PageChat(handler, sequences))
+        dashboard.serve(model_name, partial(page_chat, handler, sequences))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(
