@@ -103,8 +103,6 @@ class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest"
 class CompletionRequest(GenerationRequest, other_fields("CompletionRequest")):  # type: ignore[misc]
     """Body of /v1/completions."""
 
-    placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
-
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0), Whole] | None = None
     best_of: Annotated[int, Field(ge=1, le=_MOST_CHOICES), Whole] | None = None
@@ -167,8 +165,6 @@ class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
 
 class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")):  # type: ignore[misc]
     """Body of /v1/chat/completions."""
-
-    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1), Whole] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
@@ -22,15 +22,13 @@ __all__ = ["Body", "RequestT", "load_json", "parse"]
 
 _MOST_IGNORED = 16  # names of ignored fields to report
 _NAME_CHARACTERS = 40  # of each
-# Fields of which the endpoint needs no more than the prompt.
-_OF_PROMPT = {"prompt", "messages", "documents", "chat_template_kwargs"}
+# The fields that the endpoint needs only to be there, once the prompt is read.
+_READ = {"messages": [{"role": "user", "content": ""}], "prompt": "", "tokens": []}
+_ONLY_READ = _READ.keys() | {"documents", "chat_template_kwargs"}
 
 
 class Body(Strict):
     """What the bodies of all paths have."""
-
-    # A prompt of one token in place of the real one.
-    placeholder: ClassVar[dict[str, Any]]
 
     model: ModelName | None = None
 
@@ -63,8 +61,11 @@ class Body(Strict):
         """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
         known = type(self).model_fields.items()
         unused = {name for name, field in known if field.description == NO_EFFECT}
-        unused |= _OF_PROMPT | self.placeholder.keys()
-        return self.placeholder | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
+        read = {
+            name: value for name, value in _READ.items() if getattr(self, name, None) is not None
+        }
+        unused |= _ONLY_READ
+        return read | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
 
 
 RequestT = TypeVar("RequestT", bound=Body)

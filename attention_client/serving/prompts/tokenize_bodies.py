@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -18,8 +18,6 @@ _MOST_CHARACTERS = 4 * 2**20  # a token may be hundreds of characters
 
 class TokenizeRequest(Body, TemplateFields):
     """Body of /tokenize: a prompt, or the messages of a chat."""
-
-    placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
 
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
@@ -40,8 +38,6 @@ class TokenizeRequest(Body, TemplateFields):
 
 class DetokenizeRequest(Body):
     """Body of /detokenize: token ids."""
-
-    placeholder: ClassVar[dict[str, Any]] = {"tokens": []}
 
     tokens: list[int]
 
