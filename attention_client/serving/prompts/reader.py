@@ -24,6 +24,7 @@ from attention_client.serving.prompts.truncation import fitted
 __all__ = ["ModelLimits", "PromptReader"]
 
 _BEGINNING = 16  # characters for each token that fits; a usual text has four or five
+_MOST_CHARACTERS = 4 * 2**20  # of a text from tokens; a token may be hundreds of characters
 _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
 
 
@@ -65,7 +66,10 @@ class PromptReader:
             return request, [self._tokens(text, request.adds_special_tokens)]
         if isinstance(request, DetokenizeRequest):
             self._check_vocabulary(request.tokens, "tokens")
-            request.decode(self._tokenizer)
+            text = request.found["text"] = str(self._tokenizer.decode(request.tokens))
+            if len(text) > _MOST_CHARACTERS:
+                reason = f"the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}."
+                raise ApiError.invalid("tokens", f"'tokens': {reason}")
             return request, []
         assert isinstance(request, GenerationRequest)
         for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):

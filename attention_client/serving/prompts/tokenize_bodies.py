@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import TemplateFields
 from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.messages import Message
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
-
-_MOST_CHARACTERS = 4 * 2**20  # a token may be hundreds of characters
 
 
 class TokenizeRequest(Body, TemplateFields):
@@ -40,18 +37,3 @@ class DetokenizeRequest(Body):
     """Body of /detokenize: token ids."""
 
     tokens: list[int]
-
-    @property
-    def text(self) -> str:
-        """The text of the tokens, once it is decoded."""
-        return str(self.found["text"])
-
-    def decode(self, tokenizer: Any) -> None:
-        """Set the text of the tokens, special ones too. Raises ApiError (400) if it is too long."""
-        text = str(tokenizer.decode(self.tokens))
-        if len(text) > _MOST_CHARACTERS:
-            raise ApiError.invalid(
-                "tokens",
-                f"'tokens': the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}.",
-            )
-        self.found["text"] = text

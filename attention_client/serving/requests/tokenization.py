@@ -44,7 +44,7 @@ def _items(tokens: Sequence[int], convert: Any) -> Iterator[str]:
 async def detokenize(service: Service, body: bytes, _more: More) -> Response:
     """Answer with the text of tokens. Raises ApiError."""
     request, _ = await service.read(DetokenizeRequest, body)
-    return JSONResponse({"prompt": request.text}, headers=request.ignored_header)
+    return JSONResponse({"prompt": request.found["text"]}, headers=request.ignored_header)
 
 
 async def count_tokens(service: Service, body: bytes, _more: More) -> Response:
