@@ -34,7 +34,7 @@ from attention_client.serving.quota import Quota
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.messages import MessagesHandler
-from attention_client.serving.requests.page_chat import PageChat
+from attention_client.serving.requests.page_chat import page_chat
 from attention_client.serving.requests.responses import ResponsesHandler
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
@@ -105,29 +105,13 @@ def build_app(
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
     engine = build_engine(model, limits, admission, attribution or ExpertAttribution(), compiler)
-    metrics.watch(
-        engine.running,
-        engine.waiting,
-        engine.cache_usage,
-        engine.is_compiled,
-        engine.capacity,
-        model_name,
-    )
+    metrics.watch(engine, model_name)
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces
     family = Family.of(tokenizer, response_template)
-    service = Service(
-        model,
-        tokenizer,
-        (model_name, *aliases),
-        unlisted,
-        engine,
-        limits,
-        metrics,
-        defaults,
-        family,
-    )
+    names = (model_name, *aliases)
+    service = Service(model, tokenizer, names, unlisted, engine, limits, metrics, defaults, family)
     chat, text = ChatHandler(service), TextHandler(service)
     refusal = f"{limits.max_requests} requests are already running or waiting. Try again later."
     sequences = Quota(limits.max_requests, refusal)
@@ -155,7 +139,7 @@ def build_app(
     _add_stored(app, stored)
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(model_name, PageChat(handler, sequences))
+        dashboard.serve(model_name, partial(page_chat, handler, sequences))
         app.router.routes.append(dashboard)
     install_error_handlers(app)
     app.add_middleware(
@@ -194,12 +178,6 @@ def _add_stored(app: Starlette, stored: StoredResponses) -> None:
     app.add_route("/v1/responses/{name}", response, methods=["GET", "DELETE"])
 
 
-def _health(good: bool, reason: str) -> JSONResponse:
-    if good:
-        return JSONResponse({"status": "ok"})
-    return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
-
-
 def _add_routes(
     app: Starlette,
     service: Service,
@@ -216,13 +194,14 @@ def _add_routes(
         service.check_name(name)
         return JSONResponse(service.card(name))
 
-    def engine_works() -> tuple[bool, str]:
+    # Not the cluster: a restart of this process brings no expert back.
+    def live(_request: Request) -> Response:
         failure = service.engine.failure()
-        return failure is None, f"engine: {failure}"
+        return _health(failure is None, f"engine: {failure}")
 
-    def health(_request: Request) -> Response:
-        good, reason = engine_works()
-        return _health(*(healthy() if good else (good, reason)))
+    def health(request: Request) -> Response:
+        failed = service.engine.failure() is not None
+        return live(request) if failed else _health(*healthy())
 
     def metrics(_request: Request) -> Response:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -232,8 +211,13 @@ def _add_routes(
     app.add_route("/version", lambda _: JSONResponse({"version": __version__}))
     app.add_route("/health", health)
     app.add_route("/ping", health, methods=["GET", "POST"])
-    # Not the cluster: a restart of this process brings no expert back.
-    app.add_route("/live", lambda _: _health(*engine_works()))
+    app.add_route("/live", live)
     app.add_route("/metrics", metrics)
     app.add_route("/eaas/v1/status", lambda _: JSONResponse(status()))
     app.add_route("/openapi.json", lambda _: JSONResponse(openapi_document()))
+
+
+def _health(good: bool, reason: str) -> Response:
+    if good:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)

@@ -115,31 +115,28 @@ class RequestGuard:
 
     async def _serve(self, scope: Scope, unread: list[bytes], receive: Receive, send: Send) -> None:
         """Let the application answer; cancel it if the client leaves. `unread` holds the body."""
-        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
 
         async def replay() -> Message:
-            if unread:
-                return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await gone.wait()
-            return {"type": "http.disconnect"}
+            if not unread:
+                await loop.create_future()  # until it is cancelled
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
 
-        served = asyncio.ensure_future(self._app(scope, replay, send))
-
-        async def watch() -> None:
+        async def watch(connected: asyncio.Timeout) -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            gone.set()
-            served.cancel()
+            connected.reschedule(loop.time())
 
-        watcher = asyncio.ensure_future(watch())
         try:
-            await served
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not gone.is_set() or (task is not None and task.cancelling()):
+            async with asyncio.timeout(None) as connected:
+                watcher = asyncio.ensure_future(watch(connected))
+                try:
+                    await self._app(scope, replay, send)
+                finally:
+                    watcher.cancel()
+        except TimeoutError:
+            if not connected.expired():
                 raise
-        finally:
-            watcher.cancel()
 
     async def _read(
         self, scope: Scope, receive: Receive, take: Callable[[int], None]

@@ -76,7 +76,7 @@ class Endpoint:
                 operator_page=settings.operator_page,
             )
             chat = VllmChat(app, lambda: self._like, settings.model, chat=settings.chat)
-            self._dashboard.serve(settings.model, chat)
+            self._dashboard.serve(settings.model, chat.answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for one of our paths; leave the others to vLLM, if they may pass."""

@@ -20,7 +20,7 @@ from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.generation import Generation, TextRules
+from attention_client.serving.requests.generation import Generation
 from family_answers import markup_texts
 
 __all__ = ["PieceTokenizer", "family_pieces", "read"]
@@ -118,26 +118,13 @@ def read(
         ends: The end tokens.
         random: Draws the order of the deliveries.
     """
-    handler = ChatHandler(SimpleNamespace(markup=markup))  # type: ignore[arg-type]
-    form, engine = handler.form(request), _Interleaved(streams, random)
-    rules = TextRules(
-        tuple(request.stop),
-        includes_stop=bool(request.include_stop_str_in_output),
-        skips_special=request.skips_special,
-        marked=form.markup.tokens,
-        names_tool=request.names_tool,
+    engine = _Interleaved(streams, random)
+    service: Any = SimpleNamespace(
+        markup=markup, engine=engine, tokenizer=tokenizer, metrics=_METRICS
     )
-    choices = [
-        Generation(
-            engine,  # type: ignore[arg-type]
-            Work(str(index), [1], 10**6, ends, GREEDY),
-            tokenizer,
-            rules,
-            form.reader(),
-            _METRICS,
-        )
-        for index in range(len(streams))
-    ]
+    form = ChatHandler(service).form(request)
+    works = [Work(str(index), [1], 10**6, ends, GREEDY) for index in range(len(streams))]
+    choices = [Generation(service, request, form, work) for work in works]
     found: list[list[Any]] = [[] for _ in streams]
 
     async def run() -> None:

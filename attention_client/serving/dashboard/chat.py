@@ -68,7 +68,7 @@ class ChatBox:
         flusher = asyncio.get_running_loop().create_task(self._flush_often(spans))
         servers = Counter[str]()
         try:
-            async with aclosing(self._source.answer(text, tokens)) as pieces:
+            async with aclosing(self._source(text, tokens)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, str):
                         spans.append(self._span(piece, servers))

@@ -6,13 +6,14 @@ dashboards, gateways and autoscalers that expect it (docs/metrics.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from attention_client.serving.generation.engine import Engine
 from attention_client.telemetry.tracing import RequestTraces
 
 __all__ = ["ServeMetrics"]
@@ -78,28 +79,20 @@ class ServeMetrics:
     def _seconds(self, name: str, text: str) -> Histogram:
         return self._add(Histogram, f"{name}_seconds", text, buckets=_SECONDS)
 
-    def watch(
-        self,
-        running: Callable[[], int],
-        waiting: Callable[[], int],
-        cache_usage: Callable[[], float],
-        is_compiled: Callable[[], bool],
-        capacity: int | None,
-        model_name: str,
-    ) -> None:
-        """Read the gauges from an engine (`Engine`), at each scrape; also export what vLLM has as its own."""
+    def watch(self, engine: Engine, model_name: str) -> None:
+        """Read the gauges from an engine, at each scrape; also export what vLLM has as its own."""
         for name, text, read in (
-            ("num_requests_running", "Requests in the running batch", running),
-            ("num_requests_waiting", "Requests waiting for the engine", waiting),
-            ("kv_cache_usage_perc", "Key-value cache in use, 0 to 1", cache_usage),
+            ("num_requests_running", "Requests in the running batch", engine.running),
+            ("num_requests_waiting", "Requests waiting for the engine", engine.waiting),
+            ("kv_cache_usage_perc", "Key-value cache in use, 0 to 1", engine.cache_usage),
         ):
             self._add(Gauge, name, text).set_function(read)
         compiled = "1 once forward passes run in compiled code"
         gauge = Gauge("eaas_passes_compiled", compiled, registry=self.registry)
-        gauge.set_function(is_compiled)
+        gauge.set_function(engine.is_compiled)
         tokens = "Tokens that the key-value cache holds; 0: each request has its own"
         gauge = Gauge("eaas_kv_cache_tokens", tokens, registry=self.registry)
-        gauge.set(capacity or 0)
+        gauge.set(engine.capacity or 0)
         self.registry.register(_VllmNames(self._like_vllm, model_name))
 
 

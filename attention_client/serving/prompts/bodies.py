@@ -85,11 +85,6 @@ class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest"
         return self.max_tokens
 
     @property
-    def choices_per_prompt(self) -> int:
-        """Number of answers to each prompt."""
-        return self.n or 1
-
-    @property
     def likeliest(self) -> int | None:
         """Number of likeliest tokens to report beside each token's log-probability; None: report nothing."""
         return None
@@ -100,25 +95,13 @@ class GenerationRequest(Body, ConstraintFields, other_fields("GenerationRequest"
         return self.skip_special_tokens is not False
 
     @property
-    def names_tool(self) -> bool:
-        """Whether the request names the function that the answer calls."""
-        return False
-
-    @property
-    def echoed(self) -> list[str | None]:
-        """The texts that the request wants before the answers to its prompts; None: that of the tokens."""
+    def echoed(self) -> list[str]:
+        """The texts that the request wants before the answers to its prompts; empty: none."""
         return list(self.found.get("texts", ()))
-
-    @property
-    def biased_tokens(self) -> dict[int, float]:
-        """What is added to the logits of tokens, by token id."""
-        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
 
 
 class CompletionRequest(GenerationRequest, other_fields("CompletionRequest")):  # type: ignore[misc]
     """Body of /v1/completions."""
-
-    placeholder: ClassVar[dict[str, Any]] = {"prompt": [0]}
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0), Whole] | None = None
@@ -141,6 +124,9 @@ class CompletionRequest(GenerationRequest, other_fields("CompletionRequest")):  
 
 class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
     """Fields of a request that chat templates read."""
+
+    # Name of the field of the messages, for errors.
+    messages_field: ClassVar[str] = "messages"
 
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -165,6 +151,11 @@ class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
         return (thinks if effort else {}) | (self.chat_template_kwargs or {})
 
     @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model may call, in the form of chat templates; None: no tools."""
+        return [tool.for_template() for tool in self.tools] if self.tools else None
+
+    @property
     def opens_answer(self) -> bool:
         """Whether the template opens the answer's message after the last message."""
         if self.add_generation_prompt is None:
@@ -174,11 +165,6 @@ class TemplateFields(other_fields("TemplateFields")):  # type: ignore[misc]
 
 class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")):  # type: ignore[misc]
     """Body of /v1/chat/completions."""
-
-    placeholder: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": ""}]}
-
-    # Name of the field of the messages, for errors.
-    messages_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1), Whole] | None = None
@@ -190,28 +176,17 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     include_reasoning: bool | None = None
     echo: bool | None = None
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _top_logprobs_need_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value and not info.data.get("logprobs"):
-            raise ValueError("needs logprobs: true")
-        return value
-
     @model_validator(mode="after")
-    def _reasoning_is_told(self) -> ChatRequest:
+    def _fields_fit_together(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "needs logprobs: true")
         if self.include_reasoning is False and (self.logprobs or self.return_token_ids):
             raise FieldError(
                 "include_reasoning", "false excludes logprobs and return_token_ids, which tell it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _chosen_tools_exist(self) -> ChatRequest:
-        if not self.forces_tools:
-            return self
-        if not self.tools:
+        if (self.tool_choice == "required" or self.names_tool) and not self.tools:
             raise FieldError("tool_choice", "needs tools")
-        if not self.forced_tools:
+        if self.names_tool and not self.forced_tools:
             name = self.tool_choice["function"]["name"]
             raise FieldError("tool_choice", f"no tool has the name {name!r}")
         return self
@@ -222,19 +197,9 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
         return str(self.found.get("opening", ""))
 
     @property
-    def earlier_calls(self) -> int:
-        """Number of tool calls in the messages."""
-        return int(self.found.get("earlier_calls", 0))
-
-    @property
     def names_tool(self) -> bool:
         """Whether the request names the function that the answer calls."""
         return isinstance(self.tool_choice, dict)
-
-    @property
-    def forces_tools(self) -> bool:
-        """Whether the answer must be a tool call."""
-        return self.tool_choice == "required" or self.names_tool
 
     @property
     def forced_tools(self) -> list[FunctionTool]:
@@ -253,9 +218,7 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model may call, in the form of chat templates; None: no tools."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [tool.for_template() for tool in self.tools]
+        return None if self.tool_choice == "none" else super().offered_tools
 
     @property
     def token_budget(self) -> int | None:

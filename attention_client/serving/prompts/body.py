@@ -5,10 +5,10 @@ An unknown field is ignored, as in vLLM, and named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 from urllib.parse import quote
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
@@ -18,19 +18,17 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import FieldError
 from attention_client.serving.prompts.fields import NO_EFFECT, ModelName, Strict
 
-__all__ = ["Body", "ignored_header", "load_json", "parse"]
+__all__ = ["Body", "RequestT", "load_json", "parse"]
 
 _MOST_IGNORED = 16  # names of ignored fields to report
-_CHARACTERS = 40  # of each of these names
-# Fields of which the endpoint needs no more than the prompt.
-_OF_PROMPT = {"prompt", "messages", "documents", "chat_template_kwargs"}
+_NAME_CHARACTERS = 40  # of each
+# The fields that the endpoint needs only to be there, once the prompt is read.
+_READ = {"messages": [{"role": "user", "content": ""}], "prompt": "", "tokens": []}
+_ONLY_READ = _READ.keys() | {"documents", "chat_template_kwargs"}
 
 
 class Body(Strict):
     """What the bodies of all paths have."""
-
-    # A prompt of one token in place of the real one.
-    placeholder: ClassVar[dict[str, Any]]
 
     model: ModelName | None = None
 
@@ -51,15 +49,26 @@ class Body(Strict):
         """Names of the body's unknown fields, at most some; the request is answered without them."""
         return tuple(self.found["ignored"])
 
+    @property
+    def ignored_header(self) -> dict[str, str]:
+        """The header of the answer that names the ignored fields, percent-encoded and cut; empty: none."""
+        # Names come from the client: percent-encoded, they hold neither line ends nor commas. An empty one is
+        # quoted, because a header must not end with a space.
+        named = (quote(name[:_NAME_CHARACTERS], safe="") or '""' for name in self.ignored)
+        return {"X-Eaas-Ignored-Fields": ", ".join(named)} if self.ignored else {}
+
     def settings(self) -> dict[str, Any]:
         """Return a small body that parses to this request without its prompt: the prompt worker's answer."""
         known = type(self).model_fields.items()
         unused = {name for name, field in known if field.description == NO_EFFECT}
-        unused |= _OF_PROMPT | self.placeholder.keys()
-        return self.placeholder | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
+        read = {
+            name: value for name, value in _READ.items() if getattr(self, name, None) is not None
+        }
+        unused |= _ONLY_READ
+        return read | self.model_dump(exclude=unused, exclude_unset=True, by_alias=True)
 
 
-_Request = TypeVar("_Request", bound=Body)
+RequestT = TypeVar("RequestT", bound=Body)
 
 
 def load_json(body: bytes) -> dict[str, Any]:
@@ -74,7 +83,7 @@ def load_json(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
+def parse(cls: type[RequestT], body: dict[str, Any]) -> RequestT:
     """Validate a request's JSON object, before tokenization. Raises ApiError (400) that names the field."""
     try:
         request = cls.model_validate(body)
@@ -82,14 +91,6 @@ def parse(cls: type[_Request], body: dict[str, Any]) -> _Request:
         raise _refusal(error) from None
     request.found["ignored"] = list(islice(_unknown(cls, body), _MOST_IGNORED))
     return request
-
-
-def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the header of an answer that names the ignored fields, percent-encoded and truncated."""
-    # Names come from the client: percent-encoded, they hold neither line ends nor commas. An empty one is
-    # quoted, because a header must not end with a space.
-    named = ", ".join(quote(name[:_CHARACTERS], safe="") or '""' for name in names)
-    return {"X-Eaas-Ignored-Fields": named} if names else {}
 
 
 def _unknown(cls: type[BaseModel], value: Any, name: str = "") -> Iterator[str]:
@@ -124,9 +125,6 @@ def _model(kind: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model, get_args(kind))), None)
 
 
-_CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
-
-
 def _refusal(error: ValidationError) -> ApiError:
     """Convert the first validation error of a body to the client's error."""
     first = error.errors(include_url=False, include_input=False)[0]
@@ -139,11 +137,9 @@ def _refusal(error: ValidationError) -> ApiError:
     if isinstance(cause, FieldError):
         param = cause.field
     reason = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = f"Unknown parameter: '{param}'."
-    elif first["type"] == "missing":
-        message = f"Missing required parameter: '{param}'."
-    else:
-        message = f"'{param}': {reason}." if param else f"{reason}."
-    code = _CODES.get(first["type"], "invalid_value")
+    told = f"'{param}': {reason}." if param else f"{reason}."
+    message, code = {
+        "extra_forbidden": (f"Unknown parameter: '{param}'.", "unknown_parameter"),
+        "missing": (f"Missing required parameter: '{param}'.", "missing_required_parameter"),
+    }.get(first["type"], (told, "invalid_value"))
     return ApiError(400, message, param=param or None, code=code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from collections.abc import Sequence
 from importlib import resources
 from typing import Annotated, Any, Literal
 
@@ -14,13 +14,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     create_model,
 )
-from pydantic_core.core_schema import no_info_after_validator_function
 
 __all__ = [
     "MOST_PROMPTS",
     "NO_EFFECT",
+    "REFUSED",
     "BadWords",
     "Bias",
     "ModelName",
@@ -31,7 +32,6 @@ __all__ = [
     "ToolChoice",
     "Whole",
     "other_fields",
-    "unsupported",
 ]
 
 _STOPS = 16
@@ -56,38 +56,8 @@ NO_EFFECT = "Has no effect on the answer."
 """The description of a known field that changes no answer of this engine."""
 
 
-class unsupported:
-    """Refuses every value except None and the neutral ones: the field is not supported.
-
-    Args:
-        neutral: The values that change nothing.
-        vllm: Whether vLLM, the other engine, supports the field.
-        instead: What the client can do.
-    """
-
-    def __init__(
-        self, *, neutral: list[Any] | None = None, vllm: bool = False, instead: str = ""
-    ) -> None:
-        self._neutral = neutral or []
-        remedy = "the engine of `eaas up --engine vllm` has it" if vllm else instead
-        self._remedy = f"; {remedy}" if remedy else ""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
-        return {"enum": [None, *self._neutral]}
-
-    def _check(self, value: Any) -> Any:
-        # 0 is no False.
-        if value is not None and not any(
-            value == each and isinstance(value, bool) == isinstance(each, bool)
-            for each in self._neutral
-        ):
-            allowed = " or ".join(json.dumps(each) for each in self._neutral)
-            other = f" other than {allowed}" if allowed else ""
-            raise ValueError(f"is not supported{other}{self._remedy}")
-        return value
+REFUSED = "Is not supported: refused, except for a value that changes nothing."
+"""The description of a known field that this engine does not have."""
 
 
 def other_fields(name: str) -> Any:
@@ -96,17 +66,38 @@ def other_fields(name: str) -> Any:
     Args:
         name: The class in other_fields.json.
     """
-    table = _other_fields()[name]
+    table = _OTHER_FIELDS[name]
     ignored = Annotated[Any, Field(description=NO_EFFECT)]
     fields: dict[str, Any] = dict.fromkeys(table["no_effect"], (ignored, None))
-    for field, rule in table["refused"].items():
-        fields[field] = (Annotated[Any, unsupported(**rule)], None)
+    fields |= {field: (_refused(**rule), None) for field, rule in table["refused"].items()}
     return create_model(f"Other{name}", __base__=Strict, **fields)
 
 
-@cache
-def _other_fields() -> dict[str, Any]:
-    return dict(json.loads(resources.files(__package__).joinpath("other_fields.json").read_text()))
+_OTHER_FIELDS = json.loads(resources.files(__package__).joinpath("other_fields.json").read_text())
+
+
+def _refused(neutral: Sequence[Any] = (), vllm: bool = False, instead: str = "") -> Any:
+    """Return the type of a field that takes None and the neutral values only.
+
+    Args:
+        neutral: The values that change nothing.
+        vllm: Whether vLLM, the other engine, supports the field.
+        instead: What the client can do.
+    """
+    allowed = " or ".join(map(json.dumps, neutral))
+    other = f" other than {allowed}" if allowed else ""
+    remedy = "the engine of `eaas up --engine vllm` has it" if vllm else instead
+    reason = f"is not supported{other}{remedy and '; '}{remedy}"
+
+    def check(value: Any) -> Any:
+        # 0 is no False.
+        kind = isinstance(value, bool)
+        if value is None or any(value == x and kind == isinstance(x, bool) for x in neutral):
+            return value
+        raise ValueError(reason)
+
+    schema = WithJsonSchema({"enum": [None, *neutral]})
+    return Annotated[Any, AfterValidator(check), schema, Field(description=REFUSED)]
 
 
 class _FunctionName(Strict):
@@ -133,14 +124,13 @@ def _stops(value: Any) -> Any:
 
 def _prompts(value: Any) -> list[Any]:
     """Return a list of prompts, each a string or a list of token ids."""
-    if isinstance(value, str) or _is_tokens(value):
-        return [value]
-    if isinstance(value, list) and len(value) > MOST_PROMPTS:
-        raise ValueError(f"has {len(value)} prompts; the limit is {MOST_PROMPTS}")
-    is_list = isinstance(value, list) and bool(value)
-    if is_list and all(isinstance(each, str) or _is_tokens(each) for each in value):
-        return list(value)
-    raise ValueError("must be a string, a list of token ids, or a list of these")
+    found = [value] if isinstance(value, str) or _is_tokens(value) else value
+    is_list = isinstance(found, list) and bool(found)
+    if not is_list or not all(isinstance(each, str) or _is_tokens(each) for each in found):
+        raise ValueError("must be a string, a list of token ids, or a list of these")
+    if len(found) > MOST_PROMPTS:
+        raise ValueError(f"has {len(found)} prompts; the limit is {MOST_PROMPTS}")
+    return list(found)
 
 
 def _is_tokens(value: Any) -> bool:

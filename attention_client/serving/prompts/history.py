@@ -13,7 +13,9 @@ import operator
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+
+from pydantic_core import from_json
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import check_depth
@@ -22,10 +24,7 @@ __all__ = ["History", "history_form", "is_plain"]
 
 _Message = dict[str, Any]
 
-_IDS = {
-    "any": re.compile("(?s).{1,40}"),
-    "nine": re.compile("[A-Za-z0-9]{9}"),
-}  # OpenAI's limit is 40
+_LONGEST_ID = 40  # OpenAI's limit
 
 
 class History(NamedTuple):
@@ -42,13 +41,14 @@ class History(NamedTuple):
         systems: The role of a system message that is not the first message, likewise.
     """
 
-    arguments: str = "object"
-    ids: str = "any"
-    content: str | None = ""
-    text: str = "beside"
-    calls: str = "together"
-    results: str = "tool"
-    systems: str = "system"
+    # The first value of each is the simplest.
+    arguments: Literal["object", "mapping", "text"] = "object"
+    ids: Literal["any", "nine", "named"] = "any"
+    content: Literal["", None] = ""
+    text: Literal["beside", "before", "joined"] = "beside"
+    calls: Literal["together", "single", "written"] = "together"
+    results: Literal["tool", "user"] = "tool"
+    systems: Literal["system", "user"] = "system"
 
     def of(self, messages: Iterable[_Message]) -> list[_Message]:
         """Return messages (of `Message.for_template`) in this form."""
@@ -86,7 +86,8 @@ class History(NamedTuple):
         if self.ids == "named":
             fits = name is None or re.fullmatch(rf"functions\.{re.escape(name)}:\d+", sent)
             return sent if fits else f"functions.{name}:{number}"
-        if _IDS[self.ids].fullmatch(sent):
+        nine = re.fullmatch("[A-Za-z0-9]{9}", sent)
+        if nine or (self.ids == "any" and 0 < len(sent) <= _LONGEST_ID):
             return sent
         return hashlib.sha256(sent.encode()).hexdigest()[:9]
 
@@ -94,13 +95,11 @@ class History(NamedTuple):
         if self.arguments == "text":
             return text
         try:
-            found = json.loads(text)
+            found = from_json(text)  # refuses escapes of what UTF-8 cannot encode
             check_depth(found)
-            # JSON's escapes can hold text that UTF-8 cannot encode.
-            json.dumps(found, ensure_ascii=False).encode()
             if isinstance(found, dict):
                 return found
-        except (ValueError, RecursionError):
+        except ValueError:
             pass  # cut off by a limit, or never JSON
         return {"arguments": text} if self.arguments == "mapping" else text
 
@@ -170,18 +169,9 @@ def is_plain(messages: list[_Message]) -> bool:
     return all(m["role"] in ("user", "assistant") and "tool_calls" not in m for m in rest)
 
 
-_OPTIONS = (
-    ("object", "mapping", "text"),
-    ("any", "nine", "named"),
-    ("", None),
-    ("beside", "before", "joined"),
-    ("together", "single", "written"),
-    ("tool", "user"),
-    ("system", "user"),
-)
 # The simplest first; a template's own form of calls before any other.
 _FORMS = sorted(
-    itertools.starmap(History, itertools.product(*_OPTIONS)),
+    itertools.starmap(History, itertools.product(*map(get_args, get_type_hints(History).values()))),
     key=lambda form: (form.calls == "written", sum(map(operator.ne, form, History()))),
 )
 

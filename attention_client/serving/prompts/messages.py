@@ -169,8 +169,6 @@ class Tool(Strict):
     def for_template(self) -> dict[str, Any]:
         """Return the tool in the form of chat templates, which read the properties of its parameters."""
         tool = self.model_dump()
-        tool["function"]["parameters"] = {
-            "type": "object",
-            "properties": {},
-        } | self.function.parameters
+        empty = {"type": "object", "properties": {}}
+        tool["function"]["parameters"] = empty | self.function.parameters
         return tool

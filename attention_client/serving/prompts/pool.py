@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
-from attention_client.serving.prompts.body import Body
+from attention_client.serving.prompts.body import RequestT
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.worker_process import WorkerProcess
 
@@ -19,8 +19,6 @@ _AT_ONCE_BYTES = 2 * 2**10
 # A thread may hold it for milliseconds, but megabytes take longer.
 _IN_THREAD_BYTES = 64 * 2**10
 _IDLE_S = 10.0
-
-_Request = TypeVar("_Request", bound=Body)
 
 
 class PromptPool:
@@ -36,7 +34,7 @@ class PromptPool:
         self._worker_thread = ThreadPoolExecutor(1, "prompt-worker")  # waits for the worker
         self._idle: asyncio.TimerHandle | None = None
 
-    async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+    async def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
         """Read one request body (`PromptReader.read`) where its size allows it to delay nobody.
 
         Raises ApiError (400, 503).

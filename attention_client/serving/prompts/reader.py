@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
@@ -14,7 +14,7 @@ from attention_client.serving.prompts.bodies import (
     CompletionRequest,
     GenerationRequest,
 )
-from attention_client.serving.prompts.body import Body, load_json
+from attention_client.serving.prompts.body import RequestT, load_json
 from attention_client.serving.prompts.history import History, history_form, is_plain
 from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.template import missing_template, render
@@ -22,8 +22,8 @@ from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, 
 
 __all__ = ["ModelLimits", "PromptReader"]
 
-_Request = TypeVar("_Request", bound=Body)
 _BEGINNING = 16  # characters for each token that fits; a usual text has four or five
+_MOST_CHARACTERS = 4 * 2**20  # of a text from tokens; a token may be hundreds of characters
 _TOOLS_BYTES = 256 * 2**10  # the response parser reads the tools again, in the endpoint's process
 
 
@@ -53,54 +53,46 @@ class PromptReader:
         self._limits = limits
         self._history_form = functools.cache(self._find_history_form)
 
-    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+    def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
         """Return the validated request and the tokens of its prompts.
 
         The prompts of a generation leave room for its answer. Raises ApiError (400).
         """
         request = cls.read(load_json(body))
         if isinstance(request, TokenizeRequest):
-            return request, [self._tokenized(request)]
+            # Without a limit of tokens: the client may ask whether a prompt is too long.
+            text = self._render(request) if request.prompt is None else request.prompt
+            return request, [self._tokens(text, request.adds_special_tokens)]
         if isinstance(request, DetokenizeRequest):
             self._check_vocabulary(request.tokens, "tokens")
-            request.decode(self._tokenizer)
+            text = request.found["text"] = str(self._tokenizer.decode(request.tokens))
+            if len(text) > _MOST_CHARACTERS:
+                reason = f"the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}."
+                raise ApiError.invalid("tokens", f"'tokens': {reason}")
             return request, []
         assert isinstance(request, GenerationRequest)
-        self._check_token_ids(request)
+        for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
         if isinstance(request, ChatRequest):
             if isinstance(request, ResponsesRequest) and request.repeated["truncation"] == "auto":
                 return request, [request.fitted(self._chat_prompt)]
             return request, [self._chat_prompt(request)]
         assert isinstance(request, CompletionRequest)
-        if request.echo:
-            request.found["texts"] = [p if isinstance(p, str) else None for p in request.prompt]
         adds = request.add_special_tokens is not False
-        return request, [
-            self._encode(prompt, "prompt", request, add_special_tokens=adds)
-            if isinstance(prompt, str)
-            else self._check(prompt, "prompt", request)
-            for prompt in request.prompt
-        ]
+        prompts = [self._prompt(given, "prompt", request, adds) for given in request.prompt]
+        if request.echo:
+            request.found["texts"] = [
+                given
+                if isinstance(given, str)
+                else self._tokenizer.decode(given, skip_special_tokens=request.skips_special)
+                for given in request.prompt
+            ]
+        return request, prompts
 
     def _chat_prompt(self, request: ChatRequest) -> list[int]:
         # The template contains the special tokens, unless the client says otherwise.
         adds = bool(request.add_special_tokens)
-        text = self._render(request)
-        return self._encode(text, request.messages_field, request, add_special_tokens=adds)
-
-    def _tokenized(self, request: TokenizeRequest) -> list[int]:
-        """Tokenize without a limit of tokens: the client may ask whether a prompt is too long."""
-        text = request.prompt
-        if text is None:
-            text = self._render(request)
-        encoded = self._tokenizer(
-            text, add_special_tokens=request.adds_special_tokens, verbose=False
-        )
-        return list(encoded["input_ids"])
-
-    def _check_token_ids(self, request: GenerationRequest) -> None:
-        for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-            self._check_vocabulary([int(token) for token in getattr(request, field) or ()], field)
+        return self._prompt(self._render(request), request.messages_field, request, adds)
 
     def _render(self, request: ChatRequest | TokenizeRequest) -> str:
         """Apply the chat template, and note what of its text begins the answer."""
@@ -145,7 +137,8 @@ class PromptReader:
             raise ApiError(400, missing)
         template = self._tokenizer.get_chat_template(tools=tools)
         # A grammar makes any model call a tool that the request chose.
-        free_tools = None if request.forces_tools else tools
+        is_forced = isinstance(request, ChatRequest) and bool(request.forced_tools)
+        free_tools = None if is_forced else tools
         for field, given in (("tools", free_tools), ("documents", request.documents)):
             if given and field not in template:
                 reason = f"This model's chat template has no {field}."
@@ -156,55 +149,50 @@ class PromptReader:
                 "tools", f"'tools': {size} bytes of JSON; the limit is {_TOOLS_BYTES} bytes."
             )
 
-    def _encode(
-        self, text: str, field: str, request: GenerationRequest, *, add_special_tokens: bool
-    ) -> list[int]:
-        def tokens(text: str) -> list[int]:
-            encoded = self._tokenizer(
-                text,
-                add_special_tokens=add_special_tokens,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,  # no warning for a long text
-            )
-            return list(encoded["input_ids"])
+    def _tokens(self, text: str, adds_special_tokens: bool) -> list[int]:
+        encoded = self._tokenizer(
+            text,
+            add_special_tokens=adds_special_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # no warning for a long text
+        )
+        return list(encoded["input_ids"])
 
+    def _prompt(
+        self, given: str | list[int], field: str, request: GenerationRequest, adds: bool
+    ) -> list[int]:
+        """Return a prompt's tokens, which are in the vocabulary and leave room for the answer."""
         # A text that is far too long is refused by its beginning, since megabytes take seconds. Half of the
         # beginning's tokens are certain: some tokenizers would write it with fewer if the text went on.
-        beginning = _BEGINNING * self._limits.max_model_len
-        if len(text) > beginning:
-            least = len(tokens(text[:beginning])) // 2
-            self._check_room(least, field, request.token_budget or 1, at_least=True)
-        return self._check(tokens(text), field, request)
-
-    def _check(self, tokens: list[int], field: str, request: GenerationRequest) -> list[int]:
-        """Check that a prompt's tokens are in the vocabulary and leave room for the answer."""
-        self._check_room(len(tokens), field, request.token_budget or 1, at_least=False)
-        if not tokens:
+        beginning, wanted = _BEGINNING * self._limits.max_model_len, request.token_budget or 1
+        if isinstance(given, str):
+            if len(given) > beginning:
+                least = len(self._tokens(given[:beginning], adds)) // 2
+                self._check_room(least, field, wanted, "at least ")
+            given = self._tokens(given, adds)
+        self._check_room(len(given), field, wanted)
+        if not given:
             raise ApiError.invalid(field, f"'{field}': has no tokens.")
-        self._check_vocabulary(tokens, field)
-        return tokens
+        self._check_vocabulary(given, field)
+        return given
 
     def _check_vocabulary(self, tokens: list[int], field: str) -> None:
         wrong = next((token for token in tokens if not 0 <= token < self._limits.vocabulary), None)
         if wrong is not None:
+            reason = f"token {wrong} is not one of the model's {self._limits.vocabulary}."
+            raise ApiError.invalid(field, f"'{field}': {reason}")
+
+    def _check_room(self, count: int, field: str, wanted: int, about: str = "") -> None:
+        most = self._limits.max_model_len
+        if count + wanted > most:
             raise ApiError.invalid(
                 field,
-                f"'{field}': token {wrong} is not one of the model's {self._limits.vocabulary}.",
+                f"This model's maximum context length is {most} tokens. However, you requested "
+                f"{about}{count + wanted} tokens ({about}{count} in the prompt, {wanted} in the answer). "
+                "Shorten the prompt or lower max_tokens.",
+                "context_length_exceeded",
             )
-
-    def _check_room(self, count: int, field: str, wanted: int, *, at_least: bool) -> None:
-        most = self._limits.max_model_len
-        if count + wanted <= most:
-            return
-        about = "at least " if at_least else ""
-        raise ApiError.invalid(
-            field,
-            f"This model's maximum context length is {most} tokens. However, you requested "
-            f"{about}{count + wanted} tokens ({about}{count} in the prompt, {wanted} in the answer). "
-            "Shorten the prompt or lower max_tokens.",
-            "context_length_exceeded",
-        )
 
 
 def _after(text: str, closed: str, last: str) -> str:

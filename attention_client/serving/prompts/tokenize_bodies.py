@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import TemplateFields
 from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.messages import Message
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
-_MOST_CHARACTERS = 4 * 2**20  # a token may be hundreds of characters
-
 
 class TokenizeRequest(Body, TemplateFields):
     """Body of /tokenize: a prompt, or the messages of a chat."""
-
-    placeholder: ClassVar[dict[str, Any]] = {"prompt": ""}
-
-    messages_field: ClassVar[str] = "messages"
 
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
@@ -39,35 +32,8 @@ class TokenizeRequest(Body, TemplateFields):
         """Whether to add the tokenizer's special tokens, which a chat template has already added."""
         return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
 
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools in the form of chat templates; None: no tools."""
-        return [tool.for_template() for tool in self.tools] if self.tools else None
-
-    @property
-    def forces_tools(self) -> bool:
-        """False: there is no answer."""
-        return False
-
 
 class DetokenizeRequest(Body):
     """Body of /detokenize: token ids."""
 
-    placeholder: ClassVar[dict[str, Any]] = {"tokens": []}
-
     tokens: list[int]
-
-    @property
-    def text(self) -> str:
-        """The text of the tokens, once it is decoded."""
-        return str(self.found["text"])
-
-    def decode(self, tokenizer: Any) -> None:
-        """Set the text of the tokens, special ones too. Raises ApiError (400) if it is too long."""
-        text = str(tokenizer.decode(self.tokens))
-        if len(text) > _MOST_CHARACTERS:
-            raise ApiError.invalid(
-                "tokens",
-                f"'tokens': the text has {len(text)} characters; the limit is {_MOST_CHARACTERS}.",
-            )
-        self.found["text"] = text

@@ -2,7 +2,7 @@
 
 `worker_process.WorkerProcess` starts it with the number of a socket. Each message begins with its length
 (4 bytes). The first is the settings (JSON), answered by an empty one when the worker is ready. Then each
-message is the name of a class and, after a line break, a body. Its answer is a line of JSON ({"request",
+message is a class (MODULE:NAME) and, after a line break, a body. Its answer is a line of JSON ({"request",
 "found", "lengths"} or {"error"}), then the tokens of all prompts (4 bytes each).
 """
 
@@ -17,15 +17,12 @@ import signal
 import socket
 import sys
 from array import array
+from pkgutil import resolve_name
 from typing import Any
 
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.anthropic_body import CountRequest, MessagesRequest
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
-from attention_client.serving.prompts.responses_body import ResponsesRequest
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["main"]
 
@@ -33,15 +30,6 @@ _LOG = logging.getLogger(__name__)
 _NICENESS = 10  # generation has priority
 _MOST_MEMORY = 4 * 2**30  # bytes of address space
 _OOM_SCORE = "1000"  # the kernel kills this process first if memory runs out
-_CLASSES: tuple[type[Body], ...] = (
-    ChatRequest,
-    CompletionRequest,
-    CountRequest,
-    DetokenizeRequest,
-    MessagesRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-)
 
 
 def main() -> None:
@@ -52,7 +40,6 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, most))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_OOM_SCORE)
-    classes = {cls.__name__: cls for cls in _CLASSES}
     with socket.socket(fileno=int(sys.argv[1])).makefile("rwb") as channel:
 
         def receive() -> bytes:
@@ -70,7 +57,7 @@ def main() -> None:
             # The endpoint waits no longer than this. The alarm ends a long read if the endpoint has died.
             signal.alarm(settings["deadline_s"])
             name, _, body = message.partition(b"\n")
-            send(_answer(reader, classes[name.decode()], body))
+            send(_answer(reader, resolve_name(name.decode()), body))
             signal.alarm(0)
             del message, body
 
@@ -88,22 +75,18 @@ def _tokenizer(settings: dict[str, Any]) -> Any:
 def _answer(reader: PromptReader, cls: type[Body], body: bytes) -> bytes:
     try:
         request, prompts = reader.read(cls, body)
-    except ApiError as error:
-        failure = error
     except Exception as error:  # noqa: BLE001 (sent to the client)
-        _LOG.exception("a request could not be read")
-        reason = f"The request could not be read: {type(error).__name__}: {error}"
-        failure = ApiError(500, reason)
-    else:
-        tokens = array("I", (token for prompt in prompts for token in prompt))
-        answer = {
-            "request": request.settings(),
-            "found": request.found,
-            "lengths": [len(prompt) for prompt in prompts],
-        }
-        return json.dumps(answer).encode() + b"\n" + tokens.tobytes()
-    # The arguments of ApiError.
-    return json.dumps({"error": vars(failure)}).encode() + b"\n"
+        failure = error
+        if not isinstance(error, ApiError):
+            _LOG.exception("a request could not be read")
+            reason = f"The request could not be read: {type(error).__name__}: {error}"
+            failure = ApiError(500, reason)
+        # The arguments of ApiError.
+        return json.dumps({"error": vars(failure)}).encode() + b"\n"
+    tokens = array("I", (token for prompt in prompts for token in prompt))
+    lengths = [len(prompt) for prompt in prompts]
+    answer = {"request": request.settings(), "found": request.found, "lengths": lengths}
+    return json.dumps(answer).encode() + b"\n" + tokens.tobytes()
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import sys
 from array import array
 from dataclasses import asdict
 from itertools import islice
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from attention_client.heap import trim_heap
 from attention_client.serving.api_error import ApiError
-from attention_client.serving.prompts.body import Body, parse
+from attention_client.serving.prompts.body import RequestT, parse
 from attention_client.serving.prompts.reader import ModelLimits
 
 __all__ = ["WorkerProcess"]
@@ -32,8 +32,6 @@ _ENVIRONMENT = {
     # Without this transformers warns about the missing torch.
     "TRANSFORMERS_VERBOSITY": "error",
 }
-
-_Request = TypeVar("_Request", bound=Body)
 
 
 class WorkerProcess:
@@ -54,11 +52,12 @@ class WorkerProcess:
         self._replies: IO[bytes]
         self._is_closed = False
 
-    def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+    def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
         """Read one body (`PromptReader.read`). Raises ApiError (503) if the process ends or cannot start."""
         try:
             self._start()
-            reply = self._ask(b"%b\n%b" % (cls.__name__.encode(), body), _DEADLINE_S)
+            name = f"{cls.__module__}:{cls.__name__}\n"
+            reply = self._ask(name.encode() + body, _DEADLINE_S)
         except TimeoutError as error:
             self.stop()
             reason = f"The request could not be read within {_DEADLINE_S} s. Shorten it."

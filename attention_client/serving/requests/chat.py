@@ -10,6 +10,7 @@ from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.form import Form, chat_form
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import LogprobsForm, chat_logprobs
+from attention_client.serving.requests.token_texts import TokenTexts
 
 __all__ = ["ChatHandler"]
 
@@ -34,13 +35,9 @@ class ChatHandler(Handler):
             request, self._service.markup(skips_special=skips_special, letters=letters)
         )
 
-    def echo(self, request: ChatRequest, prompt: list[int], index: int) -> str | None:
-        """Return the last message's text if it is the assistant's and the request asks for it, as in vLLM."""
-        return next(iter(request.echoed), None)
-
-    def logprobs_form(self, request: ChatRequest) -> LogprobsForm:
+    def logprobs_form(self, request: ChatRequest, texts: TokenTexts) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
-        return partial(chat_logprobs, self.token_texts(request))
+        return partial(chat_logprobs, texts)
 
     def chunk(self, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""

@@ -8,6 +8,7 @@ from attention_client.serving.families.pieces import Finish
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import CompletionLogprobs, LogprobsForm
+from attention_client.serving.requests.token_texts import TokenTexts
 
 __all__ = ["TextHandler"]
 
@@ -24,20 +25,9 @@ class TextHandler(Handler):
         """Return OpenAI's default, 16, or the model's if it is less."""
         return min(self._service.defaults.max_tokens or 16, 16)
 
-    def echo(self, request: CompletionRequest, prompt: list[int], index: int) -> str | None:
-        """Return the prompt's text if the request asks for it: as it was given, or of its token ids."""
-        if not request.echo:
-            return None
-        given = request.echoed[index]
-        if given is not None:
-            return given
-        return str(
-            self._service.tokenizer.decode(prompt, skip_special_tokens=request.skips_special)
-        )
-
-    def logprobs_form(self, request: CompletionRequest) -> LogprobsForm:
+    def logprobs_form(self, request: CompletionRequest, texts: TokenTexts) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
-        return CompletionLogprobs(self.token_texts(request), skips_special=request.skips_special)
+        return CompletionLogprobs(texts, skips_special=request.skips_special)
 
     def chunk(self, piece: Any) -> dict[str, Any]:
         """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Detokenizer"]
@@ -22,15 +21,11 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        skip_special_tokens: bool,
-        shown: Mapping[int, str] = MappingProxyType({}),
+        self, tokenizer: Any, *, skip_special_tokens: bool, shown: Mapping[int, str] | None = None
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._text_of = shown
+        self._text_of = shown or {}
         self._tokens: list[int] = []
         self._window = 0  # first token of the window
         self._shown = 0  # number of tokens whose text was returned

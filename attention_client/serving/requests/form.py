@@ -42,12 +42,17 @@ class Form:
         source: Builds the grammar; None: any text.
         markup: The markup of the answer.
         reading: Further arguments of `AnswerReader` for such an answer.
+        names_tool: Whether the request names the function that the answer calls; then, as in OpenAI's API,
+            the answer ends with the reason "stop".
+        shows_reasoning: Whether the choice has the model's reasoning.
     """
 
     field: str = ""
     source: Callable[[Literal], Source] | None = None
     markup: Markup = NO_MARKUP
     reading: dict[str, Any] = data_field(default_factory=dict)
+    names_tool: bool = False
+    shows_reasoning: bool = True
 
     @classmethod
     def of(cls, constraint: Constraint | None) -> Form:
@@ -69,11 +74,10 @@ def chat_form(request: ChatRequest, markup: Markup) -> Form:
         markup: The markup of the model's answers.
     """
     constraint, form = request.constraint, Form()
-    if request.forced_tools:
-        form = _calls_form(request, markup)
-    elif constraint is not None:
-        is_raw = constraint.is_raw
-        form = Form.of(constraint) if is_raw else _answer_form(constraint, request, markup)
+    if constraint is not None and constraint.is_raw and not request.forced_tools:
+        form = Form.of(constraint)
+    elif constraint is not None or request.forced_tools:
+        form = _guided_form(request, markup)
     tools = request.tools if request.offered_tools is not None else None
     reading: dict[str, Any] = {
         "opening": request.opening,
@@ -81,49 +85,49 @@ def chat_form(request: ChatRequest, markup: Markup) -> Form:
         "calls": Calls.ANYWHERE if tools else Calls.NEVER,
         "tools": {tool.function.name: tool.function.parameters for tool in tools or ()},
         "one_call": request.parallel_tool_calls is False,
-        "earlier": request.earlier_calls,
+        "earlier": request.found.get("earlier_calls", 0),
     }
-    return replace(form, markup=markup, reading=reading | form.reading)
+    return replace(
+        form,
+        markup=markup,
+        reading=reading | form.reading,
+        names_tool=request.names_tool,
+        shows_reasoning=request.include_reasoning is not False,
+    )
 
 
-def _answer_form(constraint: Constraint, request: ChatRequest, markup: Markup) -> Form:
-    """Make the form of an answer that follows a constraint, or calls tools in the model's own format."""
-    family = markup.family
-    own = None if family is None else family.call
-    tools = [tool.function for tool in request.tools or ()] if own and request.offered_tools else []
+def _guided_form(request: ChatRequest, markup: Markup) -> Form:
+    """Make the form of an answer that calls tools, or follows a constraint, or does either."""
+    family, constraint, tools = markup.family, request.constraint, request.forced_tools
+    form = None if family is None else family.call
+    reading: dict[str, Any]
+    if tools:
+        constraint, form = None, form or (BARE if request.names_tool else JSON_LIST)
+        reading = {"forced": form, "tools": {tool.name: tool.parameters for tool in tools}}
+    else:
+        tools = [tool.function for tool in request.tools or () if form and request.offered_tools]
+        # The text has no markup, except calls in place of the text.
+        reading = {"calls": Calls.INSTEAD if tools else Calls.NEVER, "is_content": not tools}
+    one_call = constraint is None and (request.names_tool or request.parallel_tool_calls is False)
     arguments = _arguments(tools)
 
     def source(literal: Literal) -> Source:
         start, rules = _thought(request, markup, literal)
-        answer = f"@{constraint.part.name}"
-        if family is not None and family.content:
-            answer = f"{literal(family.content)} {answer}"
-        if own is not None and tools:
-            calls, more = _calls(own, tools, arguments, literal, several=True)
-            answer, rules = f"({answer} | {calls})", rules + more
-        if not start and answer == f"@{constraint.part.name}":
-            return (constraint.part,)
-        return (_main(f"{start}{answer}", rules), constraint.part, *arguments)
+        ways: list[str] = []
+        parts = [] if constraint is None else [constraint.part]
+        if constraint is not None:
+            content = family.content if family is not None else ""
+            ways = [f"{literal(content) if content else ''} @{constraint.part.name}"]
+            if not (start or content or tools):
+                return (constraint.part,)
+        if form is not None and tools:
+            calls, more = _calls(form, tools, arguments, literal, several=not one_call)
+            ways, rules = [*ways, calls], rules + more
+        answer = ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
+        main = Part("main", "lark", f"start: {start}{answer}\n{rules}{_TERMINALS}")
+        return (main, *parts, *arguments)
 
-    # The text has no markup, except calls in place of the text.
-    reading = {"calls": Calls.INSTEAD if tools else Calls.NEVER, "is_content": not tools}
-    return Form(constraint.field, source, reading=reading)
-
-
-def _calls_form(request: ChatRequest, markup: Markup) -> Form:
-    tools, names_tool = request.forced_tools, request.tool_choice != "required"
-    several = not names_tool and request.parallel_tool_calls is not False
-    own = None if markup.family is None else markup.family.call
-    form = own or (BARE if names_tool else JSON_LIST)
-    arguments = _arguments(tools)
-
-    def source(literal: Literal) -> Source:
-        start, rules = _thought(request, markup, literal)
-        calls, more = _calls(form, tools, arguments, literal, several=several)
-        return (_main(start + calls, rules + more), *arguments)
-
-    reading = {"forced": form, "tools": {tool.name: tool.parameters for tool in tools}}
-    return Form("tools", source, reading=reading)
+    return Form("tools" if constraint is None else constraint.field, source, reading=reading)
 
 
 def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
@@ -170,10 +174,6 @@ def _calls(
         calls.append(f"{head} @{part.name} {literal(form.tail)}")
     more = f" ({literal(form.separator)} call)*" if several else ""
     return f"{literal(form.start)} call{more} {literal(form.end)}", f"call: {' | '.join(calls)}\n"
-
-
-def _main(start: str, rules: str) -> Part:
-    return Part("main", "lark", f"start: {start}\n{rules}{_TERMINALS}")
 
 
 def _thought(request: ChatRequest, markup: Markup, literal: Literal) -> tuple[str, str]:

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from time import perf_counter
 from typing import Any
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
-from attention_client.serving.families.reader import AnswerReader
-from attention_client.serving.generation.engine import Delivery, Engine, Work
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.generation.engine import Delivery, Work
+from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.detokenize import Detokenizer
+from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
+from attention_client.serving.requests.service import Service
 from attention_client.serving.requests.stop import StopStrings
 
-__all__ = ["Generation", "TextRules"]
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """How the tokens of a sequence become the text of its choice.
-
-    Attributes:
-        stops: Strings that end the text.
-        includes_stop: Whether the text includes the stop string or the token that ended it.
-        skips_special: Whether the text has no special tokens.
-        marked: Text with a mark, of the tokens that a reader of the answer knows (`families.markup`).
-        echo: Text that goes before the answer: the prompt.
-        is_empty: Whether the answer has no tokens, so that only the prompt is processed.
-        names_tool: Whether the request names the function that the answer calls; then, as in OpenAI's API,
-            the answer ends with the reason "stop".
-        shows_reasoning: Whether the choice has the model's reasoning.
-    """
-
-    stops: tuple[str, ...] = ()
-    includes_stop: bool = False
-    skips_special: bool = True
-    marked: Mapping[int, str] = field(default_factory=dict)
-    echo: str | None = None
-    is_empty: bool = False
-    names_tool: bool = False
-    shows_reasoning: bool = True
+__all__ = ["Generation"]
 
 
 class Generation:
     """One sequence, from the engine's queue to the last piece of its choice.
+
+    Args:
+        service: The model, its engine and the metrics.
+        request: Its settings make the tokens text.
+        form: How the answer is read.
+        work: The sequence.
+        echo: Text that goes before the answer: the prompt; None: no text.
 
     Attributes:
         ids: The answer's tokens so far, including the end token.
@@ -55,29 +36,29 @@ class Generation:
 
     def __init__(
         self,
-        engine: Engine,
+        service: Service,
+        request: GenerationRequest,
+        form: Form,
         work: Work,
-        tokenizer: Any,
-        rules: TextRules,
-        reader: AnswerReader,
-        metrics: ServeMetrics,
+        echo: str | None = None,
     ) -> None:
-        self._engine = engine
+        self._engine, self._metrics = service.engine, service.metrics
+        self._request, self._form = request, form
         self._work = work
-        self._rules = rules
+        # Text with a mark, of the tokens that the reader knows.
+        self._marked = form.markup.tokens
         self._text = Detokenizer(
-            tokenizer, skip_special_tokens=rules.skips_special, shown=rules.marked
+            service.tokenizer, skip_special_tokens=request.skips_special, shown=self._marked
         )
-        self._stop = StopStrings(rules.stops, include=rules.includes_stop)
-        self._reader = reader
-        self._metrics = metrics
+        self._includes_stop = bool(request.include_stop_str_in_output)
+        self._stop = StopStrings(request.stop, include=self._includes_stop)
+        self._reader = form.reader()
         self.ids: list[int] = []
         self._scored: list[Scored] = []
-        self._untold: int | None = (
-            None  # first token that `take_ids` did not return; None: nor the prompt
-        )
+        # The first token that `take_ids` did not return; None: nor the prompt.
+        self._untold: int | None = None
         self._calls = False
-        self._echo = rules.echo
+        self._echo = echo
         self.runs = False
         self._begun = self._first = self._last = perf_counter()
 
@@ -114,12 +95,12 @@ class Generation:
         self._echo = None
         finish = self._read(delivery, pieces)
         self._score(delivery, len(self.ids) - before)
-        if not self._rules.shows_reasoning:
+        if not self._form.shows_reasoning:
             pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
         yield from _joined(pieces)
         self._calls |= any(isinstance(piece, Call) for piece in pieces)
         if finish is not None:
-            called = self._calls and finish == "stop" and not self._rules.names_tool
+            called = self._calls and finish == "stop" and not self._form.names_tool
             reason = "tool_calls" if called else finish
             self.end(reason)
             yield Finish(reason, self._stop.matched)
@@ -162,22 +143,21 @@ class Generation:
 
     def _score(self, delivery: Delivery, used: int) -> None:
         """Keep the scores of the tokens of a delivery, and of an echoed prompt."""
-        if self._rules.echo is not None and delivery.prompt_scores is not None:
+        if delivery.prompt_scores is not None:
             self._scored.append(Scored(self._work.prompt, delivery.prompt_scores))
         if delivery.scores is not None and used:
             self._scored.append(Scored(delivery.tokens[:used], delivery.scores))
 
     def _read(self, delivery: Delivery, pieces: list[Any]) -> str | None:
         """Add a delivery's pieces up to a stop string; return the finish reason if it ends the answer."""
-        if self._rules.is_empty:
+        if self._request.token_budget == 0:
             return "length"
         for token in delivery.tokens:
             self._observe(token, delivery)
             if token in self._work.end_tokens:
                 self._finish(pieces, token)
                 return "stop"
-            text = self._stop.push(self._text.push(token), search=self._may_stop())
-            pieces += self._reader.push(text)
+            pieces += self._reader.push(self._searched(self._text.push(token)))
             if self._stop.matched or self._reader.ended:
                 self._finish(pieces)
                 return "stop"
@@ -188,22 +168,17 @@ class Generation:
 
     def _finish(self, pieces: list[Any], end_token: int | None = None) -> None:
         """Add what is held back after the last token, and the end token's text if the request asks for it."""
-        stopped = bool(self._stop.matched)
-        is_shown = end_token is not None and self._rules.includes_stop and not stopped
-        marked = None if end_token is None else self._rules.marked.get(end_token)
-        # Its bytes may complete a character.
-        last = (
-            self._text.push(end_token)
-            if is_shown and marked is None and end_token is not None
-            else ""
-        )
-        text = last + self._text.flush()
-        if not stopped:
-            text = self._stop.push(text, search=self._may_stop()) + self._stop.flush()
-        pieces += self._reader.finish("" if stopped else text, marked or "", shown=is_shown)
+        if self._stop.matched:
+            pieces += self._reader.finish("")
+            return
+        text, marked = "", None if end_token is None else self._marked.get(end_token)
+        if end_token is not None and self._includes_stop and marked is None:
+            text = self._text.push(end_token)  # its bytes may complete a character
+        text = self._searched(text + self._text.flush()) + self._stop.flush()
+        pieces += self._reader.finish(text, marked or "", shown=self._includes_stop)
 
-    def _may_stop(self) -> bool:
-        return len(self.ids) > self._work.min_tokens
+    def _searched(self, text: str) -> str:
+        return self._stop.push(text, search=len(self.ids) > self._work.min_tokens)
 
     def _observe(self, token: int, delivery: Delivery) -> None:
         now = perf_counter()

@@ -21,15 +21,10 @@ from attention_client.serving.families.pieces import Finish, Served
 from attention_client.serving.generation.engine import Work
 from attention_client.serving.generation.guide import Grammar
 from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.prompts.bodies import (
-    CompletionRequest,
-    GenerationRequest,
-    StreamOptions,
-)
-from attention_client.serving.prompts.body import ignored_header
+from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Generation, TextRules
+from attention_client.serving.requests.generation import Generation
 from attention_client.serving.requests.logprobs import LogprobsForm
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.token_texts import TokenTexts
@@ -96,24 +91,20 @@ class Handler:
         if limit is None:
             most, room = self.default_tokens(request), service.max_model_len
             budgets = [min(most, room - length) for length in lengths]
-        of_prompts = isinstance(request, CompletionRequest) and bool(request.echo)
-        scored = sum(lengths) if of_prompts else 0
-        check_size(request, lengths, budgets, scored, service.max_sequences)
+        check_size(request, lengths, budgets, service.max_sequences)
         form, grammar = self.form(request), None
         if form.source is not None:
             matcher = await service.grammars.compile(form.field, form.source)
             grammar = Grammar(matcher, service.grammars.end_tokens, form.field)
         sampling = sampling_of(request, service.defaults, service.tokenizer, grammar)
-        sampling = replace(sampling, prompt_logprobs=of_prompts and sampling.logprobs is not None)
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []
         for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
-            rules = self._rules(request, form, self.echo(request, prompt, index))
-            for choice in range(request.choices_per_prompt):
+            echo = request.echoed[index] if request.echoed else None
+            for choice in range(request.n or 1):
                 name = f"{answer_id}-{len(generations)}" if generations else answer_id
                 work = self._work(request, name, prompt, budget, choice, sampling)
-                each = service.engine, work, service.tokenizer, rules, form.reader()
-                generations.append(Generation(*each, service.metrics))
+                generations.append(Generation(service, request, form, work, echo))
         return request, Answer(answer_id, generations, sum(lengths))
 
     @staticmethod
@@ -138,19 +129,6 @@ class Handler:
             servers=bool(options is not None and options.include_servers),
         )
 
-    @staticmethod
-    def _rules(request: Any, form: Form, echo: str | None) -> TextRules:
-        return TextRules(
-            stops=tuple(request.stop),
-            includes_stop=bool(request.include_stop_str_in_output),
-            skips_special=request.skips_special,
-            marked=form.markup.tokens,
-            echo=echo,
-            is_empty=request.token_budget == 0,
-            names_tool=request.names_tool,
-            shows_reasoning=getattr(request, "include_reasoning", None) is not False,
-        )
-
     @abstractmethod
     def default_tokens(self, request: Any) -> int:
         """Return the most tokens of an answer to a request that names none, if there is room."""
@@ -159,17 +137,8 @@ class Handler:
         """Return the form that all answers must have."""
         return Form.of(request.constraint)
 
-    def echo(self, request: Any, prompt: list[int], index: int) -> str | None:
-        """Return the text that goes before each answer to the request's prompt `index`; None: no text."""
-        return None
-
-    def token_texts(self, request: Any) -> TokenTexts:
-        """Return the texts of tokens in log-probabilities."""
-        service = self._service
-        return service.numbered_texts if request.return_tokens_as_token_ids else service.token_texts
-
     @abstractmethod
-    def logprobs_form(self, request: Any) -> LogprobsForm:
+    def logprobs_form(self, request: Any, texts: TokenTexts) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""
 
     @abstractmethod
@@ -182,8 +151,10 @@ class Handler:
 
     async def respond(self, request: GenerationRequest, answer: Answer) -> Response:
         """Return the answer to a request. Raises ApiError."""
-        headers = ignored_header(request.ignored)
-        forms = [self.logprobs_form(request) for _ in answer.generations]
+        headers = request.ignored_header
+        numbered, service = request.return_tokens_as_token_ids, self._service
+        texts = service.numbered_texts if numbered else service.token_texts
+        forms = [self.logprobs_form(request, texts) for _ in answer.generations]
 
         def part(index: int, content: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
             """Return a part of a choice, with the tokens that came since the part before."""

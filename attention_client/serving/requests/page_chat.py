@@ -13,32 +13,28 @@ from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.quota import Quota
 from attention_client.serving.requests.handler import Handler
 
-__all__ = ["PageChat"]
+__all__ = ["page_chat"]
 
 
-class PageChat:
-    """Answers by a handler of the API. The answers count towards the endpoint's limit of requests."""
-
-    def __init__(self, handler: Handler, sequences: Quota) -> None:
-        self._handler, self._sequences = handler, sequences
-
-    async def answer(self, text: str, tokens: int) -> AsyncGenerator[Piece, None]:
-        """Generate the pieces of an answer: text, and the servers that computed the text that follows."""
-        body: dict[str, Any] = {
-            "max_tokens": tokens,
-            "stream": True,
-            "stream_options": {"include_servers": True},
-        }
-        if self._handler.request_class is ChatRequest:
-            body["messages"] = [{"role": "user", "content": text}]
-        else:
-            body["prompt"] = text
-        with self._sequences.share() as take:
-            take(1)
-            _, answer = await self._handler.answer(json.dumps(body).encode())
-            async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
-                async for _, piece in pieces:
-                    if isinstance(piece, Served):
-                        yield piece.servers
-                    elif isinstance(piece, str):
-                        yield piece
+async def page_chat(
+    handler: Handler, sequences: Quota, text: str, tokens: int
+) -> AsyncGenerator[Piece, None]:
+    """Answer by a handler of the API (`ChatSource`). The answer counts towards the limit of requests."""
+    body: dict[str, Any] = {
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_servers": True},
+    }
+    if handler.request_class is ChatRequest:
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = text
+    with sequences.share() as take:
+        take(1)
+        _, answer = await handler.answer(json.dumps(body).encode())
+        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+            async for _, piece in pieces:
+                if isinstance(piece, Served):
+                    yield piece.servers
+                elif isinstance(piece, str):
+                    yield piece

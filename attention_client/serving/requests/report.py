@@ -14,7 +14,6 @@ from pydantic_core import from_json
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.prompts.body import ignored_header
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.handler import EventStream
 
@@ -92,7 +91,7 @@ class Report(ABC):
 
 async def respond(request: GenerationRequest, answer: Answer, report: Report) -> Response:
     """Return the answer to a request: a report's object, or its events. Raises ApiError."""
-    headers = ignored_header(request.ignored)
+    headers = request.ignored_header
     if request.stream:
         return EventStream(_stream(report, answer), headers)
     async for _, piece in answer.pieces():

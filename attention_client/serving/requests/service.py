@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 from transformers.cli.serving.utils import CBWorkerDeadError
 
@@ -20,7 +20,7 @@ from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.prompts.body import Body, ignored_header
+from attention_client.serving.prompts.body import RequestT
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
@@ -34,8 +34,6 @@ _LOG_INTERVAL_S = 10.0
 
 More = Callable[[int], None]
 """Counts a request's sequences beyond the first against the endpoint's limit (`Quota`)."""
-
-_Request = TypeVar("_Request", bound=Body)
 
 
 class Service:
@@ -53,7 +51,6 @@ class Service:
         defaults: Defaults,
         family: Family | None = None,
     ) -> None:
-        self.model = model
         self.tokenizer = tokenizer
         self.token_texts = TokenTexts(tokenizer)
         self.numbered_texts = NumberedTexts(tokenizer)
@@ -87,14 +84,14 @@ class Service:
                 ", ".join(defaults.ignored),
             )
 
-    async def read(self, cls: type[_Request], body: bytes) -> tuple[_Request, list[list[int]]]:
+    async def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
         """Read a request's body (`PromptPool.read`). Raises ApiError (400, 404, 503)."""
         request, prompts = await self.prompts.read(cls, body)
         self.check_name(request.model)
         now = time.monotonic()
         if request.ignored and now - self._logged_at >= _LOG_INTERVAL_S:
             self._logged_at = now
-            named = ignored_header(request.ignored).values()
+            named = request.ignored_header.values()
             _LOG.warning("unknown fields of a request were ignored: %s", *named)
         return request, prompts
 

@@ -11,7 +11,6 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from attention_client.serving.prompts.anthropic_body import CountRequest
-from attention_client.serving.prompts.body import ignored_header
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from attention_client.serving.requests.service import More, Service
 
@@ -31,7 +30,7 @@ async def tokenize(service: Service, body: bytes, _more: More) -> Response:
         texts = chain("[", _items(tokens, service.tokenizer.convert_ids_to_tokens), "]")
     head = f'{{"count":{len(tokens)},"max_model_len":{service.max_model_len},"tokens":['
     content = chain([head], _items(tokens, list), ['],"token_strs":'], texts, "}")
-    headers = ignored_header(request.ignored)
+    headers = request.ignored_header
     return StreamingResponse(content, headers=headers, media_type="application/json")
 
 
@@ -45,10 +44,10 @@ def _items(tokens: Sequence[int], convert: Any) -> Iterator[str]:
 async def detokenize(service: Service, body: bytes, _more: More) -> Response:
     """Answer with the text of tokens. Raises ApiError."""
     request, _ = await service.read(DetokenizeRequest, body)
-    return JSONResponse({"prompt": request.text}, headers=ignored_header(request.ignored))
+    return JSONResponse({"prompt": request.found["text"]}, headers=request.ignored_header)
 
 
 async def count_tokens(service: Service, body: bytes, _more: More) -> Response:
     """Answer with the number of tokens of chat messages. Raises ApiError."""
     request, (tokens,) = await service.read(CountRequest, body)
-    return JSONResponse({"input_tokens": len(tokens)}, headers=ignored_header(request.ignored))
+    return JSONResponse({"input_tokens": len(tokens)}, headers=request.ignored_header)

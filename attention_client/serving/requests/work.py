@@ -9,7 +9,7 @@ from attention_client.serving.errors import ApiError
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.guide import Grammar
 from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.prompts.bodies import GenerationRequest
+from attention_client.serving.prompts.bodies import CompletionRequest, GenerationRequest
 
 __all__ = ["check_size", "sampling_of"]
 
@@ -26,7 +26,7 @@ _SAME_NAMES = _CUTS | {
 
 
 def check_size(
-    request: GenerationRequest, lengths: list[int], budgets: list[int], scored: int, most: int
+    request: GenerationRequest, lengths: list[int], budgets: list[int], most: int
 ) -> None:
     """Refuse too many sequences, prompt tokens or log-probabilities. Raises ApiError (400).
 
@@ -34,10 +34,9 @@ def check_size(
         request: The request.
         lengths: Tokens of each prompt.
         budgets: Most tokens of an answer to each prompt.
-        scored: Tokens of the prompts whose log-probabilities each answer has.
         most: Most sequences.
     """
-    times, field = request.choices_per_prompt, "n" if len(lengths) == 1 else "prompt"
+    times, field = request.n or 1, "n" if len(lengths) == 1 else "prompt"
     sequences, tokens = len(lengths) * times, sum(lengths) * times
     if sequences > most:
         reason = f"asks for {sequences} sequences; the limit is {most}."
@@ -50,7 +49,8 @@ def check_size(
         reason = f"min_tokens ({least}) is larger than max_tokens ({min(budgets)})."
         raise ApiError.invalid("min_tokens", reason)
     likeliest = -1 if request.likeliest is None else request.likeliest
-    logprobs = (sum(budgets) + scored) * times * (likeliest + 1)
+    scored = sum(budgets) + (sum(lengths) if _scores_prompts(request) else 0)
+    logprobs = scored * times * (likeliest + 1)
     if logprobs > _MOST_LOGPROBS:
         reason = f"up to {logprobs} log-probabilities; the limit is {_MOST_LOGPROBS}."
         remedy = "Ask for fewer tokens, sequences or likeliest tokens."
@@ -75,9 +75,15 @@ def sampling_of(
         temperature=sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0,
         top_k=max(sampling.top_k, 0),
         end_tokens=(*defaults.end_tokens, *(request.stop_token_ids or ())),
-        logit_bias=tuple(request.biased_tokens.items()),
+        logit_bias=tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
         logprobs=request.likeliest,
+        prompt_logprobs=_scores_prompts(request),
         grammar=grammar,
         allowed_tokens=tuple(request.allowed_token_ids) if request.allowed_token_ids else None,
         bad_words=tuple(tuple(tokens) for tokens in found if tokens),
     )
+
+
+def _scores_prompts(request: GenerationRequest) -> bool:
+    echoes = isinstance(request, CompletionRequest) and bool(request.echo)
+    return echoes and request.likeliest is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from attention_client.serving.errors import ApiError
-from attention_client.serving.families.markup import NO_MARKUP
 from attention_client.serving.families.pieces import Finish
-from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.generation import Generation, TextRules
+from attention_client.serving.requests.form import Form
+from attention_client.serving.requests.generation import Generation
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
@@ -49,22 +50,20 @@ class Engine:
 class Rig:
     """An answer of several sequences, named by their indices."""
 
-    def __init__(self, count: int, sampling: Sampling | None = None, **rules: Any) -> None:
+    def __init__(
+        self, count: int, sampling: Sampling | None = None, echo: str | None = None, **fields: Any
+    ) -> None:
         self.engine, self.registry = Engine(), CollectorRegistry()
-        metrics = ServeMetrics(self.registry)
+        service: Any = SimpleNamespace(
+            engine=self.engine, tokenizer=TOKENIZER, metrics=ServeMetrics(self.registry)
+        )
+        request = CompletionRequest(prompt="x", **fields)
+        works = [
+            Work(str(index), PROMPT, 9, (END,), sampling or Sampling()) for index in range(count)
+        ]
         self.answer = Answer(
             "x",
-            [
-                Generation(
-                    self.engine,
-                    Work(str(index), PROMPT, 9, (END,), sampling or Sampling()),
-                    TOKENIZER,
-                    TextRules(**rules),
-                    AnswerReader(NO_MARKUP),
-                    metrics,
-                )
-                for index in range(count)
-            ],
+            [Generation(service, request, Form(), work, echo) for work in works],
             len(PROMPT),
         )
 
@@ -97,7 +96,7 @@ def run(rig: Rig, script: Callable[[Any], Any]) -> Any:
 
 
 def test_pieces_have_the_index_of_their_choice_and_an_early_end_leaves_the_engine() -> None:
-    rig = Rig(3, stops=(";",))
+    rig = Rig(3, stop=";")
 
     async def script(begun: Any) -> list[Any]:
         task, pieces = begun
@@ -173,8 +172,8 @@ def test_a_client_that_leaves_ends_all() -> None:
     assert rig.ended("abort") == 4
 
 
-def one(delivery: Delivery, rig: Rig | None = None, **rules: Any) -> list[Any]:
-    rig = rig or Rig(1, **rules)
+def one(delivery: Delivery, rig: Rig | None = None, **fields: Any) -> list[Any]:
+    rig = rig or Rig(1, **fields)
 
     async def script(begun: Any) -> list[Any]:
         task, pieces = begun
@@ -204,8 +203,8 @@ def test_an_echo_goes_before_the_answer() -> None:
 
 def test_an_empty_answer_has_no_tokens() -> None:
     delivery = Delivery(ids("!"), True, scores=scores(1), prompt_scores=scores(2))
-    assert one(Delivery(ids("!"), finished=True), is_empty=True) == [Finish("length")]
-    rig = Rig(1, Sampling(logprobs=0), echo="Hi", is_empty=True)
+    assert one(Delivery(ids("!"), finished=True), max_tokens=0) == [Finish("length")]
+    rig = Rig(1, Sampling(logprobs=0), echo="Hi", max_tokens=0)
     assert one(delivery, rig) == ["Hi", Finish("length")]
     scored = rig.answer.generations[0].take_scored()
     assert scored is not None
@@ -213,17 +212,17 @@ def test_an_empty_answer_has_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "text"),
+    ("fields", "text"),
     [
         ({}, "a"),
-        ({"includes_stop": True}, "a"),
-        ({"skips_special": False}, "a"),
-        ({"includes_stop": True, "skips_special": False}, "a<end>"),
-        ({"stops": ("a",)}, ""),
-        ({"stops": ("a",), "includes_stop": True}, "a"),
+        ({"include_stop_str_in_output": True}, "a"),
+        ({"skip_special_tokens": False}, "a"),
+        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, "a<end>"),
+        ({"stop": "a"}, ""),
+        ({"stop": "a", "include_stop_str_in_output": True}, "a"),
     ],
 )
-def test_the_end_of_a_text(rules: dict[str, Any], text: str) -> None:
-    *pieces, finish = one(Delivery([*ids("a"), END], finished=True), **rules)
+def test_the_end_of_a_text(fields: dict[str, Any], text: str) -> None:
+    *pieces, finish = one(Delivery([*ids("a"), END], finished=True), **fields)
     assert "".join(pieces) == text
-    assert finish == Finish("stop", "a" if "stops" in rules else None)
+    assert finish == Finish("stop", "a" if "stop" in fields else None)

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,14 +9,16 @@ from prometheus_client import CollectorRegistry
 
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.family import Family
-from attention_client.serving.families.markup import NO_MARKUP, Markup
+from attention_client.serving.families.markup import Markup
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.families.reader import AnswerReader, Calls
+from attention_client.serving.families.reader import Calls
 from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.generation import Generation, TextRules
+from attention_client.serving.requests.form import Form
+from attention_client.serving.requests.generation import Generation
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 
@@ -47,28 +50,19 @@ def one_by_one(tokens: list[int]) -> list[Delivery]:
 
 def generation(
     deliveries: list[Delivery],
-    stops: tuple[str, ...] = (),
-    reader: AnswerReader | None = None,
+    form: Form | None = None,
     min_tokens: int = 0,
     tokenizer: Any = TOKENIZER,
     end: int = END,
-    **rules: Any,
+    **fields: Any,
 ) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
     engine, registry = ScriptedEngine(deliveries), CollectorRegistry()
     work = Work("x-1", [1, 2, 3], 1000, (end,), GREEDY, min_tokens)
-    metrics = ServeMetrics(registry)
-    return (
-        Generation(
-            engine,
-            work,
-            tokenizer,
-            TextRules(stops, **rules),
-            reader or AnswerReader(NO_MARKUP),
-            metrics,
-        ),
-        engine,
-        registry,
+    service: Any = SimpleNamespace(
+        engine=engine, tokenizer=tokenizer, metrics=ServeMetrics(registry)
     )
+    request = CompletionRequest(prompt="x", **fields)
+    return Generation(service, request, form or Form(), work), engine, registry
 
 
 def collect(it: Generation) -> list[Any]:
@@ -100,14 +94,14 @@ def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
 
 def test_text_held_back_is_shown_at_the_end() -> None:
     unfinished = ids("é")[:1]
-    it, *_ = generation(one_by_one([*ids("ab ST"), *unfinished]), stops=("STOP",))
+    it, *_ = generation(one_by_one([*ids("ab ST"), *unfinished]), stop="STOP")
     *pieces, finish = collect(it)
     assert "".join(pieces) == "ab ST\ufffd"
     assert finish.reason == "length"
 
 
 def test_a_stop_string_ends_the_answer_within_a_delivery() -> None:
-    it, engine, _ = generation([Delivery(ids("ab STOP cd"))], stops=("STOP",))
+    it, engine, _ = generation([Delivery(ids("ab STOP cd"))], stop="STOP")
     assert collect(it) == ["ab ", Finish("stop", "STOP")]
     assert it.ids == ids("ab STOP")
     assert engine.cancelled == ["x-1"]
@@ -115,7 +109,7 @@ def test_a_stop_string_ends_the_answer_within_a_delivery() -> None:
 
 @pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "a;;b"), (6, "a;;b;;c")])
 def test_stop_strings_do_not_match_before_min_tokens(min_tokens: int, text: str) -> None:
-    it, *_ = generation(one_by_one(ids("a;;b;;c")), stops=(";;",), min_tokens=min_tokens)
+    it, *_ = generation(one_by_one(ids("a;;b;;c")), stop=";;", min_tokens=min_tokens)
     *pieces, _ = collect(it)
     assert "".join(pieces) == text
     assert len(it.ids) > min_tokens
@@ -127,8 +121,8 @@ def test_parts_of_an_answer() -> None:
         '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
         '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
     )
-    reader = AnswerReader(MARKUP, calls=Calls.ANYWHERE)
-    it, *_ = generation(one_by_one([*ids(answer), END]), reader=reader)
+    form = Form(markup=MARKUP, reading={"calls": Calls.ANYWHERE})
+    it, *_ = generation(one_by_one([*ids(answer), END]), form=form)
     *pieces, finish = collect(it)
     assert "".join(p for p in pieces if isinstance(p, Reasoning)) == "hm"
     text = [p for p in pieces if not isinstance(p, (Reasoning, Call))]
@@ -142,9 +136,9 @@ def test_parts_of_an_answer() -> None:
 
 
 def test_an_end_token_is_no_part_of_a_call_that_was_not_closed() -> None:
-    reader = AnswerReader(MARKUP, calls=Calls.ANYWHERE)
+    form = Form(markup=MARKUP, reading={"calls": Calls.ANYWHERE})
     tokens = [*ids('<tool_call>\n{"name": "f", "arguments": {}}'), END]
-    it, *_ = generation(one_by_one(tokens), reader=reader, marked=MARKUP.tokens)
+    it, *_ = generation(one_by_one(tokens), form=form)
     call, finish = collect(it)
     assert (call.name, call.arguments, finish) == ("f", "{}", Finish("tool_calls"))
 
@@ -152,9 +146,9 @@ def test_an_end_token_is_no_part_of_a_call_that_was_not_closed() -> None:
 def test_an_end_token_closes_a_call() -> None:
     tokenizer = byte_tokenizer("<|call|>", eos_token="<|call|>")
     markup = Markup(Family.of(tokenizer, "gpt_oss"), tokenizer)
-    reader = AnswerReader(markup, calls=Calls.ANYWHERE)
+    form = Form(markup=markup, reading={"calls": Calls.ANYWHERE})
     tokens = [*ids('<|channel|>commentary to=functions.f <|message|>{"a": 1}'), END]
-    it, *_ = generation(one_by_one(tokens), reader=reader, marked=markup.tokens)
+    it, *_ = generation(one_by_one(tokens), form=form)
     call, finish = collect(it)
     assert (call.name, call.arguments, finish) == ("f", '{"a": 1}', Finish("tool_calls"))
 
@@ -164,12 +158,11 @@ def test_an_end_token_in_a_call_that_is_none_is_shown_once() -> None:
     markup = Markup(Family.of(tokenizer, "mistral"), tokenizer, skips_special=False)
     it, *_ = generation(
         one_by_one([256, *ids("a"), 257]),
-        reader=AnswerReader(markup, calls=Calls.ANYWHERE),
+        form=Form(markup=markup, reading={"calls": Calls.ANYWHERE}),
         tokenizer=tokenizer,
         end=257,
-        marked=markup.tokens,
-        skips_special=False,
-        includes_stop=True,
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
     )
     *pieces, _ = collect(it)
     assert "".join(pieces) == "[TOOL_CALLS]a</s>"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.body import parse
+from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 
 
@@ -23,9 +25,13 @@ def test_a_chat_gets_no_special_tokens_beside_those_of_its_template() -> None:
 
 def test_a_text_that_is_too_long_is_refused() -> None:
     tokenizer = SimpleNamespace(decode=lambda tokens: " " * 256 * len(tokens))
-    request = parse(DetokenizeRequest, {"tokens": [5] * 2**14})
-    request.decode(tokenizer)
-    assert len(request.text) == 2**22
+    reader = PromptReader(tokenizer, ModelLimits(8, 8))
+
+    def text(count: int) -> str:
+        request, _ = reader.read(DetokenizeRequest, json.dumps({"tokens": [5] * count}).encode())
+        return str(request.found["text"])
+
+    assert len(text(2**14)) == 2**22
     with pytest.raises(ApiError, match="the limit is 4194304") as caught:
-        parse(DetokenizeRequest, {"tokens": [5] * (2**14 + 1)}).decode(tokenizer)
+        text(2**14 + 1)
     assert caught.value.param == "tokens"
