@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers.cli.serving.utils import CBWorkerDeadError
 
-from attention_client.serving.context_length import context_length
 from attention_client.serving.errors import ApiError
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
+from attention_client.serving.generation.context_length import context_length
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,7 +30,14 @@ ASKED = {
 def test_vllm_names_have_the_same_values() -> None:
     registry = CollectorRegistry()
     metrics = ServeMetrics(registry)
-    metrics.watch(lambda: 3, lambda: 5, lambda: 0.25, lambda: True, None, "demo")
+    engine: Any = SimpleNamespace(
+        running=lambda: 3,
+        waiting=lambda: 5,
+        cache_usage=lambda: 0.25,
+        is_compiled=lambda: True,
+        capacity=None,
+    )
+    metrics.watch(engine, "demo")
     metrics.requests.labels("stop").inc(7)
     metrics.time_to_first_token.observe(0.03)
     metrics.http_requests.labels("/v1/models", "200").inc()
