@@ -27,6 +27,7 @@ __all__ = ["Form", "chat_form"]
 _NOTES = {"$schema", "$defs", "definitions", "title", "description", "default", "examples"}
 _PLAIN_OBJECT = _NOTES | {"type", "properties", "required"}
 _PLAIN_LIST = _NOTES | {"type", "items", "minItems", "maxItems"}
+_MOST_CALLS = 16  # a weak model would go on until its tokens are used up
 _TERMINALS = r"""WS: /[ \n]{1,8}/
 TEXT: /(.|\n)*/
 NUMBER: /[0-9]{1,3}/
@@ -172,7 +173,7 @@ def _calls(
     for tool, part in zip(tools, arguments, strict=True):
         head = " NUMBER ".join(literal(text) for text in form.head(tool.name) if text)
         calls.append(f"{head} @{part.name} {literal(form.tail)}")
-    more = f" ({literal(form.separator)} call)*" if several else ""
+    more = f" ({literal(form.separator)} call){{0,{_MOST_CALLS - 1}}}" if several else ""
     return f"{literal(form.start)} call{more} {literal(form.end)}", f"call: {' | '.join(calls)}\n"
 
 
