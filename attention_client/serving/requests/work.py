@@ -39,11 +39,14 @@ def check_size(
     times, field = request.n or 1, "n" if len(lengths) == 1 else "prompt"
     sequences, tokens = len(lengths) * times, sum(lengths) * times
     if sequences > most:
-        reason = f"asks for {sequences} sequences; the limit is {most}."
-        raise ApiError.invalid(field, f"'{field}': {reason}")
+        reason = f"'{field}': asks for {sequences} sequences; the limit is {most}."
+        raise ApiError.invalid(field, reason)
     if sequences > 1 and tokens > _MOST_PROMPT_TOKENS:
-        reason = f"have {tokens} tokens; the limit is {_MOST_PROMPT_TOKENS}."
-        raise ApiError.invalid(field, f"'{field}': the prompts of all sequences {reason}")
+        raise ApiError.invalid(
+            field,
+            f"'{field}': the prompts of all sequences have {tokens} tokens; the limit is "
+            f"{_MOST_PROMPT_TOKENS}.",
+        )
     least = request.min_tokens or 0
     if least > min(budgets):
         reason = f"min_tokens ({least}) is larger than max_tokens ({min(budgets)})."
@@ -52,9 +55,11 @@ def check_size(
     scored = sum(budgets) + (sum(lengths) if _scores_prompts(request) else 0)
     logprobs = scored * times * (likeliest + 1)
     if logprobs > _MOST_LOGPROBS:
-        reason = f"up to {logprobs} log-probabilities; the limit is {_MOST_LOGPROBS}."
-        remedy = "Ask for fewer tokens, sequences or likeliest tokens."
-        raise ApiError.invalid("logprobs", f"'logprobs': {reason} {remedy}")
+        raise ApiError.invalid(
+            "logprobs",
+            f"'logprobs': up to {logprobs} log-probabilities; the limit is {_MOST_LOGPROBS}. Ask for "
+            "fewer tokens, sequences or likeliest tokens.",
+        )
 
 
 def sampling_of(
