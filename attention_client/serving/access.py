@@ -110,10 +110,11 @@ class Access:
         """
         wrong_host = self._hosts.check(scope) if self._hosts is not None else None
         if wrong_host is not None:
-            return wrong_host.response()
+            return wrong_host.response(scope["path"])
         if self._is_authorised(scope):
             return None
-        return _ask_password() if is_page_path(scope["path"]) else _UNKNOWN.response()
+        path = scope["path"]
+        return _ask_password() if is_page_path(path) else _UNKNOWN.response(path)
 
     def _is_authorised(self, scope: Scope) -> bool:
         if self._keys is None or scope["path"] in _OPEN_PATHS:

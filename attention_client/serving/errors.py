@@ -44,7 +44,7 @@ def _of_http(request: Request, error: HTTPException) -> JSONResponse:
         message = f"No such URL: {request.url.path[:200]}. {_remedy(request)}"
     elif "Allow" in headers:
         message = f"{request.url.path[:200]} takes {headers['Allow']}, not {request.method}."
-    response = ApiError(error.status_code, message).response()
+    response = ApiError(error.status_code, message).response(request.url.path)
     response.headers.update(headers)
     return response
 
@@ -55,7 +55,7 @@ def install_error_handlers(app: Starlette) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException):
             return _of_http(request, error)
-        return as_api_error(error).response()
+        return as_api_error(error).response(request.url.path)
 
     for cls in (ApiError, CBWorkerDeadError, EaasError, HTTPException, Exception):
         app.add_exception_handler(cls, answer)
