@@ -38,7 +38,7 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
 
     def __init__(self, limits: ServeLimits, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.conn = Parser(limits.max_head_bytes)
+        self.conn = Parser()
         self._limits = limits
         self._connections = connections
         # No byte has arrived since the start or the last answer.
