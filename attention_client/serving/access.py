@@ -51,11 +51,7 @@ class LoopbackHosts:
         self._allowed = {_plain(name) for name in allowed}
 
     def check(self, scope: Scope) -> ApiError | None:
-        """Return the refusal of a request that names another host; None: the request may pass.
-
-        Args:
-            scope: The ASGI scope of an HTTP request.
-        """
+        """Return the refusal of an HTTP request that names another host; None: the request may pass."""
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1")
@@ -100,15 +96,11 @@ class Access:
 
     def __init__(self, keys: ApiKeys | None = None, hosts: LoopbackHosts | None = None) -> None:
         self._keys = keys
-        self._hosts = hosts
+        self.hosts = hosts
 
     def refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that must not pass; None: it may.
-
-        Args:
-            scope: The ASGI scope of an HTTP request, or of a WebSocket (as a GET).
-        """
-        wrong_host = self._hosts.check(scope) if self._hosts is not None else None
+        """Return the answer to a request that must not pass, or to a WebSocket (as a GET); None: it may."""
+        wrong_host = self.hosts.check(scope) if self.hosts is not None else None
         if wrong_host is not None:
             return wrong_host.response(scope["path"])
         if self._is_authorised(scope):
