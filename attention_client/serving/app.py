@@ -19,7 +19,7 @@ from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.access import Access
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
-from attention_client.serving.errors import install_error_handlers
+from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
@@ -116,7 +116,7 @@ def build_app(
         yield
         service.shutdown()
 
-    app = Starlette(lifespan=lifespan)
+    app = Starlette(lifespan=lifespan, exception_handlers=ERROR_HANDLERS)
     _add_routes(app, service, status, healthy)
     stored = StoredResponses(limits)
     post: dict[str, _Answer] = {
@@ -135,7 +135,6 @@ def build_app(
         handler = text if missing_template(tokenizer) else chat
         dashboard.serve(names[0], partial(page_chat, handler, sequences))
         app.router.routes.append(dashboard)
-    install_error_handlers(app)
     app.add_middleware(
         RequestGuard,
         paths={each.path: each.methods or () for each in app.routes if isinstance(each, Route)},
