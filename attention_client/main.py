@@ -19,7 +19,7 @@ from attention_client.engines.transformers.loading import load_onto
 from attention_client.engines.transformers.model import serving_dtype
 from attention_client.heap import share_heaps
 from attention_client.scheduler import strategy
-from attention_client.serving.access import Access, LoopbackHosts
+from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard
@@ -173,11 +173,11 @@ def run(
                 break
 
 
-def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:
+def _hosts(config: AttentionClientConfig) -> tuple[str, ...] | None:
     """Return the HTTP Host names to accept; None (any) beyond loopback, where its names are unknown."""
     if not only_here(config.host):
         return None
-    return LoopbackHosts((config.host, *config.allowed_hosts))
+    return config.host, *config.allowed_hosts
 
 
 def _dashboard(

@@ -144,7 +144,7 @@ def build_app(
         access=access,
     )
     if origins:
-        app.add_middleware(Cors, origins=origins, hosts=access.hosts)
+        app.add_middleware(Cors, origins=origins, access=access)
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
     return app
