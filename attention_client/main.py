@@ -19,7 +19,7 @@ from attention_client.engines.transformers.loading import load_onto
 from attention_client.engines.transformers.model import serving_dtype
 from attention_client.heap import share_heaps
 from attention_client.scheduler import strategy
-from attention_client.serving.access import LoopbackHosts
+from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard
@@ -145,16 +145,14 @@ def run(
         app = build_app(
             model,
             tokenizer,
-            model_name=name,
-            aliases=aliases,
+            names=[name, *aliases],
             unlisted=unlisted,
             status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
             healthy=lambda: _healthy(cluster),
             limits=limits,
+            access=Access(keys, _hosts(config)),
             scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
             registry=registry,
-            keys=keys,
-            hosts=_hosts(config),
             origins=config.allowed_origins,
             traces=traces,
             attribution=cluster.attribution,
@@ -175,11 +173,11 @@ def run(
                 break
 
 
-def _hosts(config: AttentionClientConfig) -> LoopbackHosts | None:
+def _hosts(config: AttentionClientConfig) -> tuple[str, ...] | None:
     """Return the HTTP Host names to accept; None (any) beyond loopback, where its names are unknown."""
     if not only_here(config.host):
         return None
-    return LoopbackHosts((config.host, *config.allowed_hosts))
+    return config.host, *config.allowed_hosts
 
 
 def _dashboard(

@@ -22,7 +22,7 @@ from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.mount import is_page_path
 from eaas.net.api_keys import ApiKeys
 
-__all__ = ["Access", "LoopbackHosts"]
+__all__ = ["Access"]
 
 # Health checks and Prometheus send no key.
 _OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
@@ -40,22 +40,31 @@ _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@\[\]\s]+)(:[0-9]*)?")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class LoopbackHosts:
-    """Checks requests for allowed hosts: localhost, loopback addresses and the configured names.
+class Access:
+    """Decides which requests may pass.
 
     Args:
-        allowed: The configured names, without a port.
+        keys: API keys, one of which each request must present, except for health and metrics; None: no key.
+        hosts: Host names, without a port, beside those of loopback, that requests may use; None: any.
     """
 
-    def __init__(self, allowed: Collection[str] = ()) -> None:
-        self._allowed = {_plain(name) for name in allowed}
+    def __init__(self, keys: ApiKeys | None = None, hosts: Collection[str] | None = None) -> None:
+        self._keys = keys
+        self._hosts = None if hosts is None else {_plain(name) for name in hosts}
 
-    def check(self, scope: Scope) -> ApiError | None:
-        """Return the refusal of a request that names another host; None: the request may pass.
+    def refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that must not pass, or to a WebSocket (as a GET); None: it may."""
+        path, wrong_host = scope["path"], self.wrong_host(scope)
+        if wrong_host is not None:
+            return wrong_host.response(path)
+        if self._is_authorised(scope):
+            return None
+        return _ask_password() if is_page_path(path) else _UNKNOWN.response(path)
 
-        Args:
-            scope: The ASGI scope of an HTTP request.
-        """
+    def wrong_host(self, scope: Scope) -> ApiError | None:
+        """Return the refusal of an HTTP request that names another host; None: the request may pass."""
+        if self._hosts is None:
+            return None
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1")
@@ -71,7 +80,7 @@ class LoopbackHosts:
 
     def _knows(self, host: str) -> bool:
         host = _plain(host)
-        if host == "localhost" or host.endswith(".localhost") or host in self._allowed:
+        if host == "localhost" or host.endswith(".localhost") or host in (self._hosts or ()):
             return True
         try:
             return ipaddress.ip_address(host).is_loopback
@@ -88,32 +97,6 @@ class LoopbackHosts:
             return host is not None and self._knows(host)
         # Extensions and desktop applications use their own schemes; pages use http, https or "null".
         return bool(parts.scheme)
-
-
-class Access:
-    """Decides which requests may pass.
-
-    Args:
-        keys: API keys, one of which each request must present, except for health and metrics; None: no key.
-        hosts: Host names that requests may use; None: any.
-    """
-
-    def __init__(self, keys: ApiKeys | None = None, hosts: LoopbackHosts | None = None) -> None:
-        self._keys = keys
-        self._hosts = hosts
-
-    def refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that must not pass; None: it may.
-
-        Args:
-            scope: The ASGI scope of an HTTP request, or of a WebSocket (as a GET).
-        """
-        wrong_host = self._hosts.check(scope) if self._hosts is not None else None
-        if wrong_host is not None:
-            return wrong_host.response()
-        if self._is_authorised(scope):
-            return None
-        return _ask_password() if is_page_path(scope["path"]) else _UNKNOWN.response()
 
     def _is_authorised(self, scope: Scope) -> bool:
         if self._keys is None or scope["path"] in _OPEN_PATHS:

@@ -9,7 +9,6 @@ import json
 from typing import Any
 
 from starlette.responses import JSONResponse
-from starlette.types import Receive, Scope, Send
 
 __all__ = ["ApiError"]
 
@@ -86,28 +85,17 @@ class ApiError(Exception):
         error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": message}
         return {"type": "error", "error": error}
 
-    def response(self) -> JSONResponse:
-        """Return the error as an HTTP answer in the form of the path's API.
+    def response(self, path: str = "") -> JSONResponse:
+        """Return the error as an HTTP answer in the form of the API that has the path.
 
         For 429 and 503 it asks the client to try again after 1 s.
         """
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         if self.status == 401:
             headers = {"WWW-Authenticate": "Bearer"}
-        return _Response(self, headers)
+        body = self.anthropic_body() if path.startswith(_ANTHROPIC_PATHS) else self.body()
+        return JSONResponse(body, self.status, headers)
 
     def sse(self) -> str:
         """Return the error as a server-sent event, for a stream that has begun."""
         return f"data: {json.dumps(self.body())}\n\n"
-
-
-class _Response(JSONResponse):
-    def __init__(self, error: ApiError, headers: dict[str, str] | None) -> None:
-        super().__init__(error.body(), status_code=error.status, headers=headers)
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(_ANTHROPIC_PATHS):
-            self.body = self.render(self._error.anthropic_body())
-            self.headers["content-length"] = str(len(self.body))
-        await super().__call__(scope, receive, send)

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.access import Access, LoopbackHosts
+from attention_client.serving.access import Access
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
-from attention_client.serving.errors import install_error_handlers
+from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
 from attention_client.serving.generation.defaults import Defaults
 from attention_client.serving.generation.engine_choice import build_engine
@@ -41,7 +41,6 @@ from attention_client.serving.requests.stored import StoredResponses
 from attention_client.serving.requests.tokenization import count_tokens, detokenize, tokenize
 from attention_client.telemetry.tracing import RequestTraces
 from eaas import __version__
-from eaas.net.api_keys import ApiKeys
 
 __all__ = ["build_app"]
 
@@ -52,16 +51,14 @@ def build_app(
     model: Any,
     tokenizer: Any,
     *,
-    model_name: str,
-    aliases: Sequence[str] = (),
+    names: Sequence[str],
     unlisted: Sequence[str] = (),
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
     limits: ServeLimits,
+    access: Access,
     scheduling: Scheduling | None = None,
     registry: CollectorRegistry | None = None,
-    keys: ApiKeys | None = None,
-    hosts: LoopbackHosts | None = None,
     origins: Sequence[str] = (),
     traces: RequestTraces | None = None,
     attribution: ExpertAttribution | None = None,
@@ -76,16 +73,14 @@ def build_app(
     Args:
         model: A transformers causal language model, on its device.
         tokenizer: Its tokenizer.
-        model_name: Its name in the API.
-        aliases: Other names that requests may use.
-        unlisted: Further such names, which /v1/models leaves out.
+        names: Its names in the API, the main one first.
+        unlisted: Further names that requests may use, which /v1/models leaves out.
         status: Returns the content of /eaas/v1/status. Called in a worker thread.
         healthy: Returns whether the cluster can serve, and the reason if not. Called in a worker thread.
         limits: Limits of requests and sizes of the engine.
+        access: Decides which requests may pass.
         scheduling: Chooses the waiting requests that run together; None: the default strategy.
         registry: The metrics of /metrics; the application adds its own.
-        keys: The API keys that requests must present; None: no key is needed.
-        hosts: The host names that requests may use; None: any.
         origins: The origins of web pages that may use the endpoint (CORS), or "*".
         traces: Records each request; None: no tracing.
         attribution: Records which servers compute a token's experts, for requests that ask; None: never.
@@ -105,12 +100,11 @@ def build_app(
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
     engine = build_engine(model, limits, admission, attribution or ExpertAttribution(), compiler)
-    metrics.watch(engine, model_name)
+    metrics.watch(engine, names[0])
     if traces is not None:
         traces.watch(engine.in_batch)
         metrics.traces = traces
     family = Family.of(tokenizer, response_template)
-    names = (model_name, *aliases)
     service = Service(model, tokenizer, names, unlisted, engine, limits, metrics, defaults, family)
     chat, text = ChatHandler(service), TextHandler(service)
     refusal = f"{limits.max_requests} requests are already running or waiting. Try again later."
@@ -122,7 +116,7 @@ def build_app(
         yield
         service.shutdown()
 
-    app = Starlette(lifespan=lifespan)
+    app = Starlette(lifespan=lifespan, exception_handlers=ERROR_HANDLERS)
     _add_routes(app, service, status, healthy)
     stored = StoredResponses(limits)
     post: dict[str, _Answer] = {
@@ -139,19 +133,18 @@ def build_app(
     _add_stored(app, stored)
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(model_name, partial(page_chat, handler, sequences))
+        dashboard.serve(names[0], partial(page_chat, handler, sequences))
         app.router.routes.append(dashboard)
-    install_error_handlers(app)
     app.add_middleware(
         RequestGuard,
         paths={each.path: each.methods or () for each in app.routes if isinstance(each, Route)},
         limits=limits,
         metrics=metrics,
         sequences=sequences,
-        access=Access(keys, hosts),
+        access=access,
     )
     if origins:
-        app.add_middleware(Cors, origins=origins, hosts=hosts)
+        app.add_middleware(Cors, origins=origins, access=access)
     app.state.end_requests = service.shutdown
     app.state.close_pages = dashboard.close if dashboard is not None else None
     return app

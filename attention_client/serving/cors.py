@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from attention_client.serving.access import LoopbackHosts
+from attention_client.serving.access import Access
 from attention_client.serving.dashboard.mount import is_page_path
 
 __all__ = ["Cors"]
@@ -19,18 +19,18 @@ class Cors(CORSMiddleware):
     """ASGI middleware: answers preflight requests and adds CORS headers to answers, errors too.
 
     It stands before the checks of keys, because a preflight request shows none. On loopback it acts only on
-    requests whose host and origin pass `LoopbackHosts`, whatever the method; the guard refuses the others or
-    answers without CORS headers. The dashboard stays closed to other origins.
+    requests that name a right host and origin, whatever the method; the guard refuses the others or answers
+    without CORS headers. The dashboard stays closed to other origins.
 
     Args:
         app: The application with its checks.
         origins: Allowed origins, or "*".
-        hosts: Host names that requests may use; None: any.
+        access: Decides which hosts and origins a request may name.
     """
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str], hosts: LoopbackHosts | None) -> None:
+    def __init__(self, app: ASGIApp, origins: Sequence[str], access: Access) -> None:
         super().__init__(app, origins, ("GET", "POST", "DELETE"), ("*",), expose_headers=_EXPOSED)
-        self._hosts = hosts
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a preflight request, or let the application answer and add headers."""
@@ -41,4 +41,4 @@ class Cors(CORSMiddleware):
         if scope["type"] != "http" or is_page_path(scope["path"]):
             return False
         # As a POST: with CORS headers a page could also read the answer to a GET.
-        return self._hosts is None or self._hosts.check({**scope, "method": "POST"}) is None
+        return self._access.wrong_host({**scope, "method": "POST"}) is None

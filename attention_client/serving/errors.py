@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -15,7 +14,7 @@ from transformers.cli.serving.utils import CBWorkerDeadError
 from attention_client.serving.api_error import ApiError
 from eaas.errors import EaasError
 
-__all__ = ["ApiError", "as_api_error", "install_error_handlers"]
+__all__ = ["ERROR_HANDLERS", "ApiError", "as_api_error"]
 
 _LOG = logging.getLogger(__name__)
 # OpenAI's and vLLM's paths for what this endpoint does not do.
@@ -44,21 +43,21 @@ def _of_http(request: Request, error: HTTPException) -> JSONResponse:
         message = f"No such URL: {request.url.path[:200]}. {_remedy(request)}"
     elif "Allow" in headers:
         message = f"{request.url.path[:200]} takes {headers['Allow']}, not {request.method}."
-    response = ApiError(error.status_code, message).response()
+    response = ApiError(error.status_code, message).response(request.url.path)
     response.headers.update(headers)
     return response
 
 
-def install_error_handlers(app: Starlette) -> None:
-    """Make the HTTP application answer every exception in OpenAI's form. Called once, by `build_app`."""
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        return _of_http(request, error)
+    return as_api_error(error).response(request.url.path)
 
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, HTTPException):
-            return _of_http(request, error)
-        return as_api_error(error).response()
 
-    for cls in (ApiError, CBWorkerDeadError, EaasError, HTTPException, Exception):
-        app.add_exception_handler(cls, answer)
+ERROR_HANDLERS = dict.fromkeys(
+    (ApiError, CBWorkerDeadError, EaasError, HTTPException, Exception), _answer
+)
+"""Make an HTTP application answer every exception in OpenAI's form."""
 
 
 def _remedy(request: Request) -> str:

@@ -111,7 +111,7 @@ class RequestGuard:
                     scope[MORE_SEQUENCES](1)
                 await self._serve(scope, [body], receive, send)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
 
     async def _serve(self, scope: Scope, unread: list[bytes], receive: Receive, send: Send) -> None:
         """Let the application answer; cancel it if the client leaves. `unread` holds the body."""

@@ -18,8 +18,6 @@ class ServeLimits:
         page_size: Tokens per block, at least 4.
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
         attention_threads: Threads that share the attention to the cache, where that is sooner.
-        max_model_len: Most tokens of one request, prompt plus answer. None: the limit of the model's
-            positions and of the cache.
         max_requests: Most requests that wait or run; the next one gets status 429. A request counts once for
             each sequence that it generates.
         max_body_bytes: Largest request body; a larger one gets status 413.
@@ -30,7 +28,6 @@ class ServeLimits:
         max_connections: Most open connections; fewer if the limit of open files is low. A further connection
             replaces an idle one or the oldest incomplete one; if there is none, it gets status 429.
         head_timeout_s: Time for a client to send a request's headers; a slower one is disconnected.
-        max_head_bytes: Largest request line and headers; larger ones get status 431.
         ping_s: A stream of events in which nothing was sent for this long gets a comment. This may take
             twice as long.
         max_stored_responses: Most responses that are kept for `previous_response_id`; the oldest go first.
@@ -41,7 +38,6 @@ class ServeLimits:
     page_size: int = 64
     max_batch_tokens: int = 512
     attention_threads: int = 1
-    max_model_len: int | None = None
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20
     max_bodies_bytes: int = 128 * 2**20
@@ -49,7 +45,6 @@ class ServeLimits:
     send_timeout_s: float = 30.0
     max_connections: int = 4096
     head_timeout_s: float = 10.0
-    max_head_bytes: int = 16 * 2**10
     ping_s: float = 7.0
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 * 2**20

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_client.engines.vllm.logs import log_with_vllm
 from attention_client.observer import ClusterObserver
-from attention_client.serving.access import Access, LoopbackHosts
+from attention_client.serving.access import Access
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard, is_page_path
 from attention_client.vllm_server.chat import VllmChat
@@ -52,7 +52,7 @@ class Endpoint:
         self._settings = settings = EndpointSettings.of_environment()
         here = only_here(settings.host)
         keys = ApiKeys.of(settings.api_key_file)
-        hosts = LoopbackHosts((settings.host, *settings.allowed_hosts)) if here else None
+        hosts = (settings.host, *settings.allowed_hosts) if here else None
         self._access = Access(keys, hosts)
         tls = None
         if settings.tls_dir:

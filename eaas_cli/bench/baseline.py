@@ -104,6 +104,7 @@ def main(model_path: str, experts: str, threads: str) -> None:
     )
     from transformers import AutoTokenizer
 
+    from attention_client.serving.access import Access
     from attention_client.serving.app import build_app
     from attention_client.serving.limits import ServeLimits
     from attention_client.serving.network.server import HttpServer, bind
@@ -126,10 +127,11 @@ def main(model_path: str, experts: str, threads: str) -> None:
     app = build_app(
         model,
         tokenizer,
-        model_name=path.name,
+        names=[path.name],
         status=dict,
         healthy=lambda: (True, ""),
         limits=limits,
+        access=Access(),
     )
     server = HttpServer(app, listener, limits)
     server.start()

@@ -27,6 +27,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
@@ -146,13 +147,11 @@ class Box:
         self.app = build_app(
             self.model,
             self.tokenizer,
-            model_name="tiny",
-            aliases=["/models/tiny"],
+            names=["tiny", "/models/tiny"],
             status=lambda: {"epoch": 3, "members": []},
             healthy=lambda: self.good,
             limits=limits,
-            keys=keys,
-            hosts=hosts,
+            access=Access(keys, hosts),
             origins=origins,
             traces=traces,
             dashboard=dashboard,
@@ -218,10 +217,11 @@ def demo_endpoint(path: Path, arch: str, name: str) -> Iterator[tuple[str, Any]]
     app = build_app(
         AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval(),
         tokenizer,
-        model_name=name,
+        names=[name],
         status=lambda: {"epoch": 1, "members": []},
         healthy=lambda: (True, ""),
         limits=limits,
+        access=Access(),
     )
     server = HttpServer(app, bind("127.0.0.1", 0), limits)
     server.start()

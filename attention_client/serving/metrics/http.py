@@ -101,21 +101,17 @@ class _VllmNames(Collector):
         self._metrics = metrics
         self._labels = {"model_name": model_name}
 
-    def describe(self) -> Iterator[Metric]:
-        # The registry needs the names, to restrict a reading to some of them.
-        for metric in self._metrics:
-            for family in metric.describe():
-                yield Metric(_vllm(family.name), family.documentation, family.type)
-
     def collect(self) -> Iterator[Metric]:
         for metric in self._metrics:
             for family in metric.collect():
                 named = Metric(_vllm(family.name), family.documentation, family.type)
                 for sample in family.samples:
-                    named.add_sample(
-                        _vllm(sample.name), {**sample.labels, **self._labels}, sample.value
-                    )
+                    labels = {**sample.labels, **self._labels}
+                    named.samples.append(sample._replace(name=_vllm(sample.name), labels=labels))
                 yield named
+
+    # The registry needs the names, to restrict a reading to some of them.
+    describe = collect
 
 
 def _vllm(name: str) -> str:

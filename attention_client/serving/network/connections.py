@@ -154,7 +154,7 @@ class Connections:
             each.pop(connection, None)
 
     def log(self) -> None:
-        """Log evicted and refused HTTP connections, at most one line a minute; called each second."""
+        """Log evicted and refused HTTP connections, at most one line a minute; called often."""
         if not self._closed or time.monotonic() < self._next_log_s:
             return
         _LOG.warning(

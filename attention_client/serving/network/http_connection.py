@@ -38,19 +38,19 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
 
     def __init__(self, limits: ServeLimits, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.conn = Parser(limits.max_head_bytes)
+        self.conn = Parser()
         self._limits = limits
         self._connections = connections
         # No byte has arrived since the start or the last answer.
         self._silent = True
-        self._half_closed = self._refused = False
+        self._half_closed = self._has_probe = self._refused = False
         self._beat_s = limits.ping_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout of a new connection's first request (called by asyncio)."""
         super().connection_made(transport)
         self._connections.enter(self, State.READING)
-        self._timer = self.loop.call_later(self._limits.head_timeout_s, self._close)
+        self._timer = self.loop.call_later(self._limits.head_timeout_s, self.transport.abort)
         if self.refusal is not None:
             self._refuse(self.refusal)
 
@@ -61,7 +61,7 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
         if self._silent:
             self._silent = False
             self._connections.enter(self, State.READING)
-            self._wait(self._limits.head_timeout_s, self._close)
+            self._wait(self._limits.head_timeout_s, self.transport.abort)
         super().data_received(data)
 
     def handle_events(self) -> None:
@@ -81,8 +81,9 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
         cycle = self.cycle
         if self._refused or cycle is None or cycle.response_complete or cycle.more_body:
             return False
-        if self._is_old and not cycle.response_started and self.scope["method"] == "POST":
-            # HTTP/1.0 has nothing to probe with. nginx speaks it, and does not half-close: its client left.
+        self._has_probe = self.scope["http_version"] != "1.0"
+        if not (self._has_probe or cycle.response_started) and self.scope["method"] == "POST":
+            # nginx speaks HTTP/1.0, and does not half-close: its client left.
             return False
         self._half_closed = True
         self._begin_beats()
@@ -122,7 +123,7 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
             # Discard what the application sends from now on.
             self.cycle.disconnected = True
         self.transport.write_eof()
-        self._wait(_LINGER_S, self._close)
+        self._wait(_LINGER_S, self.transport.abort)
 
     def evict(self) -> None:
         """Close the connection now, to make room. A client with an incomplete request gets status 408."""
@@ -131,15 +132,12 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
                 "Another client needed the connection of this incomplete request. Send it again."
             )
             self._refuse(ApiError(408, message))
-        self._close()
+        # `close` would keep the descriptor until the last byte is sent.
+        self.transport.abort()
 
     def _should_upgrade(self) -> bool:
         # Java's clients offer h2c with every request. uvicorn would log two lines for each.
         return False
-
-    @property
-    def _is_old(self) -> bool:
-        return bool(self.scope["http_version"] == "1.0")
 
     def _begin_beats(self) -> None:
         self._beat_s = _FIRST_PROBE_S if self._half_closed else self._limits.ping_s
@@ -152,7 +150,7 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
         if conn.is_quiet and not self.transport.get_write_buffer_size():
             if conn.our_state is h11.SEND_BODY and conn.is_event_stream:
                 self.transport.write(conn.send(_PING))
-            elif conn.our_state is h11.SEND_RESPONSE and self._half_closed and not self._is_old:
+            elif conn.our_state is h11.SEND_RESPONSE and self._has_probe:
                 self.transport.write(conn.send(_CONTINUE))
         conn.is_quiet = True
         self._wait(self._beat_s, self._beat)
@@ -161,10 +159,3 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
     def _wait(self, timeout_s: float, then: Callable[[], None]) -> None:
         self._timer.cancel()
         self._timer = self.loop.call_later(timeout_s, then)
-
-    def _close(self) -> None:
-        # A closed transport keeps its descriptor until it has sent the last byte.
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            self.transport.close()

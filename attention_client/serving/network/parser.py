@@ -9,6 +9,8 @@ import h11
 
 __all__ = ["Parser"]
 
+_MOST_HEAD_BYTES = 16 * 2**10  # request line and headers
+
 
 class Parser(h11.Connection):
     """Refuses large heads and ambiguous lengths; knows whether an answer is a stream of events.
@@ -18,9 +20,8 @@ class Parser(h11.Connection):
         is_quiet: Set by its user; False after anything was sent.
     """
 
-    def __init__(self, max_head_bytes: int) -> None:
-        super().__init__(h11.SERVER, max_head_bytes)
-        self._max_head_bytes = max_head_bytes
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, _MOST_HEAD_BYTES)
         self.is_event_stream = False
         self.is_quiet = True
 
@@ -43,7 +44,7 @@ class Parser(h11.Connection):
     def _check(self, head: h11.Request) -> None:
         # h11 itself checks only heads that arrive in several parts.
         fields = sum(len(name) + len(value) + 4 for name, value in head.headers)
-        if len(head.target) + fields > self._max_head_bytes:
+        if len(head.target) + fields > _MOST_HEAD_BYTES:
             raise h11.RemoteProtocolError("The head is too large.", error_status_hint=431)
         if not head.http_version.startswith(b"1."):
             raise h11.RemoteProtocolError("HTTP/1.1 is spoken here.", error_status_hint=505)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import math
 import socket
@@ -24,7 +23,6 @@ from eaas.open_files import room_for_connections
 __all__ = ["HttpServer", "bind"]
 
 _log = get_logger(__name__)
-_DATE_S = 1.0  # interval at which the Date header is updated
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.2
 # Longer than clients keep an idle connection, 5 s (httpx) to 60 s (nginx). If both sides closed at the same
@@ -94,10 +92,8 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc]
         self._listener = listener
         self._limits = limits
         self._grace_s = 0.0
-        self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
 
-    _loop: asyncio.AbstractEventLoop
     _connections: Connections
     _accepting: asyncio.Task[None]
 
@@ -126,7 +122,6 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc]
             return
         self._grace_s = grace_s
         self.should_exit = True
-        self._loop.call_soon_threadsafe(self._stopping.set)
         deadline = time.monotonic() + grace_s + 2 * _AFTER_GRACE_S
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._thread.join(_POLL_S)
@@ -140,15 +135,8 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc]
 
     # -- uvicorn's steps, in the server's own thread ------------------------------------------------------
 
-    async def main_loop(self) -> None:
-        """Sleep until the server stops, with one tick a second: uvicorn's ten a second cost too much."""
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _DATE_S)
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application with its engine, then accept HTTP connections."""
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets=[])
         # Accepted connections inherit it. The kernel counts bytes that no client acknowledges or takes.
         timeout_ms = int(1000 * self._limits.send_timeout_s)
@@ -165,10 +153,10 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc]
             )
 
         accepting = self._connections.accept(self._listener, connection)
-        self._accepting = self._loop.create_task(accepting)
+        self._accepting = asyncio.create_task(accepting)
 
     async def on_tick(self, counter: int) -> bool:
-        """Update the Date header and log evicted connections, once a second; return whether to stop."""
+        """Update the Date header and log evicted connections; return whether to stop."""
         self._connections.log()
         return bool(await super().on_tick(counter))
 

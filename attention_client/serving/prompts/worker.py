@@ -1,9 +1,9 @@
 """The prompt worker: a process of the attention client that reads large request bodies.
 
-`worker_process.WorkerProcess` starts it with the number of a socket. Each message begins with its length
-(4 bytes). The first is the settings (JSON), answered by an empty one when the worker is ready. Then each
-message is a class (MODULE:NAME) and, after a line break, a body. Its answer is a line of JSON ({"request",
-"found", "lengths"} or {"error"}), then the tokens of all prompts (4 bytes each).
+`worker_process.WorkerProcess` starts it with the descriptor of a `Connection`. The first message is the
+settings (JSON), answered by an empty one when the worker is ready. Then each message is a class (MODULE:NAME)
+and, after a line break, a body. Its answer is a line of JSON ({"request", "found", "lengths"} or {"error"}),
+then the tokens of all prompts (4 bytes each).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 from array import array
+from multiprocessing.connection import Connection
 from pkgutil import resolve_name
 from typing import Any
 
@@ -40,26 +40,18 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, most))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(_OOM_SCORE)
-    with socket.socket(fileno=int(sys.argv[1])).makefile("rwb") as channel:
-
-        def receive() -> bytes:
-            return channel.read(int.from_bytes(channel.read(4), "little"))
-
-        def send(message: bytes) -> None:
-            channel.write(len(message).to_bytes(4, "little") + message)
-            channel.flush()
-
-        settings = json.loads(receive())
+    with contextlib.suppress(EOFError), Connection(int(sys.argv[1])) as channel:
+        settings = json.loads(channel.recv_bytes())
         reader = PromptReader(_tokenizer(settings), ModelLimits(**settings["limits"]))
         os.nice(_NICENESS)
-        send(b"")
-        while message := receive():
+        channel.send_bytes(b"")
+        while True:
+            name, _, body = channel.recv_bytes().partition(b"\n")
             # The endpoint waits no longer than this. The alarm ends a long read if the endpoint has died.
             signal.alarm(settings["deadline_s"])
-            name, _, body = message.partition(b"\n")
-            send(_answer(reader, resolve_name(name.decode()), body))
+            channel.send_bytes(_answer(reader, resolve_name(name.decode()), body))
             signal.alarm(0)
-            del message, body
+            del body
 
 
 def _tokenizer(settings: dict[str, Any]) -> Any:

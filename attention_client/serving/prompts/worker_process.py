@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
 from array import array
 from dataclasses import asdict
 from itertools import islice
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 from attention_client.heap import trim_heap
 from attention_client.serving.api_error import ApiError
@@ -48,8 +50,7 @@ class WorkerProcess:
         self._tokenizer = tokenizer
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket
-        self._replies: IO[bytes]
+        self._channel: Connection
         self._is_closed = False
 
     def read(self, cls: type[RequestT], body: bytes) -> tuple[RequestT, list[list[int]]]:
@@ -82,8 +83,7 @@ class WorkerProcess:
         if process is not None:
             process.kill()
             process.wait(_END_S)
-            self._replies.close()
-            self._socket.close()
+            self._channel.close()
             trim_heap()
 
     def close(self) -> None:
@@ -95,8 +95,11 @@ class WorkerProcess:
         """Start the process unless it runs; return when it is ready. Raises OSError, EOFError."""
         if self._process is not None:
             return
-        self._socket, theirs = socket.socketpair()
-        self._replies = self._socket.makefile("rb")
+        ours, theirs = socket.socketpair()
+        # A worker that stops in the middle of a message fails it, too.
+        for side in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", _START_S, 0))
+        self._channel = Connection(ours.detach())
         with theirs:
             command = [sys.executable, "-m", _WORKER, str(theirs.fileno())]
             self._process = subprocess.Popen(
@@ -120,9 +123,7 @@ class WorkerProcess:
 
     def _ask(self, message: bytes, timeout_s: float) -> bytes:
         """Return the reply to a message. Raises TimeoutError, OSError, EOFError."""
-        self._socket.settimeout(timeout_s)
-        self._socket.sendall(len(message).to_bytes(4, "little") + message)
-        length = self._replies.read(4)
-        if len(length) < 4:
-            raise EOFError("it sent no answer")
-        return self._replies.read(int.from_bytes(length, "little"))
+        self._channel.send_bytes(message)
+        if not self._channel.poll(timeout_s):
+            raise TimeoutError
+        return self._channel.recv_bytes()

@@ -94,11 +94,5 @@ class CompletionLogprobs:
 def _rows(scored: Scored) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
     """Iterate over tokens, their log-probabilities, and the likeliest tokens with theirs."""
     scores = scored.scores
-    for token, logprob, ids, values in zip(
-        scored.tokens,
-        scores.logprob_T.tolist(),
-        scores.top_TK.tolist(),
-        scores.top_logprob_TK.tolist(),
-        strict=True,
-    ):
-        yield token, logprob, list(zip(ids, values, strict=True))
+    pairs = map(zip, scores.top_TK.tolist(), scores.top_logprob_TK.tolist())
+    return zip(scored.tokens, scores.logprob_T.tolist(), map(list, pairs), strict=True)

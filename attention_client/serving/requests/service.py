@@ -62,7 +62,7 @@ class Service:
         self._created = int(time.time())
         self._logged_at = -math.inf  # when ignored fields were named last
         text_config = model.config.get_text_config()
-        bounds = (limits.max_model_len, context_length(text_config), engine.capacity)
+        bounds = (context_length(text_config), engine.capacity)
         self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
         self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
         self.prompts = PromptPool(

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from attention_client.serving.access import LoopbackHosts
 from eaas.net.api_keys import ApiKeys
 from http_box import Box
 
@@ -32,7 +31,7 @@ def open_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 @pytest.fixture(scope="module")
 def own_machine_box() -> Iterator[Box]:
     """An endpoint on loopback that allows any origin, of which one has an allowed host."""
-    box = Box(origins=["*"], hosts=LoopbackHosts(["app.example"]))
+    box = Box(origins=["*"], hosts=["app.example"])
     yield box
     box.close()
 

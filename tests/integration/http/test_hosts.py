@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from attention_client.serving.access import LoopbackHosts
 from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration
@@ -14,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def own_machine_box() -> Iterator[Box]:
-    box = Box(hosts=LoopbackHosts(["proxy.lan"]))
+    box = Box(hosts=["proxy.lan"])
     yield box
     box.close()
 

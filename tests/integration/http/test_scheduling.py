@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from attention_client.engines.transformers.model import load_model
 from attention_client.scheduler import SelectionStrategy
 from attention_client.scheduler.recording import read_recording
+from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
 from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.limits import ServeLimits
@@ -59,10 +60,11 @@ class Served:
         app = build_app(
             self.model,
             AutoTokenizer.from_pretrained(path),
-            model_name="tiny",
+            names=["tiny"],
             status=dict,
             healthy=lambda: (True, ""),
             limits=LIMITS,
+            access=Access(),
             scheduling=scheduling,
             registry=self.registry,
         )

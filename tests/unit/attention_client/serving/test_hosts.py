@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attention_client.main import _hosts
-from attention_client.serving.access import LoopbackHosts
+from attention_client.serving.access import Access
 from eaas.config import AttentionClientConfig
 
 LOCAL = (
@@ -35,7 +35,7 @@ FOREIGN = (
 )
 STRANGE = ("localhost:80:80", "user@localhost", "localhost/x", "::1", "[::1", "localhost:evil", " ")
 
-hosts = LoopbackHosts(["box", "LLM.example.com"])
+access = Access(hosts=["box", "LLM.example.com"])
 
 
 def scope(method: str = "GET", **headers: str) -> dict[str, Any]:
@@ -46,52 +46,53 @@ def scope(method: str = "GET", **headers: str) -> dict[str, Any]:
 @pytest.mark.parametrize("port", ["", ":80", ":8080"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_local_names_are_allowed(name: str, port: str) -> None:
-    assert hosts.check(scope(host=name + port)) is None
-    assert hosts.check(scope("POST", host="localhost", origin=f"http://{name}{port}")) is None
+    assert access.wrong_host(scope(host=name + port)) is None
+    assert access.wrong_host(scope("POST", host="localhost", origin=f"http://{name}{port}")) is None
 
 
 @pytest.mark.parametrize("port", ["", ":80", ":8080"])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_other_names_are_refused(name: str, port: str) -> None:
     for method in ("GET", "POST", "OPTIONS"):
-        refused = hosts.check(scope(method, host=name + port))
+        refused = access.wrong_host(scope(method, host=name + port))
         assert refused is not None
         assert refused.status == 403
         assert name in refused.message
         assert "attention_client.allowed_hosts" in refused.message
     for scheme in ("http", "https"):
-        refused = hosts.check(scope("POST", host="localhost", origin=f"{scheme}://{name}{port}"))
+        refused = access.wrong_host(
+            scope("POST", host="localhost", origin=f"{scheme}://{name}{port}")
+        )
         assert refused is not None
         assert "Origin" in refused.message
 
 
 @pytest.mark.parametrize("value", STRANGE)
 def test_invalid_hosts_are_refused(value: str) -> None:
-    assert hosts.check(scope(host=value)) is not None
+    assert access.wrong_host(scope(host=value)) is not None
 
 
 @pytest.mark.parametrize("origin", ["null", "", "evil", "http://", "http://[", "//localhost"])
 def test_invalid_origins_are_refused(origin: str) -> None:
-    assert hosts.check(scope("DELETE", host="localhost", origin=origin)) is not None
+    assert access.wrong_host(scope("DELETE", host="localhost", origin=origin)) is not None
 
 
 def test_requests_without_a_page_are_allowed() -> None:
-    assert hosts.check(scope("POST", host="localhost")) is None
-    assert hosts.check(scope("POST")) is None
+    assert access.wrong_host(scope("POST", host="localhost")) is None
+    assert access.wrong_host(scope("POST")) is None
     extension = scope("POST", host="localhost", origin="chrome-extension://abcdef")
-    assert hosts.check(extension) is None
+    assert access.wrong_host(extension) is None
     # The browser hides the answer from the page.
-    assert hosts.check(scope(host="localhost", origin="https://evil.example")) is None
+    assert access.wrong_host(scope(host="localhost", origin="https://evil.example")) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1.2.3"])
 def test_an_endpoint_on_loopback_checks_hosts(host: str) -> None:
     config = AttentionClientConfig(host=host, allowed_hosts=["proxy.lan"])
-    found = _hosts(config)
-    assert found is not None
-    assert found.check(scope(host=f"{host}:8000")) is None
-    assert found.check(scope(host="proxy.lan")) is None
-    assert found.check(scope(host="evil.example")) is not None
+    found = Access(hosts=_hosts(config))
+    assert found.wrong_host(scope(host=f"{host}:8000")) is None
+    assert found.wrong_host(scope(host="proxy.lan")) is None
+    assert found.wrong_host(scope(host="evil.example")) is not None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
