@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -108,7 +109,7 @@ def test_latency_comes_from_the_endpoints(cluster: Cluster, plane: Plane) -> Non
     registry = CollectorRegistry()
     metrics = ServeMetrics(registry)
     # The autoscaler reads the names that both engines have.
-    metrics.show_as_vllm("demo")
+    metrics.watch(MagicMock(capacity=None), "demo")
     latency = metrics.inter_token_latency
     endpoint = MetricsServer(lambda: generate_latest(registry))
     plane.client(cluster.address, endpoint.address)

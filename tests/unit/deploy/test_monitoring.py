@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import yaml
@@ -33,7 +34,7 @@ def families() -> list[Metric]:
     """Every metric that /metrics of endpoint and balancer can show."""
     registry = CollectorRegistry()
     ClientMetrics(registry).watch_coverage(int, int, int, int)
-    ServeMetrics(registry).show_as_vllm("demo")
+    ServeMetrics(registry).watch(MagicMock(capacity=None), "demo")
     SchedulerMetrics(registry)
     server = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)
     registry.register(ServerMetrics(lambda _timeout_s: {"a": server}, dict, tuple))
