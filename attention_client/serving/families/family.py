@@ -86,10 +86,9 @@ class Family:
                 f"{', '.join(sorted(names))}"
             )
         try:
-            fields = json.loads(path.read_text())
+            return cls._of(json.loads(path.read_text()), str(path))
         except (OSError, ValueError) as error:
             raise ConfigError(f"response_template: {path} cannot be read: {error}") from error
-        return cls._of(fields, str(path))
 
     @classmethod
     def _of(cls, fields: Any, name: str) -> Self:
