@@ -223,18 +223,15 @@ class AnswerReader:
         """Return the regions that may begin in the text of an answer."""
         if self._forced is not None:
             return []
-        markup, regions = self._markup, []
-        if markup.content is not None and markup.content.open_re is not None:
-            regions.append(markup.content)
-        if self._is_content:
-            return regions
-        if markup.joint is not None and (self._count or markup.joint_is_token):
-            regions.append(markup.joint)
-        if markup.calls is not None and self._calls is not Calls.NEVER:
-            regions.append(markup.calls)
-        if markup.reasoning is not None and markup.reasoning.repeats:
-            regions.append(markup.reasoning)
-        return regions
+        markup, regions = self._markup, [self._markup.content]
+        if not self._is_content:
+            if self._count or markup.joint_is_token:
+                regions.append(markup.joint)
+            if self._calls is not Calls.NEVER:
+                regions.append(markup.calls)
+            if markup.reasoning is not None and markup.reasoning.repeats:
+                regions.append(markup.reasoning)
+        return [each for each in regions if each is not None and each.open_re is not None]
 
     def _collect(self, final: bool) -> Iterator[Piece]:
         """Read calls that a grammar forced, at the end."""
@@ -277,7 +274,8 @@ class AnswerReader:
             if found is None or not in_string:
                 break
             # The closing text is part of an argument, or the first call is garbled.
-            self._from = after
+            # An empty match, before the next call, is found once.
+            self._from = max(after, found.start() + 1)
         # No call begins here, but one may before the closing text.
         openers = field.open_re.finditer(self._buffer, endpos=self._first_close)
         end = max((opener.start() for opener in openers), default=self._first_close)
