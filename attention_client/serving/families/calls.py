@@ -48,16 +48,13 @@ class CallFormat:
             text: The answer.
             names: Names of the functions; a format without {name} has one.
         """
-        heads = {name: r"\d+".join(map(re.escape, self.head(name))) for name in names}
+        # A name may begin with another one.
+        longest_first = sorted(names, key=len, reverse=True)
+        heads = {name: r"\d+".join(map(re.escape, self.head(name))) for name in longest_first}
         decoder, position = json.JSONDecoder(), len(self.start)
         while True:
-            found = (
-                (name, opened)
-                for name, head in heads.items()
-                if (opened := re.compile(head).match(text, position))
-            )
-            # A name may begin with another one.
-            name, opened = max(found, key=lambda each: each[1].end(), default=("", None))
+            found = ((name, re.compile(head).match(text, position)) for name, head in heads.items())
+            name, opened = next(filter(lambda each: each[1], found), ("", None))
             # After the first call, nothing follows arguments that have no head.
             if opened is None or opened.end() == len(text) or 0 < position == opened.end():
                 return

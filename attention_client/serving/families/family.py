@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -38,15 +39,10 @@ class Family:
 
     name: str
     template: dict[str, Any]
-    needs: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
     call: CallFormat | None = None
     call_id: str | None = None
     content: str = ""
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether the family calls tools."""
-        return "tool_calls" in self.template["fields"]
 
     @classmethod
     def of(cls, tokenizer: Any, named: str | None = None) -> Family | None:
@@ -71,7 +67,11 @@ class Family:
         shown = templates if isinstance(templates, str) else "".join(templates.values())
         shown += "\n".join(added.content for added in tokenizer.added_tokens_decoder.values())
         fitting = [each for each in _families() if all(text in shown for text in each.needs)]
-        return max(fitting, key=lambda each: (len(each.needs), each.has_calls), default=None)
+        return max(
+            fitting,
+            key=lambda each: (len(each.needs), "tool_calls" in each.template["fields"]),
+            default=None,
+        )
 
     @classmethod
     def named(cls, named: str) -> Family:
@@ -86,24 +86,18 @@ class Family:
                 f"{', '.join(sorted(names))}"
             )
         try:
-            fields = json.loads(path.read_text())
+            return cls._of(json.loads(path.read_text()), str(path))
         except (OSError, ValueError) as error:
             raise ConfigError(f"response_template: {path} cannot be read: {error}") from error
-        return cls._of(fields, str(path))
 
     @classmethod
     def _of(cls, fields: Any, name: str) -> Self:
         try:
-            load_response_template(fields["response_template"])
-            call = fields.get("call")
-            return cls(
-                name,
-                fields["response_template"],
-                tuple(fields.get("needs", ())),
-                None if call is None else CallFormat(**call),
-                fields.get("call_id"),
-                fields.get("content", ""),
-            )
+            options = dict(fields)
+            load_response_template(template := options.pop("response_template"))
+            if options.get("call") is not None:
+                options["call"] = CallFormat(**options["call"])
+            return cls(name, template, **options)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"response_template: {name} is not {_FORM}: {error}") from error
 

@@ -57,22 +57,16 @@ class Markup:
         named = next((name for name in _REASONING if name in fields), _REASONING[0])
         written = "\n".join(_strings(fields))
         written += re.sub(r"\\(\W)", r"\1", written)
-        added = {
-            added.content: (token, bool(added.special))
-            for token, added in (tokenizer.added_tokens_decoder.items() if written else ())
-            if added.content in written and not added.content.isspace()
-        }
         self.tokens: dict[int, str] = {}
         self._hidden: dict[str, str] = {}
         shown: dict[str, str] = {}
-        for index, (text, (token, special)) in enumerate(added.items()):
-            mark = chr(_FIRST_MARK + index)
-            if special and skips_special:
+        for token, added in tokenizer.added_tokens_decoder.items() if written else ():
+            text, mark = added.content, chr(_FIRST_MARK + len(self.tokens))
+            if text not in written or text.isspace():
+                continue
+            if added.special and skips_special:
                 self._hidden[mark] = text
-                shown[text] = mark
-            else:
-                shown[text] = mark + text
-            self.tokens[token] = shown[text]
+            shown[text] = self.tokens[token] = mark if mark in self._hidden else mark + text
         marked = {name: _marked(field, shown, letters) for name, field in fields.items()}
         self.family = family
         regions = _regions(marked)

@@ -87,9 +87,6 @@ class AnswerReader:
         self._count = 0
         self._buffer = ""
         self._drops_space = False
-        self._field: ResponseTemplateField | None = (
-            None  # the region whose delimiter was found last
-        )
         self._opener: Any = None  # the match that opened a call
         self._first_close = self._from = 0  # in the buffer of an open call
         self._shown: set[str] = set()  # regions whose text was shown
@@ -97,12 +94,10 @@ class AnswerReader:
         self.reasoning_tokens = 0
         self.ended = False
         thought = markup.thought(opening, begins=continues)
-        may_think = markup.reasoning is not None and thought is None
-        self._state = _State.CONTENT
+        is_text = is_content or continues or forced is not None or markup.reasoning is None
+        self._state = _State.CONTENT if is_text or thought is False else _State.BEGIN
         if thought:
             self._enter(_State.REASONING)
-        elif may_think and not (is_content or continues or forced is not None):
-            self._state = _State.BEGIN
 
     def push(self, text: str) -> Iterator[Piece]:
         """Add the text of the next token, with its mark; yield the pieces that are certain."""
@@ -169,13 +164,11 @@ class AnswerReader:
         field = self._reasoning
         space = len(self._buffer) - len(self._buffer.lstrip())
         found = field.open_re.match(self._buffer, space, partial=not final)
-        if found is not None and not final and _may_grow(found, field, "open"):
-            return
         if found is None:
             self._state = _State.CONTENT
-            return
-        self._take(found.end())
-        self._enter(_State.REASONING)
+        elif final or not _may_grow(found, field, "open"):
+            self._take(found.end())
+            self._enter(_State.REASONING)
         yield from ()
 
     def _reason(self, final: bool) -> Iterator[Piece]:
@@ -209,16 +202,17 @@ class AnswerReader:
         self._take(len(text))
         if found is None:
             return
-        if self._field is self._markup.calls:
+        calls, content = self._markup.calls, self._markup.content
+        if calls is not None and found.re is calls.open_re:
             if self._calls is Calls.NEVER:
                 return  # since that text
             self._opener, self._first_close, self._from = found, 0, 0
             self._state = _State.CALL
-        elif self._field is self._reasoning:
+        elif self._reasoning is not None and found.re is self._reasoning.open_re:
             yield from map(Reasoning, self._joint(self._reasoning))
             self._enter(_State.REASONING)
-        elif self._field is self._markup.content:
-            yield from self._joint(self._markup.content)
+        elif content is not None and found.re is content.open_re:
+            yield from self._joint(content)
         self._take(len(found.group()))
 
     def _joint(self, field: Any) -> list[str]:
@@ -229,18 +223,15 @@ class AnswerReader:
         """Return the regions that may begin in the text of an answer."""
         if self._forced is not None:
             return []
-        markup, regions = self._markup, []
-        if markup.content is not None and markup.content.open_re is not None:
-            regions.append(markup.content)
-        if self._is_content:
-            return regions
-        if markup.joint is not None and (self._count or markup.joint_is_token):
-            regions.append(markup.joint)
-        if markup.calls is not None and self._calls is not Calls.NEVER:
-            regions.append(markup.calls)
-        if markup.reasoning is not None and markup.reasoning.repeats:
-            regions.append(markup.reasoning)
-        return regions
+        markup, regions = self._markup, [self._markup.content]
+        if not self._is_content:
+            if self._count or markup.joint_is_token:
+                regions.append(markup.joint)
+            if self._calls is not Calls.NEVER:
+                regions.append(markup.calls)
+            if markup.reasoning is not None and markup.reasoning.repeats:
+                regions.append(markup.reasoning)
+        return [each for each in regions if each is not None and each.open_re is not None]
 
     def _collect(self, final: bool) -> Iterator[Piece]:
         """Read calls that a grammar forced, at the end."""
@@ -283,7 +274,8 @@ class AnswerReader:
             if found is None or not in_string:
                 break
             # The closing text is part of an argument, or the first call is garbled.
-            self._from = after
+            # An empty match, before the next call, is found once.
+            self._from = max(after, found.start() + 1)
         # No call begins here, but one may before the closing text.
         openers = field.open_re.finditer(self._buffer, endpos=self._first_close)
         end = max((opener.start() for opener in openers), default=self._first_close)
@@ -304,27 +296,23 @@ class AnswerReader:
         }
         try:
             value = process_field(self._markup.whole(body), field, captures)
-            functions = [
-                each["function"] for each in (value if isinstance(value, list) else [value])
-            ]
-            return [
-                (each["name"], self._arguments(each["name"], each["arguments"]))
-                for each in functions
-            ], False
+            calls = value if isinstance(value, list) else [value]
+            return [self._checked(each["function"]) for each in calls], False
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             cause = error.__cause__
             unterminated = isinstance(cause, json.JSONDecodeError) and "Unterminated" in cause.msg
             return [], unterminated
 
-    def _arguments(self, name: Any, arguments: Any) -> str:
-        """Return arguments as JSON. Raises ValueError if this is no call."""
+    def _checked(self, function: Any) -> tuple[str, str]:
+        """Return name and arguments, as JSON. Raises ValueError, KeyError or TypeError if this is no call."""
+        name, arguments = function["name"], function["arguments"]
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise ValueError("not a name and an object")
         if self._markup.calls and self._markup.calls.content == "xml-inline":
             schema = self._tools.get(name)
             properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
             arguments = {key: _typed(text, properties.get(key)) for key, text in arguments.items()}
-        return json.dumps(arguments, ensure_ascii=False)
+        return name, json.dumps(arguments, ensure_ascii=False)
 
     def _new_call(self, name: str, arguments: str) -> Call:
         call = Call(self._count, name, arguments)
@@ -370,10 +358,8 @@ class AnswerReader:
             if not final and _may_grow(found, field, end):
                 hold = min(hold, found.start())
             elif best is None or (found.start(), -found.end()) < (best.start(), -best.end()):
-                best, self._field = found, field
-        if best is not None and best.start() >= hold:
-            best = None
-        return best, hold
+                best = found
+        return (None if best is not None and best.start() >= hold else best), hold
 
 
 def _may_grow(found: Any, field: Any, end: str) -> bool:

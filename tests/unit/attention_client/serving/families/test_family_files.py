@@ -168,3 +168,9 @@ def test_values_of_pythonic_calls(value: str, right: Any) -> None:
 def test_pythonic_takes_literals_only(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         pythonic(text, {})
+
+
+def test_a_call_that_opens_in_an_unfinished_string_is_read() -> None:
+    answer = '[TOOL_CALLS]f[ARGS]{"a": "x[TOOL_CALLS]g[ARGS]{"b": 1}'
+    found = read("mistral_v11", answer, as_tokens=True)
+    assert [call[0] for call in found["calls"]] == ["g"]
