@@ -98,8 +98,10 @@ class Alignment:
         if at.position == len(self.text) or (self.one_call and at.called):
             return True
         rest = self.text[at.position :]
-        if at.part == "reasoning" and not _MARK.sub("", rest).strip():
-            return True
+        if at.part == "reasoning":
+            rest = rest.lstrip()  # white space at the end of reasoning is markup
+            if not _MARK.sub("", rest).strip():
+                return True
         # Markup that begins with a token and is cut off.
         return bool(_MARK.match(rest.lstrip())) and any(
             (found := field.open_re.fullmatch(rest, partial=True)) and found.partial
@@ -125,7 +127,7 @@ class Alignment:
             # A call ends reasoning that nothing closes.
             calls = self.markup.calls if self.calls else None
             is_closed = reasoning.close_re.search(text, at.position)
-            if calls and not is_closed and calls.open_re.match(text, at.position):
+            if calls and not is_closed and calls.open_re.match(text, space):
                 yield replace(at, part="content", drops=True)
             return
         yield from self._after_markup(at)

@@ -164,7 +164,7 @@ class Generation:
         if not delivery.finished:
             return None
         self._finish(pieces)
-        return "length"
+        return "stop" if self._stop.matched else "length"
 
     def _finish(self, pieces: list[Any], end_token: int | None = None) -> None:
         """Add what is held back after the last token, and the end token's text if the request asks for it."""

@@ -135,6 +135,13 @@ def test_parts_of_an_answer() -> None:
     assert finish.reason == "tool_calls"
 
 
+def test_a_stop_string_before_half_a_character_ends_the_answer() -> None:
+    (half,) = ids("é")[:1]
+    it, *_ = generation([Delivery([*ids("ab STOP"), half], finished=True)], stop="STOP")
+    *pieces, finish = collect(it)
+    assert ("".join(pieces), finish) == ("ab ", Finish("stop", "STOP"))
+
+
 def test_an_end_token_is_no_part_of_a_call_that_was_not_closed() -> None:
     form = Form(markup=MARKUP, reading={"calls": Calls.ANYWHERE})
     tokens = [*ids('<tool_call>\n{"name": "f", "arguments": {}}'), END]

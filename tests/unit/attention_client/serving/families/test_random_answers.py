@@ -377,8 +377,14 @@ def check_pieces(
         and kind in ("free", "raw")
     ):
         begin = "begin"
-    tails = [text + last, text] if not includes else [text + last]
+    ways = [(text + last, pieces)]
+    if not includes or not visible(last):
+        ways.append((text, pieces))
+    elif pieces and type(pieces[-1]) is str and pieces[-1].endswith(visible(last)):
+        # The end token's text may follow the beginning of a delimiter, which is left out.
+        rest = pieces[-1].removesuffix(visible(last))
+        ways.append((text, [*pieces[:-1], *([rest] if rest else [])]))
     assert any(
-        Alignment(markup, each, pieces, begin, offered, case["one_call"], complete).holds()
-        for each in tails
+        Alignment(markup, each, shown, begin, offered, case["one_call"], complete).holds()
+        for each, shown in ways
     ), (text, pieces)
