@@ -12,6 +12,7 @@ import errno
 import logging
 import socket
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 
@@ -51,9 +52,9 @@ class Connection(asyncio.Protocol):
 
     refusal: ApiError | None = None
 
+    @abstractmethod
     def evict(self) -> None:
         """Close the connection now, to make room for another one."""
-        raise NotImplementedError
 
 
 class Connections:
