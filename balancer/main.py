@@ -333,6 +333,8 @@ def run(
 ) -> None:
     """Run the balancer until SIGTERM, SIGINT (in the main thread) or the end of the cluster.
 
+    A signal before it serves ends the process at once.
+
     Args:
         config: The balancer's settings.
         monitor_address: host:port of the monitor.
@@ -343,14 +345,15 @@ def run(
     Raises:
         PortInUseError, ConfigError, ClusterError: See `Balancer`.
     """
-    with Shutdown() as shutdown:
-        balancer = Balancer(
-            config,
-            monitor_address,
-            on_stopping=lambda: shutdown.request("the cluster stops"),
-            tls=tls,
-            latency_target_ms=latency_target_ms,
-        )
+    shutdown = Shutdown()
+    balancer = Balancer(
+        config,
+        monitor_address,
+        on_stopping=lambda: shutdown.request("the cluster stops"),
+        tls=tls,
+        latency_target_ms=latency_target_ms,
+    )
+    with shutdown:
         try:
             ready(balancer.address)
             reason = shutdown.wait()

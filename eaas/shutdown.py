@@ -26,10 +26,10 @@ class SignalLine:
     def __init__(self, *signals: signal.Signals) -> None:
         self._signals = signals
         self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+
+    def __enter__(self) -> Self:
         # A full socket wakes the reader anyway.
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in self._signals:
@@ -48,7 +48,10 @@ class SignalLine:
 
 
 class Shutdown(SignalLine):
-    """Context manager in which SIGTERM and SIGINT end `wait`, so that the process can stop cleanly."""
+    """Context manager in which SIGTERM and SIGINT end `wait`, so that the process can stop cleanly.
+
+    A role enters it once it serves: before that, a signal ends the process at once, whatever it waits for.
+    """
 
     def __init__(self) -> None:
         super().__init__(signal.SIGTERM, signal.SIGINT)

@@ -209,6 +209,8 @@ def run(
 ) -> None:
     """Run the monitor until SIGTERM or SIGINT (in the main thread).
 
+    A signal before it serves ends the process at once.
+
     Args:
         config: The monitor's settings.
         ready: Called with host:port once the monitor serves or stands by.
@@ -224,13 +226,14 @@ def run(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     spare_long_lived()
     failures: list[str] = []
-    with Shutdown() as shutdown:
+    shutdown = Shutdown()
 
-        def on_failure(what: str) -> None:
-            failures.append(what)
-            shutdown.request("the monitor cannot continue")
+    def on_failure(what: str) -> None:
+        failures.append(what)
+        shutdown.request("the monitor cannot continue")
 
-        monitor = Monitor(config, on_failure, tls, secret, collect_young)
+    monitor = Monitor(config, on_failure, tls, secret, collect_young)
+    with shutdown:
         try:
             ready(monitor.address)
             _log.info("monitor ends: %s", shutdown.wait())

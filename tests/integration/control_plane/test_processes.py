@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -57,3 +58,15 @@ def test_sigterm_ends_a_balancer_with_a_goodbye(plane: Plane) -> None:
     balancer.send_signal(signal.SIGTERM)
     assert balancer.wait(PATIENCE_S) == 0
     observer.wait(has_state("balancer", LEFT))
+
+
+def test_a_signal_ends_a_balancer_that_waits_for_the_monitor(plane: Plane) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "127.0.0.1:{}".format(silent.getsockname()[1])
+        program = "print('starting', flush=True)\n" + BALANCER
+        balancer, _ = start_process(plane.stack, program, address)
+        silent.settimeout(PATIENCE_S)
+        connection, _ = silent.accept()
+        with connection:
+            balancer.send_signal(signal.SIGTERM)
+            assert balancer.wait(2.0) == -signal.SIGTERM
