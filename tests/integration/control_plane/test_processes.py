@@ -62,7 +62,7 @@ def test_sigterm_ends_a_balancer_with_a_goodbye(plane: Plane) -> None:
 
 def test_a_signal_ends_a_balancer_that_waits_for_the_monitor(plane: Plane) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = "127.0.0.1:{}".format(silent.getsockname()[1])
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
         program = "print('starting', flush=True)\n" + BALANCER
         balancer, _ = start_process(plane.stack, program, address)
         silent.settimeout(PATIENCE_S)
