@@ -17,13 +17,14 @@ from attention_client.cluster import Cluster
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.loading import load_onto
 from attention_client.engines.transformers.model import serving_dtype
+from attention_client.generation.live_admission import Scheduling
+from attention_client.generation.sizes import EngineSizes
 from attention_client.heap import share_heaps
 from attention_client.scheduler import strategy
 from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
 from attention_client.serving.dashboard.build import build_dashboard
 from attention_client.serving.dashboard.mount import Dashboard
-from attention_client.serving.generation.live_admission import Scheduling
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
 from attention_client.status import cluster_status, min_nodes, min_replicas
@@ -127,13 +128,14 @@ def run(
         if stopping.is_set():
             return
         url = f"http://{host_port}"
-        limits = ServeLimits(
+        sizes = EngineSizes(
             num_blocks=config.cache_blocks or None,
             max_batch_tokens=config.max_batch_tokens,
+            token_target_s=config.inter_token_target_ms / 1000,
             # More than torch has: the servers wait for the client, so their cores are free.
             attention_threads=config.threads or usable_cores(),
-            max_stored_responses=config.stored_responses,
         )
+        limits = ServeLimits(max_stored_responses=config.stored_responses)
         compiler = None
         # A compiled pass cannot be interrupted for another micro-batch.
         if config.compile and config.overlap != "on":
@@ -149,6 +151,7 @@ def run(
             unlisted=unlisted,
             status=lambda: cluster_status(cluster, url) | {"tls": tls is not None},
             healthy=lambda: _healthy(cluster),
+            sizes=sizes,
             limits=limits,
             access=Access(keys, _hosts(config)),
             scheduling=Scheduling(config.scheduler, lambda: cluster.placement),

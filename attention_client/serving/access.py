@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.errors import error_response
+from eaas.generation.errors import ApiError
 from eaas.net.api_keys import ApiKeys
 
 __all__ = ["Access"]
@@ -56,10 +57,10 @@ class Access:
         """Return the answer to a request that must not pass, or to a WebSocket (as a GET); None: it may."""
         path, wrong_host = scope["path"], self.wrong_host(scope)
         if wrong_host is not None:
-            return wrong_host.response(path)
+            return error_response(wrong_host, path)
         if self._is_authorised(scope):
             return None
-        return _ask_password() if is_page_path(path) else _UNKNOWN.response(path)
+        return _ask_password() if is_page_path(path) else error_response(_UNKNOWN, path)
 
     def wrong_host(self, scope: Scope) -> ApiError | None:
         """Return the refusal of an HTTP request that names another host; None: the request may pass."""

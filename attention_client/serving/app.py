@@ -15,16 +15,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
+from attention_client.generation.engine_choice import build_engine
+from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.scheduler_metrics import SchedulerMetrics
+from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.access import Access
 from attention_client.serving.cors import Cors
 from attention_client.serving.dashboard.mount import Dashboard
+from attention_client.serving.defaults import Defaults
 from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
-from attention_client.serving.generation.defaults import Defaults
-from attention_client.serving.generation.engine_choice import build_engine
-from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
-from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
@@ -55,6 +56,7 @@ def build_app(
     unlisted: Sequence[str] = (),
     status: Callable[[], dict[str, Any]],
     healthy: Callable[[], tuple[bool, str]],
+    sizes: EngineSizes,
     limits: ServeLimits,
     access: Access,
     scheduling: Scheduling | None = None,
@@ -77,7 +79,8 @@ def build_app(
         unlisted: Further names that requests may use, which /v1/models leaves out.
         status: Returns the content of /eaas/v1/status. Called in a worker thread.
         healthy: Returns whether the cluster can serve, and the reason if not. Called in a worker thread.
-        limits: Limits of requests and sizes of the engine.
+        sizes: Sizes of the engine.
+        limits: Limits of requests.
         access: Decides which requests may pass.
         scheduling: Chooses the waiting requests that run together; None: the default strategy.
         registry: The metrics of /metrics; the application adds its own.
@@ -95,11 +98,10 @@ def build_app(
     """
     defaults = Defaults.of(model.generation_config, tokenizer, model.config)
     # transformers warns about each request and about settings that are intended.
-    for noisy in ("ContinuousBatchingLogger", "transformers.generation"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    logging.getLogger("transformers.generation").setLevel(logging.ERROR)
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
     admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
-    engine = build_engine(model, limits, admission, attribution or ExpertAttribution(), compiler)
+    engine = build_engine(model, sizes, admission, attribution or ExpertAttribution(), compiler)
     metrics.watch(engine, names[0])
     if traces is not None:
         traces.watch(engine.in_batch)

@@ -1,20 +1,21 @@
-"""HTTP error answers in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""HTTP error answers in the forms of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Match
-from transformers.cli.serving.utils import CBWorkerDeadError
 
-from attention_client.serving.api_error import ApiError
 from eaas.errors import EaasError
+from eaas.generation.errors import ApiError, EngineStoppedError
 
-__all__ = ["ERROR_HANDLERS", "ApiError", "as_api_error"]
+__all__ = ["ERROR_HANDLERS", "anthropic_body", "as_api_error", "error_event", "error_response"]
 
 _LOG = logging.getLogger(__name__)
 # OpenAI's and vLLM's paths for what this endpoint does not do.
@@ -25,13 +26,52 @@ _OTHER_WORK = re.compile(
 _MOST_SEGMENTS = 8  # before what may be a path of ours
 
 
+_ANTHROPIC_PATHS = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Return the JSON object of an error answer in the form of Anthropic's API."""
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if error.code == "context_length_exceeded":
+        # By these words Claude Code knows that it must shorten the history.
+        message = f"prompt is too long: {message}"
+    found = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": message}
+    return {"type": "error", "error": found}
+
+
+def error_response(error: ApiError, path: str = "") -> JSONResponse:
+    """Return an error as an HTTP answer in the form of the API that has the path.
+
+    For 429 and 503 it asks the client to try again after 1 s.
+    """
+    headers = {"Retry-After": "1"} if error.status in (429, 503) else None
+    if error.status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    body = anthropic_body(error) if path.startswith(_ANTHROPIC_PATHS) else error.body()
+    return JSONResponse(body, error.status, headers)
+
+
+def error_event(error: ApiError) -> str:
+    """Return an error as a server-sent event, for a stream that has begun."""
+    return f"data: {json.dumps(error.body())}\n\n"
+
+
 def as_api_error(error: Exception) -> ApiError:
     """Convert an exception of the engine or the model to an HTTP error: 503, or 500 if it is unexpected."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EaasError):
         return ApiError(503, str(error), type="experts_unavailable", code="experts_unavailable")
-    if isinstance(error, CBWorkerDeadError):
+    if isinstance(error, EngineStoppedError):
         return ApiError(503, str(error), code="engine_stopped")
     _LOG.error("generation failed", exc_info=error)
     return ApiError(500, f"The model failed: {type(error).__name__}: {error}", code="model_error")
@@ -43,7 +83,7 @@ def _of_http(request: Request, error: HTTPException) -> JSONResponse:
         message = f"No such URL: {request.url.path[:200]}. {_remedy(request)}"
     elif "Allow" in headers:
         message = f"{request.url.path[:200]} takes {headers['Allow']}, not {request.method}."
-    response = ApiError(error.status_code, message).response(request.url.path)
+    response = error_response(ApiError(error.status_code, message), request.url.path)
     response.headers.update(headers)
     return response
 
@@ -51,11 +91,11 @@ def _of_http(request: Request, error: HTTPException) -> JSONResponse:
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return _of_http(request, error)
-    return as_api_error(error).response(request.url.path)
+    return error_response(as_api_error(error), request.url.path)
 
 
 ERROR_HANDLERS = dict.fromkeys(
-    (ApiError, CBWorkerDeadError, EaasError, HTTPException, Exception), _answer
+    (ApiError, EngineStoppedError, EaasError, HTTPException, Exception), _answer
 )
 """Make an HTTP application answer every exception in OpenAI's form."""
 

@@ -14,11 +14,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attention_client.serving.access import Access
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.mount import is_page_path
+from attention_client.serving.errors import error_response
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.quota import Quota
+from eaas.generation.errors import ApiError
 
 __all__ = ["MORE_SEQUENCES", "RequestGuard"]
 
@@ -111,7 +112,7 @@ class RequestGuard:
                     scope[MORE_SEQUENCES](1)
                 await self._serve(scope, [body], receive, send)
         except ApiError as error:
-            await error.response(scope["path"])(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     async def _serve(self, scope: Scope, unread: list[bytes], receive: Receive, send: Send) -> None:
         """Let the application answer; cancel it if the client leaves. `unread` holds the body."""

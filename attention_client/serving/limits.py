@@ -1,4 +1,4 @@
-"""Limits on the requests of one attention client, and the sizes of its engine."""
+"""Limits on the requests of one HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ __all__ = ["ServeLimits"]
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Limits of one HTTP endpoint and sizes of its engine.
+    """Limits of one HTTP endpoint.
 
     Attributes:
-        num_blocks: Blocks of the paged key-value cache. num_blocks * page_size is the number of tokens
-            of all running requests together; a request that does not fit waits. None: as many as fit into
-            memory.
-        page_size: Tokens per block, at least 4.
-        max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
-        attention_threads: Threads that share the attention to the cache, where that is sooner.
         max_requests: Most requests that wait or run; the next one gets status 429. A request counts once for
             each sequence that it generates.
         max_body_bytes: Largest request body; a larger one gets status 413.
@@ -34,10 +28,6 @@ class ServeLimits:
         max_stored_bytes: Most bytes of them and of their requests.
     """
 
-    num_blocks: int | None = None
-    page_size: int = 64
-    max_batch_tokens: int = 512
-    attention_threads: int = 1
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20
     max_bodies_bytes: int = 128 * 2**20

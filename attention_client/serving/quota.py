@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from attention_client.serving.api_error import ApiError
+from eaas.generation.errors import ApiError
 
 __all__ = ["Quota"]
 

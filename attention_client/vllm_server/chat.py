@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Scope
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.chat_source import Piece
 from attention_client.vllm_server.in_process import call
+from eaas.generation.errors import ApiError
 
 __all__ = ["VllmChat"]
 

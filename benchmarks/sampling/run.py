@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from attention_client.serving.api_error import ApiError
-from attention_client.serving.generation.sampling import BatchSampler, Sampling
+from attention_client.generation.sampling import Chooser, choose_tokens
+from eaas.generation.sampling import Sampling
+from eaas.generation.work import Work
 
 __all__ = ["SETTINGS", "bench_sampling"]
 
@@ -48,25 +48,18 @@ def bench_sampling(rows: int, vocabulary: int, rounds: int, device: str) -> dict
 
 
 def _step_s(logits_BV: torch.Tensor, settings: dict[str, Any]) -> float:
-    sampler = BatchSampler(_fail)
-    requests = [_request(row, Sampling(seed=row, **settings)) for row in range(len(logits_BV))]
-    sampler(logits_BV.clone(), sampler.prepare_tensor_args(requests))  # builds the histories
-    scores_BV = logits_BV.clone()
+    tokens = [*range(_PROMPT), *range(_ANSWER)]
+    works = [
+        Work(str(row), tokens, _PROMPT, 2 * _ANSWER, (), Sampling(seed=row, **settings))
+        for row in range(len(logits_BV))
+    ]
+    choosers = [None if work.sampling.is_plain else Chooser(work) for work in works]
+
+    def step() -> None:
+        rows = [None if chooser is None else chooser.row(tokens) for chooser in choosers]
+        choose_tokens(logits_BV, rows)
+
+    step()  # builds the histories
     begin = time.perf_counter()
-    chosen = sampler(scores_BV, sampler.prepare_tensor_args(requests)).argmax(dim=-1)
-    chosen.tolist()  # waits for the device
+    step()
     return time.perf_counter() - begin
-
-
-def _fail(_request_id: str, error: ApiError) -> None:
-    raise error
-
-
-def _request(row: int, sampling: Sampling) -> Any:
-    state = SimpleNamespace(
-        request_id=str(row),
-        initial_tokens=list(range(_PROMPT)),
-        generated_tokens=list(range(_ANSWER)),
-        logit_processor_kwargs={"sampling": sampling},
-    )
-    return SimpleNamespace(state=state)

@@ -393,8 +393,12 @@ class AttentionClientConfig(_Section):
         ge=0,
         description="Blocks of 64 tokens in the key-value cache; 0: a quarter of free memory, at most 4 GiB.",
     )
-    max_batch_tokens: int = Field(
-        512, ge=1, description="Most tokens per engine step; fewer beside running answers."
+    max_batch_tokens: int = Field(512, ge=1, description="Most tokens of a forward pass.")
+    inter_token_target_ms: float = Field(
+        0.0,
+        ge=0,
+        le=60_000,
+        description="Longest time between two tokens of an answer while prompts wait; 0: a whole pass.",
     )
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Choice of the waiting requests that run together."

@@ -104,6 +104,7 @@ def main(model_path: str, experts: str, threads: str) -> None:
     )
     from transformers import AutoTokenizer
 
+    from attention_client.generation.sizes import EngineSizes
     from attention_client.serving.access import Access
     from attention_client.serving.app import build_app
     from attention_client.serving.limits import ServeLimits
@@ -120,16 +121,18 @@ def main(model_path: str, experts: str, threads: str) -> None:
     )
     tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     listener = bind("127.0.0.1", 0)
-    limits = ServeLimits(
+    sizes = EngineSizes(
         num_blocks=config.cache_blocks or None,
         max_batch_tokens=config.max_batch_tokens,
     )
+    limits = ServeLimits()
     app = build_app(
         model,
         tokenizer,
         names=[path.name],
         status=dict,
         healthy=lambda: (True, ""),
+        sizes=sizes,
         limits=limits,
         access=Access(),
     )

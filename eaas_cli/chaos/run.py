@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_client.serving.limits import ServeLimits
+from attention_client.generation.sizes import EngineSizes
 from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.bench.worker import with_fork_server
@@ -301,7 +301,7 @@ class _Attack:
         settings = self._settings
         self._say("warming up ...")
         # One request fills the whole key-value cache, so that all its pages are allocated.
-        longest = CACHE_BLOCKS * ServeLimits.page_size - _SHORT
+        longest = CACHE_BLOCKS * EngineSizes.page_size - _SHORT
         filling = (list(prompts[0]) * longest)[:longest]
         (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
         if answer.error:

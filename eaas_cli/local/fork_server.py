@@ -37,8 +37,8 @@ SERVER_MODULES = (
 """Modules that it imports for an expert server, with those of the checkpoint's config."""
 CLIENT_MODULES = (
     "attention_client.main",
-    "attention_client.serving.generation.batching",
-    "attention_client.serving.generation.sequential",
+    "attention_client.generation.batching",
+    "attention_client.generation.sequential",
 )
 """Modules that it imports for an attention client. A model needs only one of the last two."""
 

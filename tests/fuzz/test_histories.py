@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.api_error import ApiError
 from chat_prompts import TEMPLATES, call, prompt, result
+from eaas.generation.errors import ApiError
 
 TOOL = {"type": "function", "function": {"name": "now", "description": "The time."}}
 TEXTS = ["", " ", "a\nb", '{"', "'", "None", "</s>", "é°", "<tool_call>", "```"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from attention_client.serving.generation.guide import Grammar
-from attention_client.serving.generation.sampling import BatchSampler, Sampling
+from attention_client.generation.sampling import Chooser, choose_tokens
 from attention_client.serving.grammars.compiler import GrammarCompiler, Literal
 from attention_client.serving.grammars.source import Part, Source
+from eaas.generation.grammar import Grammar
+from eaas.generation.sampling import Sampling
+from eaas.generation.work import Work
 
 __all__ = ["compiled", "part", "random_answer"]
 
@@ -27,10 +28,6 @@ def compiled(
     return Grammar(asyncio.run(compiler.compile(field, build)), compiler.end_tokens, field)
 
 
-def _raise(_request: str, error: Exception) -> None:
-    raise error
-
-
 def random_answer(
     grammar: Grammar, vocabulary: int, seed: int, most: int = 400, evict: bool = False
 ) -> list[int] | None:
@@ -41,36 +38,18 @@ def random_answer(
         vocabulary: Size of the vocabulary.
         seed: Seed of scores and draws.
         most: Most tokens; a longer answer is cut off, and None returned.
-        evict: Whether the request is evicted and computed again after every third token.
+        evict: Whether the request goes on elsewhere after every third token.
     """
     scores = torch.Generator().manual_seed(seed)
-    prompt = [1, 2, 3]
-    settings = Sampling(1.0, seed=seed, prompt_length=len(prompt), grammar=grammar)
-    sampling, guide = settings.guided()
-    keywords = {"sampling": sampling, "guide": guide}
-    state = SimpleNamespace(
-        request_id="r", initial_tokens=prompt, generated_tokens=[], logit_processor_kwargs=keywords
-    )
-    sampler = BatchSampler(_raise)
+    tokens = [1, 2, 3]
+    work = Work("r", tokens, len(tokens), most, (), Sampling(1.0, seed=seed, grammar=grammar))
+    chooser = Chooser(work)
     for step in range(most):
         if evict and step % 3 == 2:
-            state = _evicted(state)
-        sampler.prepare_tensor_args([SimpleNamespace(state=state)])
-        scores_1V = torch.randn(1, vocabulary, generator=scores)
-        token = int(sampler(scores_1V, torch.zeros(1)).argmax())
-        if token in grammar.end_tokens:
-            return [*state.initial_tokens, *state.generated_tokens][len(prompt) :]
-        state.generated_tokens.append(token)
+            chooser = Chooser(work)
+        row = chooser.row(tokens)
+        [chosen] = choose_tokens(torch.randn(1, vocabulary, generator=scores), [row])
+        if chosen.token in grammar.end_tokens:
+            return tokens[work.prompt_length :]
+        tokens = [*tokens, chosen.token]
     return None
-
-
-def _evicted(state: Any) -> Any:
-    from transformers.generation.continuous_batching.requests import RequestState
-
-    before = RequestState(
-        "r",
-        initial_tokens=state.initial_tokens,
-        logit_processor_kwargs=state.logit_processor_kwargs,
-    )
-    before.generated_tokens = state.generated_tokens
-    return before.create_equivalent_initial_request()

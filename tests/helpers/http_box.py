@@ -27,6 +27,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from attention_client.generation.sizes import EngineSizes
 from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits
@@ -79,7 +80,8 @@ CONFIGS = {
         layer_types=["linear_attention", "full_attention"],
     ),
 }  # fmt: skip
-LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_body_bytes=100_000)
+SIZES = EngineSizes(num_blocks=24, page_size=8, max_batch_tokens=32)
+LIMITS = ServeLimits(max_body_bytes=100_000)
 
 
 def chat_tokenizer(*, begins: bool = False) -> Any:
@@ -121,6 +123,7 @@ class Box:
     def __init__(
         self,
         kind: str = "qwen3_moe",
+        sizes: EngineSizes = SIZES,
         limits: ServeLimits = LIMITS,
         keys: Any = None,
         traces: Any = None,
@@ -150,6 +153,7 @@ class Box:
             names=["tiny", "/models/tiny"],
             status=lambda: {"epoch": 3, "members": []},
             healthy=lambda: self.good,
+            sizes=sizes,
             limits=limits,
             access=Access(keys, hosts),
             origins=origins,
@@ -212,7 +216,6 @@ class Box:
 def demo_endpoint(path: Path, arch: str, name: str) -> Iterator[tuple[str, Any]]:
     """Serve a small demo model of an architecture; yield the URL and the tokenizer."""
     write_demo_model(path, arch, layers=2, hidden=32, experts=4, top_k=2)
-    limits = replace(LIMITS, num_blocks=500)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     app = build_app(
         AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval(),
@@ -220,10 +223,11 @@ def demo_endpoint(path: Path, arch: str, name: str) -> Iterator[tuple[str, Any]]
         names=[name],
         status=lambda: {"epoch": 1, "members": []},
         healthy=lambda: (True, ""),
-        limits=limits,
+        sizes=replace(SIZES, num_blocks=500),
+        limits=LIMITS,
         access=Access(),
     )
-    server = HttpServer(app, bind("127.0.0.1", 0), limits)
+    server = HttpServer(app, bind("127.0.0.1", 0), LIMITS)
     server.start()
     try:
         yield f"http://{server.address}", tokenizer

@@ -14,13 +14,13 @@ from tokenizers import AddedToken
 
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.generation.engine import Delivery, Work
-from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.generation import Generation
+from eaas.generation.sampling import GREEDY
+from eaas.generation.work import Delivery, Work
 from family_answers import markup_texts
 
 __all__ = ["PieceTokenizer", "family_pieces", "read"]
@@ -123,7 +123,7 @@ def read(
         markup=markup, engine=engine, tokenizer=tokenizer, metrics=_METRICS
     )
     form = ChatHandler(service).form(request)
-    works = [Work(str(index), [1], 10**6, ends, GREEDY) for index in range(len(streams))]
+    works = [Work(str(index), [1], 1, 10**6, ends, GREEDY) for index in range(len(streams))]
     choices = [Generation(service, request, form, work) for work in works]
     found: list[list[Any]] = [[] for _ in streams]
 

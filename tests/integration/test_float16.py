@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 DEMO = Path(__file__).parents[2] / "examples/demo"
 TOKENS = 20
-# transformers' own attention has 64 blocks of 64 tokens.
+# The least size of a cache.
 FEW_TOKENS = 4096
 
 

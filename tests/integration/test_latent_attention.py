@@ -15,8 +15,8 @@ import torch
 from transformers import AutoTokenizer, DeepseekV3Config
 
 import http_box
-from attention_client.engines.transformers.paged.batch import PagedBatch
-from attention_client.serving.limits import ServeLimits
+from attention_client.engines.transformers.paged.sequences import Sequences
+from attention_client.generation.sizes import EngineSizes
 from decoding import eager
 from eaas.config import ClusterConfig
 from eaas_cli.local import LocalCluster
@@ -124,7 +124,7 @@ def box(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param == "bfloat16":
         plain = http_box.tiny_model
         monkeypatch.setattr(http_box, "tiny_model", lambda kind: plain(kind).bfloat16())
-    box = Box("deepseek_v3", ServeLimits(num_blocks=40, page_size=8, max_batch_tokens=16))
+    box = Box("deepseek_v3", EngineSizes(num_blocks=40, page_size=8, max_batch_tokens=16))
     yield box
     box.close()
 
@@ -132,13 +132,13 @@ def box(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.mark.parametrize("box", [name for name in VARIANTS if name != "bfloat16"], indirect=True)
 def test_tokens_of_variants(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     past: list[int] = []
-    prepare = PagedBatch.prepare_batch_tensors
+    positions = Sequences.positions
 
-    def spy(self: PagedBatch, *args: Any, **kwargs: Any) -> None:
-        prepare(self, *args, **kwargs)
-        past.extend(self.sequences.past.tolist())
+    def spy(self: Sequences) -> torch.Tensor:
+        past.extend(self.past.tolist())
+        return positions(self)
 
-    monkeypatch.setattr(PagedBatch, "prepare_batch_tensors", spy)
+    monkeypatch.setattr(Sequences, "positions", spy)
     model = http_box.tiny_model("deepseek_v3")
     prompts = [drawn(n, n) for n in (1, 7, 8, 30, 50)]
     expected = [greedy(model, prompt) for prompt in prompts]

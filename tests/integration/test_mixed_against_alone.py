@@ -16,18 +16,17 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.generation.continuous_batching.requests import RequestState
 
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
+from attention_client.generation import engine_choice
+from attention_client.generation.batching import BatchingEngine
+from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.scheduler_metrics import SchedulerMetrics
+from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import pause
-from attention_client.serving.generation import engine_choice
-from attention_client.serving.generation.batching import BatchingEngine
-from attention_client.serving.generation.engine import Delivery, Engine, Work
-from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
-from attention_client.serving.generation.sampling import GREEDY
-from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.serving.limits import ServeLimits
+from eaas.generation.sampling import GREEDY
+from eaas.generation.work import Delivery, Engine, Work
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
@@ -133,7 +132,7 @@ def alone(model: Any, prompt: list[int], tokens: int) -> tuple[list[int], list[f
 
 async def answer(engine: Engine, name: str, prompt: list[int], tokens: int) -> list[int]:
     queue: asyncio.Queue[Delivery] = asyncio.Queue()
-    engine.submit(Work(name, prompt, tokens, (), GREEDY), queue.put_nowait)
+    engine.submit(Work(name, prompt, len(prompt), tokens, (), GREEDY), queue.put_nowait)
     found: list[int] = []
     while True:
         delivery = await asyncio.wait_for(queue.get(), 120)
@@ -153,13 +152,13 @@ async def answers(
     return [await answer(engine, *work) for work in works]
 
 
-def engine_of(model: Any, limits: ServeLimits) -> Engine:
+def engine_of(model: Any, limits: EngineSizes) -> Engine:
     admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
     return engine_choice.build_engine(model, limits, admission, ExpertAttribution())
 
 
 def check(
-    model: Any, prompts: list[list[int]], lengths: list[int], limits: ServeLimits, overlap: bool
+    model: Any, prompts: list[list[int]], lengths: list[int], limits: EngineSizes, overlap: bool
 ) -> None:
     expected = [alone(model, *work) for work in zip(prompts, lengths, strict=True)]
     if overlap:
@@ -170,9 +169,8 @@ def check(
     assert isinstance(engine, BatchingEngine)
     engine.start()
     try:
-        assert engine.capacity is not None
         longest = max(map(len, prompts)) + max(lengths)
-        if engine.capacity < longest:
+        if engine.capacity is not None and engine.capacity < longest:
             event("the cache is too small")
             return
         mixed = asyncio.run(answers(engine, prompts, lengths, at_once=True))
@@ -214,7 +212,7 @@ def run(case: dict[str, Any]) -> None:
     prompts = drawn_prompts(case["prompts"])
     dice = random.Random(case["prompts"])
     lengths = [dice.randint(1, TOKENS) for _ in prompts]
-    limits = ServeLimits(**case["limits"])
+    limits = EngineSizes(**case["limits"])
     check(tiny_model(**case["model"]), prompts, lengths, limits, case["overlap"])
 
 
@@ -243,29 +241,18 @@ def test_many_random_batches(rope: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
-@pytest.mark.parametrize(
-    ("arch", "is_paged"), [("qwen3_moe", True), ("qwen3_moe", False), ("deepseek_v3", True)]
-)
-def test_evicted_requests(
-    arch: str,
-    is_paged: bool,
-    rope: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.mark.parametrize("arch", ["qwen3_moe", "deepseek_v3"])
+def test_evicted_requests(arch: str, rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They return with a part of their answer; many prompts are shorter than the original context."""
-    if not is_paged:
-        monkeypatch.setattr(engine_choice, "can_be_paged", lambda _: False)
-    evicted: list[int] = []
-    again = RequestState.create_equivalent_initial_request
+    evicted: list[str] = []
+    put_back = LiveAdmission.put_back
 
-    def spy(self: RequestState) -> RequestState:
-        evicted.append(len(self.generated_tokens))
-        return again(self)
+    def spy(self: LiveAdmission, request: str) -> None:
+        evicted.append(request)
+        put_back(self, request)
 
-    monkeypatch.setattr(RequestState, "create_equivalent_initial_request", spy)
+    monkeypatch.setattr(LiveAdmission, "put_back", spy)
     prompts = [[(7 * i + j) % VOCABULARY for j in range(4 + 2 * i)] for i in range(16)]
-    limits = ServeLimits(num_blocks=12, page_size=8, max_batch_tokens=64)
+    limits = EngineSizes(num_blocks=12, page_size=8, max_batch_tokens=64)
     check(tiny_model(arch, rope, 3), prompts, [40] * 16, limits, overlap=False)
-    assert max(evicted, default=0) > 1
-    assert ("transformers' own attention, which is slow" in caplog.text) != is_paged
+    assert evicted

@@ -17,13 +17,13 @@ from eaas.checkpoint import Checkpoint
 from eaas.errors import UnsupportedModelError
 from eaas.log import one_line
 
-__all__ = ["check_first_pass"]
+__all__ = ["check_first_pass", "without_experts"]
 
 _TOKENS = 8
 
 
 class _ZeroExperts:
-    """Stands for the cluster; checks the routers' scores."""
+    """Stands for the cluster; checks the routers' scores if it knows the layers' names."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -37,10 +37,29 @@ class _ZeroExperts:
         _wanted: object,
     ) -> torch.Tensor:
         """Answer zeros. Raises ValueError: a score is infinite or no number."""
-        if not scores_TK.isfinite().all():
+        if self._names and not scores_TK.isfinite().all():
             router = self._names[layer].rpartition(".")[0]
             raise ValueError(f"the router of {router} gives scores that are no numbers")
         return torch.zeros_like(x_TH)
+
+
+@contextlib.contextmanager
+def without_experts(model: PreTrainedModel, names: tuple[str, ...] = ()) -> Iterator[None]:
+    """Inside the block, the remote experts of a model answer zeros.
+
+    Args:
+        model: A transformers causal language model.
+        names: Names of its MoE layers' experts: then scores of a router that are no numbers raise ValueError.
+    """
+    experts = [module for module in model.modules() if getattr(module, "_eaas_remote", False)]
+    clusters = [module._eaas_cluster for module in experts]
+    for module in experts:
+        module._eaas_cluster = _ZeroExperts(names)
+    try:
+        yield
+    finally:
+        for module, cluster in zip(experts, clusters, strict=True):
+            module._eaas_cluster = cluster
 
 
 @torch.no_grad()
@@ -51,12 +70,9 @@ def check_first_pass(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     tokens_1T = torch.arange(min(_TOKENS, vocabulary), device=model.device)[None]
-    experts = [module for module in model.modules() if getattr(module, "_eaas_remote", False)]
-    clusters = [module._eaas_cluster for module in experts]
-    for module in experts:
-        module._eaas_cluster = _ZeroExperts(checkpoint.shape.layer_names)
+    names = checkpoint.shape.layer_names
     try:
-        with _entered(model) as entered:
+        with without_experts(model, names), _entered(model) as entered:
             logits = model(input_ids=tokens_1T, use_cache=False).logits
             if logits.isnan().any():
                 raise ValueError("the logits are no numbers")
@@ -65,9 +81,6 @@ def check_first_pass(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
             f"{checkpoint.source}: {entered[0]} fails in every pass ({one_line(error)}): check the "
             "experts, groups and experts per token in config.json, or download the weights again"
         ) from error
-    finally:
-        for module, cluster in zip(experts, clusters, strict=True):
-            module._eaas_cluster = cluster
 
 
 @contextlib.contextmanager

@@ -29,9 +29,7 @@ __all__ = [
     "knows_prompts",
     "length_rotaries",
     "of_prompts",
-    "prompts_of",
     "refuse_new_keys",
-    "share_equal_blocks",
 ]
 
 # Tokens of the prompt of each token's request, int64 (T) or (1); None: transformers' own behaviour.
@@ -50,18 +48,6 @@ def of_prompts(lengths_T: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _prompts_T.reset(token)
-
-
-def prompts_of(batch: Sequence[Any]) -> torch.Tensor:
-    """Return the tokens of the prompt of each row's request, int64 (T), for `of_prompts`.
-
-    Args:
-        batch: The requests of a pass in token order (transformers' `FutureRequestState`). An evicted one
-            returns with its answer joined to its prompt.
-    """
-    states = [part.state for part in batch]
-    lengths = [state._true_initial_tokens or len(state.initial_tokens) for state in states]
-    return torch.tensor(lengths).repeat_interleave(torch.tensor([p.query_length for p in batch]))
 
 
 def knows_prompts() -> bool:
@@ -91,26 +77,6 @@ def refuse_new_keys(model: Any) -> None:
     own = type(model).prepare_inputs_for_generation
     if depends_on_length(model) and own is not GenerationMixin.prepare_inputs_for_generation:
         raise ValueError("it computes the cache again where its rotary frequencies change")
-
-
-def share_equal_blocks(cache: Any, longest: int) -> None:
-    """Let requests share blocks of the cache only up to this length, with which frequencies are the same.
-
-    Args:
-        cache: transformers' `PagedAttentionCache`.
-        longest: In tokens.
-    """
-    search, mark = cache.search_prefix_match, cache.mark_complete_blocks
-
-    def search_prefix_match(request_id: str, prompt_ids: list[int]) -> int:
-        return int(search(request_id, prompt_ids)) if len(prompt_ids) <= longest else 0
-
-    def mark_complete_blocks(state: Any, complete_blocks: dict[str, int]) -> None:
-        if len(state.initial_tokens) + len(state.generated_tokens) <= longest:
-            mark(state, complete_blocks)
-
-    cache.search_prefix_match = search_prefix_match
-    cache.mark_complete_blocks = mark_complete_blocks
 
 
 def _spans(module: Any) -> dict[str | None, tuple[int, int]]:

@@ -9,10 +9,10 @@ from contextlib import aclosing
 
 from nicegui import ui
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.dashboard.chat_source import ChatSource
 from attention_client.serving.dashboard.components import Drawn, Press, TextField
 from attention_client.serving.dashboard.nodes import Node, encode, h
+from eaas.generation.errors import ApiError
 
 __all__ = ["ChatBox"]
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from attention_client.serving.generation.engine import Engine
 from attention_client.telemetry.tracing import RequestTraces
+from eaas.generation.work import Engine
 
 __all__ = ["ServeMetrics"]
 

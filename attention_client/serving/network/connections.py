@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 
-from attention_client.serving.api_error import ApiError
+from eaas.generation.errors import ApiError
 
 __all__ = ["Connection", "Connections", "State"]
 

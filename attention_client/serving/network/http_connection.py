@@ -10,10 +10,11 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from attention_client.serving.api_error import ApiError
+from attention_client.serving.errors import error_response
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.connections import Connection, Connections, State
 from attention_client.serving.network.parser import Parser
+from eaas.generation.errors import ApiError
 
 __all__ = ["HttpConnection"]
 
@@ -115,7 +116,7 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
         self._refused = True
         self._connections.enter(self, State.REFUSED)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            response = error.response()
+            response = error_response(error)
             headers = [*response.raw_headers, (b"connection", b"close")]
             lines = [b"HTTP/1.1 %d " % error.status, *(b"%b: %b" % header for header in headers)]
             self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))

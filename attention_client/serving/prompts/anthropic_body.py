@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.converted import (
     ChatBody,
     ConvertedRequest,
@@ -18,6 +17,7 @@ from attention_client.serving.prompts.converted import (
 )
 from attention_client.serving.prompts.fields import Stops, Strict, other_fields
 from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
+from eaas.generation.errors import ApiError
 
 __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]
 

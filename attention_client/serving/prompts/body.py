@@ -14,9 +14,9 @@ from urllib.parse import quote
 from pydantic import BaseModel, PrivateAttr, ValidationError
 from pydantic_core import from_json
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import FieldError
 from attention_client.serving.prompts.fields import NO_EFFECT, ModelName, Strict
+from eaas.generation.errors import ApiError
 
 __all__ = ["Body", "RequestT", "load_json", "parse"]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import Body, parse
+from eaas.generation.errors import ApiError
 
 __all__ = ["ChatBody", "ConvertedRequest", "called", "convert", "joined", "response_format"]
 

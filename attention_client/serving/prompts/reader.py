@@ -8,7 +8,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import (
     ChatRequest,
     CompletionRequest,
@@ -19,6 +18,7 @@ from attention_client.serving.prompts.history import History, history_form, is_p
 from attention_client.serving.prompts.responses_body import ResponsesRequest
 from attention_client.serving.prompts.template import missing_template, render
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
+from eaas.generation.errors import ApiError
 
 __all__ = ["ModelLimits", "PromptReader"]
 

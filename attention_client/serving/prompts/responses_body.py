@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.converted import (
     ChatBody,
@@ -25,6 +24,7 @@ from attention_client.serving.prompts.responses_tools import (
     chat_tools,
     function_name,
 )
+from eaas.generation.errors import ApiError
 
 __all__ = ["ResponsesBody", "ResponsesRequest", "input_items", "sealed"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.fields import Strict
+from eaas.generation.errors import ApiError
 
 __all__ = ["ToolIn", "call_item", "chat_choice", "chat_tools", "function_name"]
 

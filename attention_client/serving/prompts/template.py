@@ -6,8 +6,8 @@ from typing import Any
 
 import jinja2
 
-from attention_client.serving.api_error import ApiError
 from eaas.checkpoint.chat_templates import DEFAULT, no_default
+from eaas.generation.errors import ApiError
 
 __all__ = ["missing_template", "render"]
 

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from pkgutil import resolve_name
 from typing import Any
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.body import Body
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from eaas.generation.errors import ApiError
 
 __all__ = ["main"]
 

@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from attention_client.heap import trim_heap
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.body import RequestT, parse
 from attention_client.serving.prompts.reader import ModelLimits
+from eaas.generation.errors import ApiError
 
 __all__ = ["WorkerProcess"]
 

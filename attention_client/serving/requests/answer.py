@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from attention_client.serving.errors import as_api_error
-from attention_client.serving.generation.engine import Delivery
 from attention_client.serving.requests.generation import Generation
+from eaas.generation.work import Delivery
 
 __all__ = ["Answer"]
 

@@ -8,13 +8,13 @@ from time import perf_counter
 from typing import Any
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
-from attention_client.serving.generation.engine import Delivery, Work
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.detokenize import Detokenizer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
 from attention_client.serving.requests.service import Service
 from attention_client.serving.requests.stop import StopStrings
+from eaas.generation.work import Delivery, Work
 
 __all__ = ["Generation"]
 
@@ -77,9 +77,9 @@ class Generation:
         self.runs = True
         traces = self._metrics.traces
         if traces is not None:
-            traces.begin(self._work.id, len(self._work.prompt), self._work.max_tokens)
+            traces.begin(self._work.id, self._work.prompt_length, self._work.max_tokens)
         self._engine.submit(self._work, deliver)
-        self._metrics.prompt_tokens.inc(len(self._work.prompt))
+        self._metrics.prompt_tokens.inc(self._work.prompt_length)
 
     def take(self, delivery: Delivery) -> Iterator[Any]:
         """Yield the pieces of a delivery: Served, str, Reasoning, Call, Finish.
@@ -136,7 +136,7 @@ class Generation:
             metrics.traces.end(self._work.id, reason, len(self.ids))
         metrics.requests.labels(reason).inc()
         metrics.e2e_latency.observe(perf_counter() - self._begun)
-        metrics.request_prompt_tokens.observe(len(self._work.prompt))
+        metrics.request_prompt_tokens.observe(self._work.prompt_length)
         metrics.request_generation_tokens.observe(len(self.ids))
         if self.ids:
             metrics.decode_time.observe(self._last - self._first)
@@ -178,7 +178,7 @@ class Generation:
         pieces += self._reader.finish(text, marked or "", shown=self._includes_stop)
 
     def _searched(self, text: str) -> str:
-        return self._stop.push(text, search=len(self.ids) > self._work.min_tokens)
+        return self._stop.push(text, search=len(self.ids) > self._work.sampling.min_tokens)
 
     def _observe(self, token: int, delivery: Delivery) -> None:
         now = perf_counter()

@@ -16,11 +16,8 @@ from typing import Any, ClassVar
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from attention_client.serving.errors import ApiError
+from attention_client.serving.errors import error_event
 from attention_client.serving.families.pieces import Finish, Served
-from attention_client.serving.generation.engine import Work
-from attention_client.serving.generation.guide import Grammar
-from attention_client.serving.generation.sampling import Sampling
 from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
@@ -29,6 +26,10 @@ from attention_client.serving.requests.logprobs import LogprobsForm
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.token_texts import TokenTexts
 from attention_client.serving.requests.work import check_size, sampling_of
+from eaas.generation.errors import ApiError
+from eaas.generation.grammar import Grammar
+from eaas.generation.sampling import Sampling
+from eaas.generation.work import Work
 
 __all__ = ["EventStream", "Handler"]
 
@@ -111,21 +112,19 @@ class Handler:
     def _work(
         request: Any, name: str, prompt: list[int], budget: int, choice: int, sampling: Sampling
     ) -> Work:
-        options, least = request.stream_options, request.min_tokens or 0
+        options = request.stream_options
         # A grammar decides where the answer may end.
         ignores_end = request.ignore_eos and sampling.grammar is None
         return Work(
             id=name,
-            prompt=prompt,
+            tokens=prompt,
+            prompt_length=len(prompt),
             max_tokens=max(1, budget),  # the engine processes a prompt to its first token
             end_tokens=tuple(request.stop_token_ids or ()) if ignores_end else sampling.end_tokens,
             sampling=replace(
                 sampling,
                 seed=secrets.randbits(63) if request.seed is None else request.seed + choice,
-                prompt_length=len(prompt),
-                min_length=len(prompt) + least if least else 0,
             ),
-            min_tokens=least,
             servers=bool(options is not None and options.include_servers),
         )
 
@@ -216,7 +215,7 @@ class Handler:
             if options.include_usage:
                 yield event(None, [])
         except ApiError as error:
-            yield error.sse()
+            yield error_event(error)
         yield _DONE
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attention_client.serving.generation.scores import Scores
 from attention_client.serving.requests.token_texts import TokenTexts
+from eaas.generation.scores import Scores
 
 __all__ = ["CompletionLogprobs", "LogprobsForm", "Scored", "chat_logprobs"]
 

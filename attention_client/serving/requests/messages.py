@@ -7,12 +7,13 @@ from typing import Any
 
 from fastapi.responses import Response
 
-from attention_client.serving.errors import ApiError
+from attention_client.serving.errors import anthropic_body
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.prompts.anthropic_body import MessagesRequest
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.report import Event, Report, read_arguments, respond
+from eaas.generation.errors import ApiError
 
 __all__ = ["MessagesHandler", "MessagesReport"]
 
@@ -67,7 +68,7 @@ class MessagesReport(Report):
 
     def fail(self, error: ApiError) -> Iterator[Event]:
         """Yield the event of an answer that failed."""
-        yield error.anthropic_body()
+        yield anthropic_body(error)
 
     def _begin_item(self, piece: Any) -> Iterator[Event]:
         block: dict[str, Any] = {"type": "text", "text": ""}

@@ -11,11 +11,11 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 from pydantic_core import from_json
 
-from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.handler import EventStream
+from eaas.generation.errors import ApiError
 
 __all__ = ["Event", "Report", "read_arguments", "respond"]
 

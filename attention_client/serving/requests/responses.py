@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi.responses import Response
 
-from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed
 from attention_client.serving.prompts.responses_tools import call_item
@@ -19,6 +18,7 @@ from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.report import Event, Report, read_arguments, respond
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
+from eaas.generation.errors import ApiError
 
 __all__ = ["ResponsesHandler", "ResponsesReport"]
 

@@ -9,14 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from transformers.cli.serving.utils import CBWorkerDeadError
-
-from attention_client.serving.errors import ApiError
+from attention_client.serving.context_length import context_length
+from attention_client.serving.defaults import Defaults
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.generation.context_length import context_length
-from attention_client.serving.generation.defaults import Defaults
-from attention_client.serving.generation.engine import Engine
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
@@ -25,6 +21,8 @@ from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
 from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
+from eaas.generation.errors import ApiError, EngineStoppedError
+from eaas.generation.work import Engine
 
 __all__ = ["More", "Service"]
 
@@ -96,10 +94,10 @@ class Service:
         return request, prompts
 
     def check_engine(self) -> None:
-        """Raise CBWorkerDeadError (status 503) if the engine has stopped. Called before a body is parsed."""
+        """Raise EngineStoppedError (status 503) if the engine has stopped. Called before a body is parsed."""
         failure = self.engine.failure()
         if failure is not None:
-            raise CBWorkerDeadError(f"The engine has stopped: {failure}. Restart the server.")
+            raise EngineStoppedError(f"The engine has stopped: {failure}. Restart the server.")
 
     def check_name(self, model: str | None) -> None:
         """Raise ApiError (404) if a request names another model. None passes."""

@@ -6,10 +6,10 @@ import asyncio
 import json
 from typing import Any, NamedTuple
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.prompts.body import load_json
 from attention_client.serving.prompts.responses_body import input_items
+from eaas.generation.errors import ApiError
 
 __all__ = ["StoredResponses"]
 

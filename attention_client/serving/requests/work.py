@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from attention_client.serving.errors import ApiError
-from attention_client.serving.generation.defaults import Defaults
-from attention_client.serving.generation.guide import Grammar
-from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.defaults import Defaults
 from attention_client.serving.prompts.bodies import CompletionRequest, GenerationRequest
+from eaas.generation.errors import ApiError
+from eaas.generation.grammar import Grammar
+from eaas.generation.sampling import Sampling
 
 __all__ = ["check_size", "sampling_of"]
 
@@ -79,6 +79,7 @@ def sampling_of(
         sampling,
         temperature=sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0,
         top_k=max(sampling.top_k, 0),
+        min_tokens=request.min_tokens or 0,
         end_tokens=(*defaults.end_tokens, *(request.stop_token_ids or ())),
         logit_bias=tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
         logprobs=request.likeliest,

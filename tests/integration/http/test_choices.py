@@ -29,7 +29,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Box]:
-    limits = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_requests=FEW)
+    limits = ServeLimits(max_requests=FEW)
     box = Box(limits=limits)
     yield box
     box.close()

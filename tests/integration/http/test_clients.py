@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 
-from http_box import CHAT, LIMITS, Box, tiny_model
+from http_box import CHAT, SIZES, Box, tiny_model
 
 pytestmark = [
     pytest.mark.integration,
@@ -43,7 +43,7 @@ class Anything(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def shared_box() -> Iterator[Box]:
-    box = Box(limits=replace(LIMITS, num_blocks=500))
+    box = Box(sizes=replace(SIZES, num_blocks=500))
     yield box
     box.close()
 

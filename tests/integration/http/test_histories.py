@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.limits import ServeLimits
+from attention_client.generation.sizes import EngineSizes
 from chat_prompts import assistant, call, result, template
 from http_box import Box
 
 pytestmark = pytest.mark.integration
 
-LIMITS = ServeLimits(num_blocks=128, page_size=8, max_batch_tokens=64, max_body_bytes=100_000)
+SIZES = EngineSizes(num_blocks=128, page_size=8, max_batch_tokens=64)
 USER = {"role": "user", "content": "How warm is it in Quito?"}
 TOOL = {
     "type": "function",
@@ -47,7 +47,7 @@ def chat(box: Box, *messages: Any, **fields: Any) -> Any:
 )
 def family(request: pytest.FixtureRequest) -> Iterator[Box]:
     kind = "gpt_oss" if request.param == "gpt_oss" else "qwen3_moe"
-    with closing(Box(kind, LIMITS, chat_template=template(request.param))) as box:
+    with closing(Box(kind, SIZES, chat_template=template(request.param))) as box:
         yield box
 
 
@@ -124,7 +124,7 @@ def test_a_tool_without_parameters(family: Box, parameters: dict[str, Any]) -> N
 
 @pytest.fixture(scope="module")
 def fields() -> Iterator[Box]:
-    with closing(Box(limits=LIMITS, chat_template=template("fields"))) as box:
+    with closing(Box(sizes=SIZES, chat_template=template("fields"))) as box:
         yield box
 
 
@@ -145,7 +145,7 @@ def test_thoughts_and_names_are_in_the_prompt(fields: Box, thought: dict[str, An
 
 @pytest.fixture(scope="module")
 def efforts() -> Iterator[Box]:
-    with closing(Box("gpt_oss", LIMITS, chat_template=EFFORT)) as box:
+    with closing(Box("gpt_oss", SIZES, chat_template=EFFORT)) as box:
         yield box
 
 

@@ -20,7 +20,7 @@ BODY = {"prompt": "abc", "max_tokens": 24, "ignore_eos": True}
 
 def test_requests_beyond_the_limit_are_refused() -> None:
     """Even if they all arrive before the first one reaches the engine."""
-    limits = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=32, max_requests=MOST)
+    limits = ServeLimits(max_requests=MOST)
     box = Box(limits=limits)
 
     async def ask(count: int) -> list[httpx.Response]:
@@ -48,9 +48,7 @@ def test_requests_beyond_the_limit_are_refused() -> None:
 
 
 def test_bodies_that_need_too_much_memory_are_refused_and_small_ones_served() -> None:
-    limits = ServeLimits(
-        num_blocks=24, page_size=8, max_batch_tokens=32, max_bodies_bytes=1_000_000
-    )
+    limits = ServeLimits(max_bodies_bytes=1_000_000)
     box = Box(limits=limits)
     body = BODY | {"stream": True, "max_tokens": 100, "metadata": "m" * 400_000}
     try:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from attention_client.serving.generation import sequential
-from attention_client.serving.generation.live_admission import LiveAdmission
+from attention_client.generation import sequential
+from attention_client.generation.live_admission import LiveAdmission
 from attention_client.serving.requests.token_texts import TokenTexts
 from http_box import CHAT, VOCABULARY, Box, events, tiny_model
 
@@ -196,9 +196,9 @@ def test_evicted_prompts_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> Non
     evicted = []
     put_back = LiveAdmission.put_back
 
-    def spy(self: LiveAdmission, request: str, load_E: Any) -> None:
+    def spy(self: LiveAdmission, request: str) -> None:
         evicted.append(request)
-        put_back(self, request, load_E)
+        put_back(self, request)
 
     monkeypatch.setattr(LiveAdmission, "put_back", spy)
     box, reference = Box(), Reference("qwen3_moe")

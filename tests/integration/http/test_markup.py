@@ -14,7 +14,7 @@ import pytest
 
 from chat_prompts import assistant, call, result
 from eaas_cli.demo_model import ARCHITECTURES
-from http_box import CHAT, END, LIMITS, Box, demo_endpoint, events
+from http_box import CHAT, END, SIZES, Box, demo_endpoint, events
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ FIXED = {"const": "a</tool_call>b<|im_end|> <think>x</think>"}
 
 @pytest.fixture(scope="module")
 def chatml() -> Iterator[Box]:
-    box = Box(limits=replace(LIMITS, num_blocks=200), chat_template=CHATML)
+    box = Box(sizes=replace(SIZES, num_blocks=200), chat_template=CHATML)
     yield box
     box.close()
 

@@ -16,11 +16,12 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from attention_client.engines.transformers.model import load_model
+from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.sizes import EngineSizes
 from attention_client.scheduler import SelectionStrategy
 from attention_client.scheduler.recording import read_recording
 from attention_client.serving.access import Access
 from attention_client.serving.app import build_app
-from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
 from eaas.config import SchedulerConfig
@@ -30,7 +31,7 @@ from simulator.caps.replay import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-LIMITS = ServeLimits(num_blocks=64, page_size=8, max_batch_tokens=64)
+SIZES = EngineSizes(num_blocks=64, page_size=8, max_batch_tokens=64)
 NEW = 12
 PROMPTS = [[20 + (7 * n) % 31] * (5 + n % 4) + list(range(40, 60 + n)) for n in range(14)]
 
@@ -63,12 +64,13 @@ class Served:
             names=["tiny"],
             status=dict,
             healthy=lambda: (True, ""),
-            limits=LIMITS,
+            sizes=SIZES,
+            limits=ServeLimits(),
             access=Access(),
             scheduling=scheduling,
             registry=self.registry,
         )
-        self.server = HttpServer(app, bind("127.0.0.1", 0), LIMITS)
+        self.server = HttpServer(app, bind("127.0.0.1", 0), ServeLimits())
         self.server.start()
         self.url = f"http://{self.server.address}"
 
@@ -255,10 +257,9 @@ def test_requests_evicted_from_a_full_cache_return(
     evicted: list[str] = []
     put_back = LiveAdmission.put_back
 
-    def spy(self: LiveAdmission, request: str, load_E: Any) -> None:
-        assert load_E is not None
+    def spy(self: LiveAdmission, request: str) -> None:
         evicted.append(request)
-        put_back(self, request, load_E)
+        put_back(self, request)
 
     monkeypatch.setattr(LiveAdmission, "put_back", spy)
     config = {"strategy": "greedy_variance", "batch_size": 8, "window_size": 10}

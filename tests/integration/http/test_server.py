@@ -6,15 +6,15 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import bind
 from eaas.errors import ConfigError, PortInUseError
-from http_box import Box, events
+from http_box import SIZES, Box, events
 
 pytestmark = pytest.mark.integration
 
@@ -52,7 +52,7 @@ def test_health_status_and_metrics(box: Box) -> None:
 
 def test_a_cache_larger_than_memory_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="1000000000 blocks of 8 tokens does not fit"):
-        Box(limits=ServeLimits(num_blocks=10**9, page_size=8))
+        Box(sizes=replace(SIZES, num_blocks=10**9))
 
 
 def test_a_port_in_use_is_an_error() -> None:

@@ -14,7 +14,7 @@ import openai
 import pydantic
 import pytest
 
-from http_box import CHAT, LIMITS, Box, error_of, events
+from http_box import CHAT, SIZES, Box, error_of, events
 
 pytestmark = pytest.mark.integration
 
@@ -301,7 +301,7 @@ def test_each_choice_follows_the_schema(any_box: Box, stream: bool) -> None:
 
 
 def test_200_of_200_answers_follow_their_schemas() -> None:
-    box = Box(limits=replace(LIMITS, num_blocks=500))
+    box = Box(sizes=replace(SIZES, num_blocks=500))
 
     def answers(task: tuple[int, dict[str, Any]]) -> list[tuple[str, str]]:
         seed, schema = task

@@ -1,8 +1,7 @@
 """Cut the arguments of a decoder's forward pass into two micro-batches, for double-batch overlap.
 
-A batch has one of three forms: padded (one row per sequence, from `generate`), packed (one row with sequence
-bounds, from continuous batching) and paged (one row with block tables, from `PagedModel`). Any other form is
-not cut.
+A batch has one of two forms: padded (one row per sequence, from `generate`) and paged (one row with block
+tables, from `PagedModel`). Any other form is not cut.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from attention_client.engines.transformers.overlap.rows_cache import can_be_split, rows_caches
-from attention_client.engines.transformers.paged.batch import Sequences
+from attention_client.engines.transformers.paged.sequences import Sequences
 
 __all__ = ["MicroBatches", "cut"]
 
@@ -22,10 +20,6 @@ __all__ = ["MicroBatches", "cut"]
 _LEAST_SHARE = 0.25
 _PADDED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "past_key_values")
 _NEUTRAL = ("return_dict", "is_causal")
-_PACKED = (
-    *("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q", "cu_seq_lens_k"),
-    *("max_length_q", "max_length_k", "write_index", "read_index"),
-)
 
 
 class MicroBatches(NamedTuple):
@@ -58,8 +52,6 @@ def cut(arguments: Mapping[str, Any]) -> MicroBatches | None:
         The micro-batches; None (run it whole) if it cannot be cut or the parts are too uneven.
     """
     given = {key: value for key, value in arguments.items() if value is not None}
-    if isinstance(given.get("cache"), PagedAttentionCache):
-        return _cut_packed(given)
     if isinstance(given.get("sequences"), Sequences):
         return _cut_paged(given)
     return _cut_padded(given)
@@ -128,47 +120,3 @@ def _halves(bounds: list[int]) -> list[slice] | None:
     if min(bounds[middle], tokens - bounds[middle]) < _LEAST_SHARE * tokens:
         return None
     return [slice(0, middle), slice(middle, sequences)]
-
-
-def _cut_packed(given: dict[str, Any]) -> MicroBatches | None:
-    bounds = given["cu_seq_lens_q"].tolist()
-    sequences, tokens = len(bounds) - 1, bounds[-1]
-    if "block_table" in given or tokens != given["input_ids"].shape[1]:
-        return None  # The form of another kernel, or a padded batch.
-    parts = _halves(bounds)
-    if parts is None:
-        return None
-    spans = [slice(bounds[part.start], bounds[part.stop]) for part in parts]
-    calls = [_packed_call(given, part, span) for part, span in zip(parts, spans, strict=True)]
-    return MicroBatches(sequences, tokens, calls, spans, 1)
-
-
-def _packed_call(given: dict[str, Any], part: slice, span: slice) -> dict[str, Any]:
-    """Make the decoder's arguments for the sequences in `part`, whose new tokens are in `span`."""
-    ends = slice(part.start, part.stop + 1)
-    lens_q = given["cu_seq_lens_q"][ends]
-    lens_k = {kind: lens[ends] for kind, lens in given["cu_seq_lens_k"].items()}
-    spans_k = {kind: slice(int(lens[0]), int(lens[-1])) for kind, lens in lens_k.items()}
-    reads = zip(given["cache"].cache_allocators, given["read_index"], strict=True)
-    return {key: value for key, value in given.items() if key not in _PACKED} | {
-        "input_ids": given["input_ids"][:, span],
-        "position_ids": given["position_ids"][:, span],
-        "attention_mask": _packed_mask(given.get("attention_mask"), span, spans_k),
-        "cu_seq_lens_q": lens_q - lens_q[0],
-        "cu_seq_lens_k": {kind: lens - lens[0] for kind, lens in lens_k.items()},
-        "max_length_q": int(lens_q.diff().max()),
-        "max_length_k": {kind: int(lens.diff().max()) for kind, lens in lens_k.items()},
-        "write_index": [index[span] for index in given["write_index"]],
-        # Empty while nothing is cached, because then only the new keys are read.
-        "read_index": [index[spans_k[kind]] if index.numel() else index for kind, index in reads],
-    }
-
-
-def _packed_mask(mask: Any, span: slice, spans_k: dict[str, slice]) -> Any:
-    """Cut an attention mask (1, 1, new tokens, keys), or a dict of one mask per kind of attention."""
-    if mask is None:
-        return None
-    if isinstance(mask, dict):
-        return {kind: part[..., span, spans_k[kind]] for kind, part in mask.items()}
-    (span_k,) = spans_k.values()
-    return mask[..., span, span_k]

@@ -12,28 +12,14 @@ A token takes R + rope values in each layer, instead of heads * (nope + rope + V
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["LatentHeads", "LatentSizes", "latent_heads", "prepare_latents", "sized_for_latents"]
+__all__ = ["LatentHeads", "latent_heads", "prepare_latents"]
 
 _W_K, _W_V = "_eaas_w_k", "_eaas_w_v"
 _CHECKED = 1e-2
-
-
-class LatentSizes(NamedTuple):
-    """What a token has in the cache, in each layer.
-
-    Attributes:
-        rank: R, values of the latent vector.
-        width: Values of the latent vector and the shared key.
-    """
-
-    rank: int
-    width: int
 
 
 class LatentHeads(NamedTuple):
@@ -66,40 +52,23 @@ def latent_heads(module: Any) -> LatentHeads | None:
     return None if w_k is None else LatentHeads(w_k, getattr(module, _W_V))
 
 
-def prepare_latents(model: Any, paged: str) -> LatentSizes | None:
+def prepare_latents(model: Any, paged: str) -> None:
     """Let latent attention pass on latent vectors while the model's attention is `paged`.
 
     Args:
         model: A transformers causal language model.
         paged: Name of the attention that takes them.
 
-    Returns:
-        What the cache has of a token; None: the model has no latent attention.
-
     Raises:
-        ValueError: Its latent attention is another, or some layers have none.
+        ValueError: Its latent attention is another.
     """
-    modules = [module for module in model.modules() if hasattr(module, "expand_kv")]
-    if not modules:
-        return None
-    config = model.config.get_text_config()
-    if sorted(module.layer_idx for module in modules) != list(range(config.num_hidden_layers)):
-        raise ValueError("some of its layers have latent attention, and others have not")
-    sizes = {_sizes_of(module) for module in modules}
-    if len(sizes) > 1:
-        raise ValueError(f"its layers have latent vectors of {len(sizes)} sizes")
-    for module in modules:
-        if latent_heads(module) is None:
+    for module in model.modules():
+        if hasattr(module, "expand_kv") and latent_heads(module) is None:
             heads = _heads_of(module)
             _check(module, heads)
             module.register_buffer(_W_K, heads.w_k, persistent=False)
             module.register_buffer(_W_V, heads.w_v, persistent=False)
             _pass_on(module, paged)
-    return sizes.pop()
-
-
-def _sizes_of(module: Any) -> LatentSizes:
-    return LatentSizes(module.kv_lora_rank, module.kv_lora_rank + module.qk_rope_head_dim)
 
 
 def _heads_of(module: Any) -> LatentHeads:
@@ -111,9 +80,9 @@ def _heads_of(module: Any) -> LatentHeads:
 @torch.no_grad()
 def _check(module: Any, heads: LatentHeads) -> None:
     """Raise ValueError if `expand_kv` makes other keys and values than the module above says."""
-    sizes, dice = _sizes_of(module), torch.Generator().manual_seed(0)
-    token = torch.randn(sizes.width, generator=dice).to(heads.w_k)
-    latent, shared = token[: sizes.rank], token[sizes.rank :]
+    rank, dice = module.kv_lora_rank, torch.Generator().manual_seed(0)
+    token = torch.randn(rank + module.qk_rope_head_dim, generator=dice).to(heads.w_k)
+    latent, shared = token[:rank], token[rank:]
     made = module.expand_kv(latent.view(1, 1, 1, -1), shared.view(1, 1, 1, -1))
     w_k, w_v, latent = heads.w_k.float(), heads.w_v.float(), latent.float()
     keys = torch.cat([w_k @ latent, shared.float().expand(len(w_k), -1)], dim=-1)
@@ -137,26 +106,3 @@ def _pass_on(module: Any, paged: str) -> None:
         return keys, keys[..., : latent.shape[-1]]
 
     module.expand_kv = expand_kv
-
-
-@contextlib.contextmanager
-def sized_for_latents(config: Any, sizes: LatentSizes | None) -> Iterator[None]:
-    """Have transformers size its cache for latent vectors inside the block; None: as usual.
-
-    transformers takes the size from the heads: one head, whose key and value are half as wide each.
-    """
-    if sizes is None:
-        yield
-        return
-    heads = {"num_key_value_heads": 1, "head_dim": -(-sizes.width // 2)}
-    before = {name: getattr(config, name) for name in heads if hasattr(config, name)}
-    for name, value in heads.items():
-        setattr(config, name, value)
-    try:
-        yield
-    finally:
-        for name in heads:
-            if name in before:
-                setattr(config, name, before[name])
-            else:
-                delattr(config, name)

@@ -1,20 +1,29 @@
-"""A model over the paged cache, as transformers' continuous batching calls it at each step."""
+"""A model over the paged cache, as the engine calls it at each step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
+from attention_client.engines.transformers.first_pass import without_experts
 from attention_client.engines.transformers.paged._paged import attend, pool, reads_tensors
-from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
-from attention_client.engines.transformers.paged.latent import LatentSizes, prepare_latents
+from attention_client.engines.transformers.paged.cache import AttentionShape, LayerCache
+from attention_client.engines.transformers.paged.latent import prepare_latents
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
+from attention_client.engines.transformers.paged.sequences import Sequences
 from attention_client.engines.transformers.rotary import length_rotaries
 
-__all__ = ["PagedModel", "Pass", "RoutedExperts", "can_be_paged", "use_paged_attention"]
+__all__ = [
+    "PagedModel",
+    "Pass",
+    "RoutedExperts",
+    "attention_shapes",
+    "can_be_paged",
+    "latent_kv_heads",
+    "use_paged_attention",
+]
 
 _DTYPES = (torch.float32, torch.bfloat16)
 # Heads that share a row of the cache, and are computed together by one thread (`ROWS` in tile.h).
@@ -25,17 +34,6 @@ Pass = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Tokens and their positions, int64 (1, T), and rows, int64 (R) -> the logits of these rows, (1, R, V)."""
 RoutedExperts = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """A MoE layer's index, (T, H), (T, K), float32 (T, K) -> the weighted sum of its routed experts, (T, H)."""
-
-
-class _LayerCache(NamedTuple):
-    """One layer's part of the paged cache, as `_paged.attend` takes it."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    allocator: int
-    block_rows: int
-    page: int
-    window: int
 
 
 def can_be_paged(model: Any) -> bool:
@@ -53,80 +51,66 @@ class PagedModel:
 
     Args:
         model: A transformers causal language model whose attention is `ATTENTION`.
-        cache: transformers' `PagedAttentionCache`.
-        batch: Inputs of the next pass.
+        layers: Each layer's part of the cache, by its index.
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
         count: Called for each compiled pass.
         threads: Share the attention, where that is sooner.
-        latent: What the cache has of a token; None: the model has no latent attention.
 
     Attributes:
         compiled: A compiled pass; None: transformers' modules run. Set by another thread.
-        attended: Whether a pass has used the cache.
     """
 
     def __init__(
         self,
         model: Any,
-        cache: Any,
-        batch: PagedBatch,
+        layers: Mapping[int, LayerCache],
         routed_experts: RoutedExperts | None,
         count: Callable[[], None],
         threads: int,
-        latent: LatentSizes | None = None,
     ) -> None:
         self.compiled: Pass | None = None
-        self.attended = False
         self._model = model
-        self._batch = batch
+        self._layers = layers
         self._routed_experts = routed_experts
         self._count = count
         self._pool = pool(threads)
         self._rotaries = length_rotaries(model)
-        config = model.config.get_text_config()
-        self._layers = {
-            layer: (
-                _layer_cache(allocator, layer)
-                if latent is None
-                else _latent_cache(allocator, layer, latent, config.num_attention_heads)
-            )
-            for layer, allocator in cache.layer_to_allocator.items()
-        }
+        # Of the pass that runs.
+        self._sequences: Sequences | None = None
 
-    def _supports_logits_to_keep(self) -> bool:
-        return True
-
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        logits_to_keep: torch.Tensor,
-        **_: Any,
-    ) -> Any:
-        """Run a forward pass. Called by transformers' `ModelRunner`.
+    @torch.no_grad()
+    def run(
+        self, tokens_T: torch.Tensor, rows_R: torch.Tensor, sequences: Sequences
+    ) -> torch.Tensor:
+        """Run a forward pass, which adds the keys and values of its tokens to the cache.
 
         Args:
-            input_ids: int32 (1, T), the tokens of the batch's sequences one after another.
-            position_ids: int32 (1, T).
-            logits_to_keep: int (R), rows.
+            tokens_T: int64, the tokens of the sequences one after another.
+            rows_R: int64, the tokens whose logits are wanted.
+            sequences: The sequences.
 
         Returns:
-            An object with `logits`, (1, R, V).
+            Logits (R, V).
+
+        Raises:
+            EaasError: A layer's experts cannot be computed.
         """
+        tokens_1T, positions_1T = tokens_T[None], sequences.positions()[None]
         compiled = self.compiled
+        self._sequences = sequences
         with reaching(self):
             if compiled is not None:
                 self._count()
-                logits = compiled(input_ids.long(), position_ids.long(), logits_to_keep.long())
+                logits = compiled(tokens_1T, positions_1T, rows_R)
             else:
                 logits = self._model(
-                    input_ids=input_ids,
-                    position_ids=position_ids,
-                    logits_to_keep=logits_to_keep,
+                    input_ids=tokens_1T,
+                    position_ids=positions_1T,
+                    logits_to_keep=rows_R,
                     use_cache=False,
-                    sequences=self._batch.sequences,
+                    sequences=sequences,
                 ).logits
-        return SimpleNamespace(logits=logits)
+        return logits[0]
 
     def attend(
         self,
@@ -140,8 +124,10 @@ class PagedModel:
         sequences: Sequences | None = None,
     ) -> torch.Tensor:
         """Attend to the sequences and extend them; see `operators.Outside`."""
-        keys, values, allocator, block_rows, page, window = self._layers[layer]
-        begins, past, tables = sequences or self._batch.sequences
+        keys, values, kind, block_rows, page, window = self._layers[layer]
+        sequences = sequences or self._sequences
+        assert sequences is not None
+        begins, past, tables = sequences
         out = torch.empty((1, q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype)
         kv_heads = keys.shape[1]
         attend(
@@ -151,7 +137,7 @@ class PagedModel:
             out,
             keys,
             values,
-            tables[allocator],
+            tables[kind],
             begins,
             past,
             block_rows,
@@ -162,7 +148,6 @@ class PagedModel:
             sinks,
             self._pool,
         )
-        self.attended = True
         return out
 
     def routed_experts(
@@ -186,45 +171,76 @@ def _with_whole_heads(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _layer_cache(allocator: Any, layer: int) -> _LayerCache:
-    keys, values = allocator._kv_token_views[layer]
-    return _LayerCache(
-        keys,
-        values,
-        allocator.index,
-        allocator.block_physical_stride,
-        allocator.tokens_per_page,
-        getattr(allocator, "sliding_window", 0),
-    )
+def latent_kv_heads(heads: int) -> int:
+    """Return in how many groups threads compute the heads of latent attention, which share a token's row."""
+    return next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= _MOST_HEADS)
 
 
-def _latent_cache(allocator: Any, layer: int, sizes: LatentSizes, heads: int) -> _LayerCache:
-    """Return a layer's latent vectors with their keys, (rows, kv_heads, width), and without, as values.
+class _ShapeProbe:
+    """Notes what the attention layers of a pass would put into a cache; answers zeros (`Outside`)."""
 
-    A page has one token after the other where transformers would have keys, and then values.
+    def __init__(self) -> None:
+        self.shapes: dict[int, AttentionShape] = {}
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        softcap: float,
+        sinks: torch.Tensor | None,
+        sequences: Sequences | None = None,
+    ) -> torch.Tensor:
+        is_latent = k.data_ptr() == v.data_ptr()
+        self.shapes[layer] = AttentionShape(k.shape[1], k.shape[3], v.shape[3], is_latent)
+        return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
+
+    def routed_experts(self, layer: int, x_TH: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x_TH)
+
+    def rotary(self, positions: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise RuntimeError("only compiled passes call this")
+
+
+@torch.no_grad()
+def attention_shapes(model: Any) -> dict[int, AttentionShape]:
+    """Run a pass of one token, without routed experts; return what each layer puts into a cache.
+
+    Args:
+        model: A transformers causal language model whose attention is `ATTENTION`.
+
+    Raises:
+        ValueError: Some layers have no attention of this form.
     """
-    if getattr(allocator, "sliding_window", 0):
-        raise ValueError("its latent attention has a sliding window")
-    tokens, page = allocator.cache_tensor.shape[0], allocator.tokens_per_page
-    rows = allocator.cache_tensor.view(tokens, 1, -1)[allocator.layer_indices.index(layer) * page :]
-    # All heads share a token's row. Threads share the heads, in groups that the kernel computes together.
-    kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= _MOST_HEADS)
-    keys = rows[..., : sizes.width].expand(-1, kv_heads, -1)
-    values = keys[..., : sizes.rank]
-    return _LayerCache(keys, values, allocator.index, allocator.block_physical_stride // 2, page, 0)
+    probe, token = _ShapeProbe(), torch.zeros(1, 1, dtype=torch.long)
+    try:
+        with reaching(probe), without_experts(model):
+            model(
+                input_ids=token,
+                position_ids=token,
+                logits_to_keep=1,
+                use_cache=False,
+                sequences=Sequences.of([1], [0], [[[0]]]),
+            )
+    except (AttributeError, TypeError) as error:
+        # So end models that take other arguments or need a cache of their own.
+        raise ValueError(str(error)) from error
+    layers = model.config.get_text_config().num_hidden_layers
+    if sorted(probe.shapes) != list(range(layers)):
+        raise ValueError(
+            f"{layers - len(probe.shapes)} of its {layers} layers have no paged attention"
+        )
+    return probe.shapes
 
 
-def use_paged_attention(model: Any) -> tuple[str, LatentSizes | None]:
+def use_paged_attention(model: Any) -> None:
     """Switch the model's attention to `ATTENTION`.
-
-    Returns:
-        The name of the one before, and what the cache has of a token, if it is latent attention.
 
     Raises:
         ValueError: The model's latent attention is none that the cache serves.
     """
-    latent = prepare_latents(model, ATTENTION)
-    before = str(model.config._attn_implementation)
+    prepare_latents(model, ATTENTION)
     # `set_attn_implementation` would look for a package of flash attention.
     model.config._attn_implementation = ATTENTION
-    return before, latent

@@ -16,8 +16,8 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attention_client.engines.transformers.paged.batch import Sequences
 from attention_client.engines.transformers.paged.latent import latent_heads
+from attention_client.engines.transformers.paged.sequences import Sequences
 
 __all__ = ["ATTENTION", "Outside", "reaching"]
 

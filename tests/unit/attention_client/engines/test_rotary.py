@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,17 +26,16 @@ from attention_client.engines.transformers.rotary import (
     depends_on_length,
     length_rotaries,
     of_prompts,
-    share_equal_blocks,
 )
+from attention_client.generation.engine_choice import build_engine
+from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.scheduler_metrics import SchedulerMetrics
+from attention_client.generation.sequential import SequentialEngine
+from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import Task, in_turns
-from attention_client.serving.generation.engine import Delivery, Engine, Work
-from attention_client.serving.generation.engine_choice import build_engine
-from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
-from attention_client.serving.generation.sampling import GREEDY, Sampling
-from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.serving.generation.sequential import SequentialEngine
-from attention_client.serving.limits import ServeLimits
+from eaas.generation.sampling import GREEDY, Sampling
+from eaas.generation.work import Delivery, Engine, Work
 
 POSITIONS = 16
 X = torch.zeros(1, 1, 32)
@@ -181,22 +179,6 @@ def test_other_rope_types_stay() -> None:
     assert length_rotaries(module) == []
 
 
-def test_blocks_are_shared_up_to_the_first_length() -> None:
-    marked: list[str] = []
-    cache = SimpleNamespace(
-        search_prefix_match=lambda _, prompt: len(prompt),
-        mark_complete_blocks=lambda state, _: marked.append(state.name),
-    )
-    share_equal_blocks(cache, 16)
-    assert [cache.search_prefix_match("", [0] * n) for n in (15, 16, 17)] == [15, 16, 0]
-    for name, prompt, answer in (("a", 10, 6), ("b", 10, 7), ("c", 17, 0)):
-        state = SimpleNamespace(
-            name=name, initial_tokens=[0] * prompt, generated_tokens=[0] * answer
-        )
-        cache.mark_complete_blocks(state, {"full_attention": 1})
-    assert marked == ["a"]
-
-
 def tiny(config: Any) -> Any:
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -209,13 +191,13 @@ def tiny(config: Any) -> Any:
 
 def engine_of(model: Any) -> Engine:
     admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
-    limits = ServeLimits(num_blocks=40, page_size=16, max_batch_tokens=64)
+    limits = EngineSizes(num_blocks=40, page_size=16, max_batch_tokens=64)
     return build_engine(model, limits, admission, ExpertAttribution())
 
 
 async def answer(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY) -> list[Delivery]:
     queue: asyncio.Queue[Delivery] = asyncio.Queue()
-    engine.submit(Work(str(len(prompt)), prompt, 8, (), sampling), queue.put_nowait)
+    engine.submit(Work(str(len(prompt)), prompt, len(prompt), 8, (), sampling), queue.put_nowait)
     found: list[Delivery] = []
     while not found or not found[-1].finished:
         found.append(await asyncio.wait_for(queue.get(), 60))
@@ -265,7 +247,7 @@ def test_one_request_at_a_time_forgets_the_one_before() -> None:
     assert tokens_of(asyncio.run(answer(engine, prompt))) == greedy(config, prompt)
 
     prompt = [(7 * i) % 100 for i in range(300)]
-    sampling = Sampling(prompt_length=300, logprobs=0, prompt_logprobs=True)
+    sampling = Sampling(logprobs=0, prompt_logprobs=True)
     scores = asyncio.run(answer(engine, prompt, sampling))[0].prompt_scores
     with torch.no_grad():
         logits_TV = tiny(config)(torch.tensor([prompt])).logits[0, :-1]

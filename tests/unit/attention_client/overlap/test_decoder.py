@@ -13,20 +13,19 @@ from prometheus_client import CollectorRegistry, Counter
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
+from attention_client.generation.engine_choice import build_engine
+from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.scheduler_metrics import SchedulerMetrics
+from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import micro_batch_tokens, pause
-from attention_client.serving.generation.engine import Delivery, Work
-from attention_client.serving.generation.engine_choice import build_engine
-from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
-from attention_client.serving.generation.prefill_pace import PrefillPace
-from attention_client.serving.generation.sampling import GREEDY
-from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.serving.limits import ServeLimits
 from eaas.checkpoint import Checkpoint
+from eaas.generation.sampling import GREEDY
+from eaas.generation.work import Delivery, Work
 
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 BATCH, WIDTH, NEW = 5, 21, 12
-LIMITS = ServeLimits(num_blocks=24, page_size=8, max_batch_tokens=48, max_body_bytes=100_000)
+SIZES = EngineSizes(num_blocks=24, page_size=8, max_batch_tokens=48)
 
 
 class Rig:
@@ -124,12 +123,8 @@ def test_turns_alternate(rig: Rig) -> None:
     assert rig.turns == [first, second] * (len(rig.turns) // 2)
 
 
-def test_continuous_batching(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Packed batches: chunked prefill, decoding, and both at once."""
-    # By the times of steps, prompts would enter later on a busy machine.
-    monkeypatch.setattr(PrefillPace, "limit", lambda *_: None)
+def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
+    """Chunked prefill, decoding, and both at once."""
     for arch in ("qwen3_moe", "gpt_oss"):
         rig = Rig(checkpoint(arch), **({"sliding_window": 8} if arch == "gpt_oss" else {}))
         prompts = [list(range(20 + i, 20 + i + 3 + 11 * i)) for i in range(6)]
@@ -150,13 +145,13 @@ def test_continuous_batching(
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
     metrics = SchedulerMetrics(CollectorRegistry())
     admission = LiveAdmission(Scheduling(), model, metrics)
-    engine = build_engine(model, LIMITS, admission, ExpertAttribution())
+    engine = build_engine(model, SIZES, admission, ExpertAttribution())
     engine.start()
     try:
         queues: list[asyncio.Queue[Delivery]] = []
         for i, prompt in enumerate(prompts):
             queues.append(asyncio.Queue())
-            engine.submit(Work(str(i), prompt, NEW, (), GREEDY), queues[-1].put_nowait)
+            engine.submit(Work(str(i), prompt, len(prompt), NEW, (), GREEDY), queues[-1].put_nowait)
         return [await answer(queue) for queue in queues]
     finally:
         engine.stop(10.0)

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from attention_client.serving.errors import ApiError
 from attention_client.serving.families.pieces import Finish
-from attention_client.serving.generation.engine import Delivery, Work
-from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.generation.scores import Scores
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.answer import Answer
@@ -23,6 +19,10 @@ from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
+from eaas.generation.errors import ApiError
+from eaas.generation.sampling import Sampling
+from eaas.generation.scores import Scores
+from eaas.generation.work import Delivery, Work
 
 TOKENIZER = byte_tokenizer("<end>", eos_token="<end>")
 END = 256
@@ -59,7 +59,8 @@ class Rig:
         )
         request = CompletionRequest(prompt="x", **fields)
         works = [
-            Work(str(index), PROMPT, 9, (END,), sampling or Sampling()) for index in range(count)
+            Work(str(index), PROMPT, len(PROMPT), 9, (END,), sampling or Sampling())
+            for index in range(count)
         ]
         self.answer = Answer(
             "x",

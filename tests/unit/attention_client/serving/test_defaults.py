@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, Qwen3MoeConfig
 
-from attention_client.serving.generation.defaults import Defaults
-from attention_client.serving.generation.sampling import Sampling
+from attention_client.serving.defaults import Defaults
 from eaas.errors import CheckpointError
+from eaas.generation.sampling import Sampling
 
 CONFIG = Qwen3MoeConfig(vocab_size=100)
 

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from attention_client.serving.errors import ApiError
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.families.reader import Calls
-from attention_client.serving.generation.engine import Delivery, Work
-from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.answer import Answer
@@ -21,6 +18,9 @@ from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Generation
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
+from eaas.generation.errors import ApiError
+from eaas.generation.sampling import Sampling
+from eaas.generation.work import Delivery, Work
 
 END = 256
 TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
@@ -57,7 +57,7 @@ def generation(
     **fields: Any,
 ) -> tuple[Generation, ScriptedEngine, CollectorRegistry]:
     engine, registry = ScriptedEngine(deliveries), CollectorRegistry()
-    work = Work("x-1", [1, 2, 3], 1000, (end,), GREEDY, min_tokens)
+    work = Work("x-1", [1, 2, 3], 3, 1000, (end,), Sampling(min_tokens=min_tokens))
     service: Any = SimpleNamespace(
         engine=engine, tokenizer=tokenizer, metrics=ServeMetrics(registry)
     )

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from attention_client.serving.defaults import Defaults
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.generation.defaults import Defaults
-from attention_client.serving.generation.engine import Delivery, Work
-from attention_client.serving.generation.sampling import GREEDY
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.messages import MessagesHandler
 from byte_tokenizer import byte_tokenizer
+from eaas.generation.sampling import GREEDY
+from eaas.generation.work import Delivery, Work
 
 TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from attention_client.serving.generation.scores import Scores, score
+from attention_client.generation.scores import score
 from attention_client.serving.requests.logprobs import CompletionLogprobs, Scored, chat_logprobs
 from attention_client.serving.requests.token_texts import TokenTexts
 from byte_tokenizer import byte_tokenizer
+from eaas.generation.scores import Scores
 
 TOKENIZER = byte_tokenizer("</s>", eos_token="</s>")
 TEXTS = TokenTexts(TOKENIZER)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.errors import ApiError
+from attention_client.serving.errors import error_response
 from attention_client.serving.quota import Quota
+from eaas.generation.errors import ApiError
 
 
 def test_the_next_request_beyond_the_limit_is_refused_until_one_ends() -> None:
@@ -19,7 +20,7 @@ def test_the_next_request_beyond_the_limit_is_refused_until_one_ends() -> None:
             running.enter_context(quota.share())(1)
         with pytest.raises(ApiError, match="All is in use") as refused:
             running.enter_context(quota.share())(1)
-        response = refused.value.response()
+        response = error_response(refused.value)
         assert response.status_code == 429
         assert response.headers["retry-after"] == "1"
     with quota.share() as take:

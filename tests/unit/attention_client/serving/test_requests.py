@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.errors import ApiError
+from attention_client.serving.errors import error_event, error_response
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.prompts.body import parse
+from eaas.generation.errors import ApiError
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -49,8 +50,8 @@ def test_any_object_is_parsed_or_refused_with_a_reason(body: dict[str, Any], cha
         return
     assert refusal.status == 400
     assert refusal.message
-    assert json.loads(bytes(refusal.response().body)) == refusal.body()
-    assert refusal.sse().count("\n") == 2
+    assert json.loads(bytes(error_response(refusal).body)) == refusal.body()
+    assert error_event(refusal).count("\n") == 2
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.requests.stored import StoredResponses
+from eaas.generation.errors import ApiError
 
 
 def respond(

@@ -19,11 +19,11 @@ from starlette.websockets import WebSocketDisconnect
 
 from attention_client import observer as observer_module
 from attention_client.engines.vllm import worker_page
-from attention_client.serving.api_error import ApiError
 from attention_client.vllm_server import middleware as middleware_module
 from attention_client.vllm_server.chat import VllmChat
 from attention_client.vllm_server.middleware import Endpoint
 from attention_client.vllm_server.settings import EndpointSettings
+from eaas.generation.errors import ApiError
 from eaas.types import Member, MemberState, Role
 
 ADDRESS = "127.0.0.1:8000"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterator
@@ -16,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from attention_client.serving.api_error import ApiError
-from attention_client.serving.generation.guide import Guide, restrict
-from attention_client.serving.generation.sampling import Sampling, SequenceSampler
+from attention_client.generation.guide import Guide, restrict
+from attention_client.generation.sampling import SequenceSampler
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from byte_tokenizer import byte_tokenizer
+from eaas.generation.errors import ApiError
+from eaas.generation.sampling import Sampling
+from eaas.generation.work import Work
 from guided import compiled, part, random_answer
 
 TOKENIZER = byte_tokenizer("<unk>", "</s>", eos_token="</s>")
@@ -177,17 +178,6 @@ def test_the_end_waits_for_the_least_length_unless_nothing_else_may_follow(
     assert np.flatnonzero(short.allowed(a)).tolist() == [END]
 
 
-def test_a_copy_starts_at_the_first_token(compiler: GrammarCompiler) -> None:
-    guide = Guide(compiled(compiler, part("regex", "ab*c")), 3)
-    tokens = TOKENIZER("abb")["input_ids"]
-    assert guide.next == 3
-    guide.allowed(tokens)
-    assert guide.next == 6
-    other = copy.deepcopy(guide)
-    assert other.next == 3
-    assert other.allowed(tokens).tolist() == guide.allowed([]).tolist()
-
-
 def test_scores_beyond_the_tokenizer_are_banned() -> None:
     scores_V = torch.zeros(6)
     restrict(scores_V, np.array([True, False, True]))
@@ -196,9 +186,8 @@ def test_scores_beyond_the_tokenizer_are_banned() -> None:
 
 def test_the_sequential_sampler_follows_too(compiler: GrammarCompiler) -> None:
     grammar = compiled(compiler, part("regex", "[ab]{3}"))
-    sampling, guide = Sampling(prompt_length=2, grammar=grammar).guided()
-    sampler = SequenceSampler(sampling, guide)
     tokens = [7, 8]
+    sampler = SequenceSampler(Work("a", tokens, 2, 9, (END,), Sampling(grammar=grammar)))
     while tokens[-1] != END:
         scores_1V = torch.arange(VOCABULARY, dtype=torch.float32)[None]
         tokens.append(int(sampler(torch.tensor([tokens]), scores_1V).argmax()))

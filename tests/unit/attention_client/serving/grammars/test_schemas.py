@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from byte_tokenizer import byte_tokenizer
+from eaas.generation.errors import ApiError
 from guided import compiled, part, random_answer
 
 TOKENIZER = byte_tokenizer("<unk>", "</s>", eos_token="</s>")

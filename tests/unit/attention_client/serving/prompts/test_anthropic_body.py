@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.anthropic_body import CountRequest, MessagesRequest
+from eaas.generation.errors import ApiError
 
 ASK: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
 from chat_prompts import assistant, call, prompt, result
+from eaas.generation.errors import ApiError
 
 USER = {"role": "user", "content": "How warm is it?"}
 AGAIN = {"role": "user", "content": "Try again."}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.prompts.fields import NO_EFFECT, REFUSED
+from eaas.generation.errors import ApiError
 from vllm_python import NEEDS_VLLM, ROOT, run
 
 # The fields of openai 3.57.0 and vLLM 0.32.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from byte_tokenizer import byte_tokenizer
+from eaas.generation.errors import ApiError
 
 LONG = "=" * 60
 LIMITS = ModelLimits(max_model_len=20, vocabulary=300)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed
 from attention_client.serving.prompts.responses_tools import call_item
+from eaas.generation.errors import ApiError
 
 FUNCTION = {
     "type": "function",

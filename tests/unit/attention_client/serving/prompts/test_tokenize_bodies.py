@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
+from eaas.generation.errors import ApiError
 
 
 def test_a_chat_gets_no_special_tokens_beside_those_of_its_template() -> None:

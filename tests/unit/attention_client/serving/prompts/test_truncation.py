@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.api_error import ApiError
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.responses_body import ResponsesRequest
+from eaas.generation.errors import ApiError
 
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "1", "output": "r"}

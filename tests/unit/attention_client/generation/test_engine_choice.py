@@ -9,14 +9,14 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM, MambaConfig, Qwen3Config
 
+from attention_client.generation import batching
+from attention_client.generation.engine_choice import build_engine
+from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.scheduler_metrics import SchedulerMetrics
+from attention_client.generation.sequential import SequentialEngine
+from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.generation import batching
-from attention_client.serving.generation.engine import Engine
-from attention_client.serving.generation.engine_choice import build_engine
-from attention_client.serving.generation.live_admission import LiveAdmission, Scheduling
-from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.serving.generation.sequential import SequentialEngine
-from attention_client.serving.limits import ServeLimits
+from eaas.generation.work import Engine
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
 
@@ -24,7 +24,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
 def engine_of(config: Any) -> Engine:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
-    limits = ServeLimits(num_blocks=4, page_size=16, max_batch_tokens=64)
+    limits = EngineSizes(num_blocks=4, page_size=16, max_batch_tokens=64)
     return build_engine(model, limits, admission, ExpertAttribution())
 
 
@@ -36,7 +36,7 @@ def test_an_error_of_the_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(*_: Any) -> Any:
         raise AttributeError("a slip")
 
-    monkeypatch.setattr(batching, "PagedBatch", broken)
+    monkeypatch.setattr(batching, "PagedModel", broken)
     sizes = {"intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     with pytest.raises(AttributeError, match="a slip"):
         engine_of(Qwen3Config(**SIZES, **sizes, head_dim=8))

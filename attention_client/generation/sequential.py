@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter
@@ -10,21 +11,22 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.cli.serving.utils import (
-    CBWorkerDeadError,
-    GenerateManager,
-    _GenerationCancelled,
-)
 
 from attention_client.engines.transformers.rotary import length_rotaries, of_prompts
+from attention_client.generation.sampling import SequenceSampler
+from attention_client.generation.scores import score
 from attention_client.layer_call.expert_attribution import ExpertAttribution, SeenServers
-from attention_client.serving.generation.engine import NOBODY, Delivery, Work
-from attention_client.serving.generation.sampling import SequenceSampler
-from attention_client.serving.generation.scores import Scores, score
+from eaas.generation.errors import EngineStoppedError
+from eaas.generation.scores import Scores
+from eaas.generation.work import NOBODY, Delivery, Work
 
 __all__ = ["SequentialEngine"]
 
 _PART = 256  # tokens of a prompt that are scored at a time
+
+
+class _CancelledError(Exception):
+    """Ends the forward passes of a cancelled request."""
 
 
 class _Job:
@@ -32,7 +34,7 @@ class _Job:
 
     def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         self.work = work
-        self.sampler = SequenceSampler(*work.sampling.guided())
+        self.sampler = SequenceSampler(work)
         self.prompt_scores: Scores | None = None
         self.cancelled = threading.Event()
         self._deliver = deliver
@@ -58,7 +60,7 @@ class _Job:
 
     def put(self, value: torch.Tensor) -> None:
         if self.cancelled.is_set():
-            raise _GenerationCancelled
+            raise _CancelledError
         if self._prompt_seen:
             self.send(value.tolist(), finished=False)
         self._prompt_seen = True  # the first call passes the prompt
@@ -68,7 +70,7 @@ class _Job:
 
 
 class SequentialEngine:
-    """Engine that runs ``model.generate`` for each request in turn, in transformers' thread (`Engine`)."""
+    """Engine that runs ``model.generate`` for each request in turn (`Engine`)."""
 
     def __init__(self, model: Any, attribution: ExpertAttribution) -> None:
         self._attribution = attribution
@@ -76,7 +78,7 @@ class SequentialEngine:
         # `generate` would take what a request leaves open from here; a request has all settings itself.
         model.generation_config = GenerationConfig()
         self._rotaries = length_rotaries(model)
-        self._generate = GenerateManager()  # its thread is a daemon and needs no start
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._jobs: dict[str, _Job] = {}
         self._current: str | None = None
         self._stopped = False
@@ -87,15 +89,15 @@ class SequentialEngine:
         return None
 
     def start(self) -> None:
-        """Accept requests; transformers' inference thread needs no start."""
-        self._stopped = False
+        """Start the thread that generates; as a daemon, it does not keep the process alive."""
+        threading.Thread(target=self._run_all, name="generation", daemon=True).start()
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
-        """Queue a request behind all earlier ones. Raises CBWorkerDeadError if the engine has stopped."""
+        """Queue a request behind all earlier ones. Raises EngineStoppedError if the engine has stopped."""
         if self._stopped:
-            raise CBWorkerDeadError("The server is stopping.")
+            raise EngineStoppedError("The server is stopping.")
         job = self._jobs[work.id] = _Job(work, deliver)
-        self._generate.submit(self._run, job)
+        self._queue.put(job)
 
     def cancel(self, request_id: str) -> None:
         """End the request at its next token, or before it begins; nothing more is delivered."""
@@ -131,22 +133,27 @@ class SequentialEngine:
         """Fail all requests and refuse new ones; the running one ends at its next token."""
         self._stopped = True
         for job in list(self._jobs.values()):
-            error = CBWorkerDeadError("The server is stopping.")
+            error = EngineStoppedError("The server is stopping.")
             job.send([], finished=True, error=error)
             self.cancel(job.work.id)
+        self._queue.put(None)
+
+    def _run_all(self) -> None:
+        while (job := self._queue.get()) is not None:
+            self._run(job)
 
     def _run(self, job: _Job) -> None:
-        """Generate one request's answer in the inference thread; the job delivers each token."""
+        """Generate one request's answer; the job delivers each token."""
         if job.cancelled.is_set():
             return
         work = job.work
         self._current = work.id
         job.begin()
-        prompt_1T = torch.tensor([work.prompt], device=self._model.device)
+        tokens_1T = torch.tensor([work.tokens], device=self._model.device)
         for rotary in self._rotaries:
             rotary.forget()
         config = GenerationConfig(
-            max_new_tokens=work.max_tokens,
+            max_new_tokens=work.max_tokens - (len(work.tokens) - work.prompt_length),
             do_sample=False,  # the sampler leaves one token to choose
             # -1 matches no token; None would select the model's own end tokens.
             eos_token_id=list(work.end_tokens) or -1,
@@ -154,16 +161,17 @@ class SequentialEngine:
         )
         try:
             if work.sampling.prompt_logprobs:
+                prompt_1T = tokens_1T[:, : work.prompt_length]
                 job.prompt_scores = self._score_prompt(job, prompt_1T)
             with self._attribution.watching(work.servers) as job.seen:
                 self._model.generate(
-                    prompt_1T,
-                    attention_mask=torch.ones_like(prompt_1T),
+                    tokens_1T,
+                    attention_mask=torch.ones_like(tokens_1T),
                     generation_config=config,
                     logits_processor=[job.sampler],
                     streamer=job,
                 )
-        except _GenerationCancelled:
+        except _CancelledError:
             pass
         except Exception as error:  # noqa: BLE001 (delivered to the request)
             job.send([], finished=True, error=error)
@@ -178,7 +186,7 @@ class SequentialEngine:
         scores, cache = [Scores.none(top)], None
         for begin in range(0, prompt_1T.shape[1] - 1, _PART):
             if job.cancelled.is_set():
-                raise _GenerationCancelled
+                raise _CancelledError
             part_1T = prompt_1T[:, begin : begin + _PART]
             with of_prompts(torch.tensor([prompt_1T.shape[1]])):
                 output = self._model(part_1T, past_key_values=cache, use_cache=True)

@@ -50,10 +50,6 @@ class History:
         self._counts: list[int] = []
         self.length = 0
 
-    def __deepcopy__(self, memo: Any) -> History:
-        """Return an empty history: transformers copies a request's settings when it evicts the request."""
-        return History(self._prompt_length)
-
     def extend(self, tokens: Sequence[int]) -> None:
         """Add the sequence's next tokens."""
         for token in tokens:

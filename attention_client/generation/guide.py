@@ -1,47 +1,26 @@
-"""A compiled grammar, and one sequence's position in it: the tokens that may follow its answer so far.
+"""One sequence's position in a grammar: the tokens that may follow its answer so far.
 
-Shapes: B rows (requests with a new token), V vocabulary.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLMatcher
 
-from attention_client.serving.api_error import ApiError
+from eaas.generation.errors import ApiError
+from eaas.generation.grammar import Grammar
 
-__all__ = ["Grammar", "Guide", "restrict"]
-
-
-@dataclass(frozen=True, eq=False)
-class Grammar:
-    """A compiled grammar, which any number of sequences may follow.
-
-    Attributes:
-        start: llguidance's matcher before the first token; copied for each sequence.
-        end_tokens: The tokens that end an answer.
-        field: The field of the request that asks for the grammar, for errors.
-    """
-
-    start: LLMatcher
-    end_tokens: tuple[int, ...]
-    field: str
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Grammar:
-        return self
+__all__ = ["Guide", "restrict"]
 
 
 class Guide:
     """One sequence's position in a grammar.
 
-    The position follows the tokens of the answer, not the number of calls. So it holds for a request that
-    is evicted and computed again. transformers copies it then: a copy starts at the first token.
+    It follows the tokens of the answer, not the number of calls.
 
     Args:
         grammar: The grammar.
@@ -58,16 +37,12 @@ class Guide:
         min_length: int = 0,
         stop_tokens: tuple[int, ...] = (),
     ) -> None:
-        self._given = (grammar, prompt_length, min_length, stop_tokens)
         self._grammar = grammar
         self._prompt_length = prompt_length
         self._min_length = min_length
         self._ends = [*grammar.end_tokens, *stop_tokens]
         self._matcher = grammar.start.deep_copy()
         self._seen = 0  # tokens of the answer that the matcher has read
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Guide:
-        return Guide(*self._given)
 
     @property
     def next(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +16,14 @@ import numpy as np
 
 from attention_client.engines.transformers.dry_run import RouterDryRun
 from attention_client.engines.transformers.routes import RouteTap
+from attention_client.generation.pace import PaceProbe
+from attention_client.generation.scheduler import Part, Sequence
+from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.scheduler.admission import Admission
 from attention_client.scheduler.cost import Loads, ServerCost
 from attention_client.scheduler.predictor import Predictor, correlation
 from attention_client.scheduler.recording import QueueSettings, Recorder
 from attention_client.scheduler.strategies.fcfs import Fcfs
-from attention_client.serving.generation.pace import PaceProbe
-from attention_client.serving.generation.scheduler_metrics import SchedulerMetrics
 from eaas.config import SchedulerConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
@@ -117,7 +118,7 @@ class LiveAdmission:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def arrive(self, request: str, tokens: Sequence[int], running: int) -> None:
+    def arrive(self, request: str, tokens: list[int], running: int) -> None:
         """Add a new request to the waiting ones; predict its expert loads if the batch is full.
 
         Args:
@@ -137,20 +138,22 @@ class LiveAdmission:
         self._loads[request] = load_E
         self._admission.arrive(request, load_E)
 
-    def put_back(self, request: str, load_E: Loads | None) -> None:
-        """Put a request evicted from the cache ahead of all waiting ones, with its load from `leave`."""
-        self._loads[request] = np.ones(_NO_LOADS) if load_E is None else load_E
+    def put_back(self, request: str) -> None:
+        """Put a request evicted from the cache ahead of all waiting ones, with the load that it has."""
+        load_E = self._loads[request]
+        self.leave(request)
+        self._loads[request] = load_E
         self._admission.put_back(request)
 
-    def leave(self, request: str) -> Loads | None:
-        """Forget a completed, cancelled or evicted request. Return its load for `put_back`; None: unknown."""
+    def leave(self, request: str) -> None:
+        """Forget a completed or cancelled request."""
         self._admission.leave(request)
         self._predicted.discard(request)
         self._prompts.pop(request, None)
-        return self._loads.pop(request, None)
+        self._loads.pop(request, None)
 
-    def candidates(self, running: Sequence[Any]) -> list[str]:
-        """Return the waiting requests that may join `running` (transformers' `RequestState`), in order.
+    def candidates(self, running: list[Sequence]) -> list[str]:
+        """Return the waiting requests that may join the running ones, in order.
 
         The scheduler admits those that fit into the cache, and passes them to `admit`. If the strategy
         fails, first come, first served replaces it.
@@ -192,11 +195,11 @@ class LiveAdmission:
     # -- expert loads ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def watching(self, batch: Callable[[], Sequence[Any]]) -> Iterator[None]:
+    def watching(self, parts: list[Part]) -> Iterator[None]:
         """Record the experts of prompts in the block's forward pass, whose loads replace the predicted ones.
 
         Args:
-            batch: Returns the requests of the pass in token order (transformers' `FutureRequestState`).
+            parts: The parts of the pass.
         """
         if self._tap is None or self._predictor is None:
             yield
@@ -205,12 +208,10 @@ class LiveAdmission:
                 yield
             ids_LTK = seen.ids_LTK()
             if ids_LTK is not None:
-                self._saw(self._predictor, batch(), ids_LTK)
+                self._saw(self._predictor, parts, ids_LTK)
         if self._recorder is not None:
-            # Here the new tokens are not yet known: a request without tokens is in prefill.
-            rows = [part.state.generated_tokens != [] for part in batch()]
-            tokens = sum(part.query_length for part in batch())
-            self._step = sum(rows), tokens - sum(rows)
+            answers = sum(not part.is_prefill for part in parts)
+            self._step = answers, sum(part.size for part in parts) - answers
 
     def stepped(self, seconds: float) -> None:
         """Add the time of an engine's step, from scheduling to its tokens, to the recording, if any."""
@@ -220,41 +221,38 @@ class LiveAdmission:
             if probe_s is not None:
                 self._recorder.note(probe=probe_s)
 
-    def _saw(self, predictor: Predictor, batch: Sequence[Any], ids_LTK: Any) -> None:
+    def _saw(self, predictor: Predictor, parts: list[Part], ids_LTK: Any) -> None:
         end = 0
-        for part in batch:
-            begin, end = end, end + part.query_length
-            state = part.state
-            if state.generated_tokens:
-                continue  # it decodes
-            prompt = self._prompts.get(state.request_id)
-            if prompt is None:
-                prompt = _Prompt(state.position_offset - part.query_length)
-                self._prompts[state.request_id] = prompt
+        for part in parts:
+            begin, end = end, end + part.size
+            if not part.is_prefill:
+                continue
+            name = part.sequence.id
+            prompt = self._prompts.setdefault(name, _Prompt(part.begin))
             prompt.parts.append(ids_LTK[:, begin:end])
-            if part.has_new_token:
-                del self._prompts[state.request_id]
-                self._prefilled(predictor, state, prompt)
+            if part.samples:
+                del self._prompts[name]
+                self._prefilled(predictor, part.sequence, prompt)
 
-    def _prefilled(self, predictor: Predictor, state: Any, prompt: _Prompt) -> None:
+    def _prefilled(self, predictor: Predictor, sequence: Sequence, prompt: _Prompt) -> None:
         ids_LTK = np.concatenate(prompt.parts, axis=1)
-        load_E = predictor.saw(state.initial_tokens, prompt.first, ids_LTK)
-        request = state.request_id
+        load_E = predictor.saw(sequence.tokens, prompt.first, ids_LTK)
+        request = sequence.id
         if request in self._predicted:
             self._predicted.discard(request)
             self._metrics.correlation.observe(correlation(self._loads[request], load_E))
         self._loads[request] = load_E
         self._admission.saw(request, load_E)
 
-    def _running(self, running: Sequence[Any]) -> Loads | None:
+    def _running(self, running: list[Sequence]) -> Loads | None:
         """Sum the running requests' loads, each weighted by the rest of its answer, for the strategy."""
         if not running:
             return None
-        left = [1 - len(state.generated_tokens) / state.max_new_tokens for state in running]
-        loads = [self._loads[state.request_id] for state in running]
+        left = [1 - sequence.answer / sequence.work.max_tokens for sequence in running]
+        loads = [self._loads[sequence.id] for sequence in running]
         return np.asarray(np.dot(left, loads), dtype=np.float64)
 
-    def _predict(self, predictor: Predictor, tokens: Sequence[int]) -> Loads:
+    def _predict(self, predictor: Predictor, tokens: list[int]) -> Loads:
         before = predictor.cached_tokens, predictor.dry_tokens
         begin = time.perf_counter()
         load_E = predictor.predict(tokens)

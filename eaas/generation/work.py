@@ -1,4 +1,4 @@
-"""The interface of the attention client's engine, which runs the model and generates requests' tokens."""
+"""The interface of an engine, which runs the model and generates the tokens of requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from attention_client.serving.generation.sampling import Sampling
-from attention_client.serving.generation.scores import Scores
+from eaas.generation.sampling import Sampling
+from eaas.generation.scores import Scores
 
 __all__ = ["NOBODY", "Delivery", "Engine", "Work"]
 
@@ -18,30 +18,38 @@ NOBODY: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Work:
-    """One sequence of a request, as an HTTP handler passes it to the engine: prompt, limits and settings.
+    """One sequence for an engine: a prompt, and the part of its answer that is known already.
+
+    A sequence that was evicted from the cache, or that another engine began, goes on from its tokens: limits,
+    draws, penalties and the grammar count from the end of the prompt.
 
     Attributes:
         id: Unique in the process.
-        prompt: Token ids, not empty.
-        max_tokens: Most tokens of the answer, at least 1.
+        tokens: Token ids of the prompt, not empty, and of the answer so far.
+        prompt_length: Tokens of the prompt.
+        max_tokens: Most tokens of the answer, more than it has.
         end_tokens: Tokens that end the answer; empty: only max_tokens ends it.
         sampling: Sampling settings.
-        min_tokens: The first tokens of the answer, in which stop strings do not match.
         servers: Whether to report the servers that computed each token's routed experts.
     """
 
     id: str
-    prompt: list[int]
+    tokens: list[int]
+    prompt_length: int
     max_tokens: int
     end_tokens: tuple[int, ...]
     sampling: Sampling
-    min_tokens: int = 0
     servers: bool = False
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self.tokens[: self.prompt_length]
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """New tokens of a request, sent from the engine's thread to the HTTP event loop.
+    """New tokens of a request, sent from the engine's thread to the event loop of its user.
 
     Attributes:
         tokens: The tokens, including an end token.
@@ -71,12 +79,12 @@ class Engine(Protocol):
         """Most tokens of one request, prompt plus answer; longer ones are refused. None: no limit."""
 
     def start(self) -> None:
-        """Start the engine's thread, when the HTTP application starts."""
+        """Start the engine's thread, before the first request."""
 
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         """Queue a request. Call it on an event loop; `deliver` is called on the same loop.
 
-        Raises CBWorkerDeadError if the engine has stopped.
+        Raises EngineStoppedError if the engine has stopped.
         """
 
     def cancel(self, request_id: str) -> None:

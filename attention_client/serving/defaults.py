@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from attention_client.serving.generation.sampling import Sampling
 from eaas.checkpoint.generation_file import GenerationFields
+from eaas.generation.sampling import Sampling
 
 __all__ = ["Defaults"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.paged.model import can_be_paged
+from attention_client.generation.batching import BatchingEngine
+from attention_client.generation.live_admission import LiveAdmission
+from attention_client.generation.sequential import SequentialEngine
+from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.generation.batching import BatchingEngine, fits_paged_cache
-from attention_client.serving.generation.engine import Engine
-from attention_client.serving.generation.live_admission import LiveAdmission
-from attention_client.serving.generation.sequential import SequentialEngine
-from attention_client.serving.limits import ServeLimits
+from eaas.generation.work import Engine
 
 __all__ = ["build_engine"]
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 def build_engine(
     model: Any,
-    limits: ServeLimits,
+    sizes: EngineSizes,
     admission: LiveAdmission,
     attribution: ExpertAttribution,
     compiler: PassCompiler | None = None,
@@ -30,7 +30,7 @@ def build_engine(
 
     Args:
         model: A transformers causal language model.
-        limits: Sizes of cache and batch.
+        sizes: Sizes of cache and batch.
         admission: Chooses the requests that enter the batch. A `SequentialEngine` does not use it.
         attribution: Records which servers compute a token's experts, for requests that ask.
         compiler: Compiles the forward passes of a `BatchingEngine`; None: they stay uncompiled.
@@ -40,23 +40,16 @@ def build_engine(
     """
     attention = model.config._attn_implementation
     reason = f"the paged cache does not serve {model.dtype} on {model.device}"
-    for is_paged in (True, False) if can_be_paged(model) else (False,):
+    if can_be_paged(model):
         try:
-            engine = BatchingEngine(model, limits, admission, attribution, is_paged=is_paged)
+            engine = BatchingEngine(model, sizes, admission, attribution)
         except ValueError as error:
             reason = str(error)
+            model.set_attn_implementation(attention)  # the attempt may have set a paged one
         else:
-            if fits_paged_cache(engine.manager):
-                if not is_paged:
-                    _LOG.warning(
-                        "%s has transformers' own attention, which is slow, and no compiled passes: %s",
-                        *(type(model).__name__, reason),
-                    )
-                elif compiler is not None:
-                    compiler.start(engine.use_compiled)
-                return engine
-            reason = "its attention does not fit the paged cache"
-        model.set_attn_implementation(attention)  # the attempt may have set a paged one
+            if compiler is not None:
+                compiler.start(engine.use_compiled)
+            return engine
     _LOG.warning("%s is served one request at a time: %s", type(model).__name__, reason)
     admission.decline()
     return SequentialEngine(model, attribution)

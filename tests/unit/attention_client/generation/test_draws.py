@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from attention_client.serving.generation import draws as module
-from attention_client.serving.generation.draws import Draw, draw, key
+from attention_client.generation import draws as module
+from attention_client.generation.draws import Draw, draw, key
 
 VOCABULARY = 60
 SETTINGS = st.builds(

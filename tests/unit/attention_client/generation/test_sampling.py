@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,21 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.api_error import ApiError
-from attention_client.serving.generation.penalties import History
-from attention_client.serving.generation.sampling import (
-    GREEDY,
-    BatchSampler,
-    Row,
-    Sampling,
-    choose,
-)
+from attention_client.generation.penalties import History
+from attention_client.generation.sampling import Chooser, Chosen, Row, choose, choose_tokens
+from eaas.generation.sampling import GREEDY, Sampling
+from eaas.generation.work import Work
 
 VOCABULARY = 50
 
 
 def chosen(scores_BV: torch.Tensor, rows: list[tuple[Sampling, int]]) -> list[int]:
-    settings = [Row(place, *row) for place, row in enumerate(rows)]
+    settings = [Row(*row) for row in rows]
     return choose(scores_BV.clone(), settings).tolist()
 
 
@@ -85,78 +78,66 @@ def test_filters_leave_the_likeliest(sampling: Sampling, allowed: int) -> None:
 def test_no_end_token_before_the_minimum_length(temperature: float) -> None:
     scores_BV = torch.zeros(1, VOCABULARY)
     scores_BV[0, [5, 6]] = 100.0
-    sampling = Sampling(temperature=temperature, min_length=10, end_tokens=(5, 6))
-    assert chosen(scores_BV, [(sampling, 9)])[0] not in (5, 6)
-    assert chosen(scores_BV, [(sampling, 10)])[0] in (5, 6)
+    sampling = Sampling(temperature=temperature, min_tokens=7, end_tokens=(5, 6))
+    assert step([state(sampling, 9)], scores_BV)[0].token not in (5, 6)
+    assert step([state(sampling, 10)], scores_BV)[0].token in (5, 6)
+
+
+def state(sampling: Sampling, length: int = 4) -> State:
+    """A sequence with a prompt of 3 tokens."""
+    return State(Work("a", [4, 5, 6, *[7] * (length - 3)], 3, 100, (), sampling))
 
 
 class State:
-    """What the sampler reads of transformers' request."""
+    """A sequence, and what is kept for the choice of its tokens."""
 
-    def __init__(self, name: str, prompt: list[int], sampling: Sampling | None) -> None:
-        self.request_id = name
-        self.initial_tokens = prompt
-        self.generated_tokens: list[int] = []
-        self.logit_processor_kwargs: dict[str, Any] = {}
-        if sampling is not None:
-            self.logit_processor_kwargs["sampling"] = sampling
+    def __init__(self, work: Work) -> None:
+        self.work, self.tokens = work, list(work.tokens)
+        self.chooser = Chooser(work)
 
-    @property
-    def state(self) -> State:
-        return self
-
-    def evicted(self) -> State:
-        again = State(self.request_id, self.initial_tokens + self.generated_tokens, None)
-        again.logit_processor_kwargs = copy.deepcopy(self.logit_processor_kwargs)
-        return again
+    def moved(self) -> State:
+        """Go on with what is known of the sequence elsewhere."""
+        return State(dataclasses.replace(self.work, tokens=self.tokens))
 
 
-def fail(_request_id: str, error: ApiError) -> None:
-    raise error
+def step(states: list[State], scores_BV: torch.Tensor) -> list[Chosen]:
+    rows = [each.chooser.row(each.tokens) for each in states]
+    return choose_tokens(scores_BV, rows)
 
 
-def step(sampler: BatchSampler, states: list[State], scores_BV: torch.Tensor) -> list[int]:
-    arguments = sampler.prepare_tensor_args(states)
-    assert arguments.shape == (len(states),)
-    return sampler(scores_BV, arguments).argmax(-1).tolist()
-
-
-def test_plain_rows_are_left_alone() -> None:
-    sampler, scores_BV = BatchSampler(fail), random_scores(4)
+def test_scores_are_of_the_logits_as_they_were() -> None:
+    scores_BV = random_scores(4)
     before_BV = scores_BV.clone()
-    states = [State("a", [1], None), State("b", [2, 3], GREEDY)]
-    out_BV = sampler(scores_BV[:2], sampler.prepare_tensor_args(states))
-    assert out_BV.data_ptr() == scores_BV.data_ptr()
-    drawn = State("c", [1], Sampling(temperature=1.0))
-    reported = State("d", [1], Sampling(logprobs=3))
-    chosen = step(sampler, [*states, drawn, reported], scores_BV)
-    assert torch.equal(scores_BV[:2], before_BV[:2])
-    assert (scores_BV[2:] > -torch.inf).sum(-1).tolist() == [1, 1]
-    assert chosen[:2] == before_BV[:2].argmax(-1).tolist()
-    assert chosen[3] == int(before_BV[3].argmax())
-    scores = sampler.take_scores()
-    assert list(scores) == ["d"]
-    assert scores["d"].logprob_T[0] == scores["d"].top_logprob_TK[0, 0]
-    assert scores["d"].top_TK[0].tolist() == before_BV[3].topk(3).indices.tolist()
-    assert sampler.take_scores() == {}
+    sampling = Sampling(logprobs=3, logit_bias=((7, 100.0),))
+    reported, drawn = state(sampling), state(Sampling(temperature=1.0))
+    rows = [each.chooser.row(each.tokens) for each in (drawn, reported)]
+    found = choose_tokens(scores_BV, [None, *rows, None])
+    assert torch.equal(scores_BV, before_BV)
+    assert [found[b].token for b in (0, 3)] == before_BV[[0, 3]].argmax(-1).tolist()
+    assert [each.scores is None for each in found] == [True, True, False, True]
+    assert found[2].token == 7
+    scores = found[2].scores
+    assert scores is not None
+    logprob_V = before_BV[2].log_softmax(-1)
+    assert scores.logprob_T[0] == pytest.approx(float(logprob_V[7]))
+    assert scores.top_TK[0].tolist() == before_BV[2].topk(3).indices.tolist()
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 2**31))
-def test_an_evicted_request_keeps_its_penalties(evictions: list[bool], seed: int) -> None:
-    """A request that leaves the cache and returns chooses as if it had stayed."""
+def test_a_sequence_that_moves_chooses_as_one_that_stays(moves: list[bool], seed: int) -> None:
     settings = Sampling(
-        prompt_length=2, frequency_penalty=1.5, repetition_penalty=1.2, temperature=0.9, seed=seed
-    )
-    sampler = BatchSampler(fail)
-    stays, moves = State("a", [4, 5], settings), State("b", [4, 5], settings)
-    for n, evicts in enumerate(evictions):
-        scores_BV = random_scores(1, seed + n).expand(2, -1).clone()
-        first, second = step(sampler, [stays, moves], scores_BV)
+        temperature=0.9, frequency_penalty=1.5, repetition_penalty=1.2, seed=seed,
+        min_tokens=4, end_tokens=(1, 2, 3), bad_words=((5, 6), (9,), (8, 8, 8)),
+    )  # fmt: skip
+    here, there = state(settings), state(settings)
+    for n, goes in enumerate(moves):
+        scores_BV = random_scores(1, seed + n).expand(2, -1)
+        first, second = (each.token for each in step([here, there], scores_BV))
         assert first == second
-        stays.generated_tokens.append(first)
-        moves.generated_tokens.append(second)
-        if evicts:
-            moves = moves.evicted()
+        here.tokens.append(first)
+        there.tokens.append(second)
+        if goes:
+            there = there.moved()
 
 
 def test_a_bias_is_added_before_the_choice() -> None:
@@ -178,7 +159,7 @@ def test_no_setting_brings_a_forbidden_token_back(temperature: float) -> None:
     )
     allowed = np.zeros(VOCABULARY + 14, bool)
     allowed[[3, 7]] = True
-    rows = [Row(0, sampling, 3, history, allowed), Row(1, sampling, 3, history)]
+    rows = [Row(sampling, 3, history, allowed), Row(sampling, 3, history)]
     guided, free = choose(scores_BV, rows).tolist()
     assert guided == 7
     assert free in (7, 8)
@@ -202,7 +183,6 @@ LEGAL = st.builds(
         st.tuples(st.integers(0, VOCABULARY - 1), st.floats(-100, 100)), max_size=5
     ).map(tuple),
     end_tokens=st.lists(st.integers(0, VOCABULARY - 1), max_size=3).map(tuple),
-    min_length=st.sampled_from([0, 9]),
 )
 # A model may also compute what is no number.
 LOGITS = st.sampled_from(
@@ -218,15 +198,13 @@ def test_no_legal_settings_make_a_banned_token_possible(
     tokens = st.integers(0, VOCABULARY - 1)
     history = History(2)
     history.extend(data.draw(st.lists(tokens, max_size=8)))
-    allowed = None
-    legal = set(range(VOCABULARY))
-    if sampling.min_length:
-        legal -= set(sampling.end_tokens)
-    else:
-        legal = data.draw(st.sets(tokens, min_size=1))
+    allowed, banned = None, sampling.end_tokens
+    legal = set(range(VOCABULARY)) - set(banned)
+    if data.draw(st.booleans()):
+        legal, banned = data.draw(st.sets(tokens, min_size=1)), ()
         allowed = np.zeros(VOCABULARY, bool)
         allowed[list(legal)] = True
-    row = Row(0, sampling, 8, history, allowed)
+    row = Row(sampling, 8, history, allowed, banned)
     assert choose(torch.tensor([logits]), [row]).item() in legal
 
 
@@ -236,5 +214,5 @@ def test_an_extreme_penalty_leaves_other_tokens_in_their_order() -> None:
     history = History(1)
     history.extend([best])
     for penalty in (2.0**-126, 3.4e38):
-        row = Row(0, Sampling(repetition_penalty=penalty), 1, history)
+        row = Row(Sampling(repetition_penalty=penalty), 1, history)
         assert choose(scores_BV.clone(), [row]).tolist() == [best if penalty < 1 else second]

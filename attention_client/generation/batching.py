@@ -1,0 +1,342 @@
+"""The attention client's usual engine: continuous batching over a paged key-value cache.
+
+    submit, cancel --> inbox --> [ scheduler -> runner -> deliveries ] --> the event loop of the callers
+                                   one thread, a pass at a time
+
+An expected error of a pass (`EaasError`) fails the requests of that pass. Any other one ends the engine:
+every request fails, and so does /health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from attention_client.engines.transformers.model import count_passes, remote_experts
+from attention_client.engines.transformers.paged.cache import PagedCache, windows_of
+from attention_client.engines.transformers.paged.model import (
+    PagedModel,
+    Pass,
+    attention_shapes,
+    latent_kv_heads,
+    use_paged_attention,
+)
+from attention_client.engines.transformers.rotary import length_rotaries, refuse_new_keys
+from attention_client.generation.blocks import BlockPools, Kind
+from attention_client.generation.live_admission import LiveAdmission
+from attention_client.generation.prefill_target import PrefillTarget
+from attention_client.generation.runner import Outcome, Runner
+from attention_client.generation.scheduler import Part, Scheduler, Sequence
+from attention_client.generation.sizes import EngineSizes
+from attention_client.heap import trim_heap
+from attention_client.layer_call.expert_attribution import ExpertAttribution
+from eaas.errors import ConfigError, EaasError
+from eaas.generation.errors import EngineStoppedError
+from eaas.generation.scores import Scores
+from eaas.generation.work import Delivery, Work
+
+__all__ = ["BatchingEngine"]
+
+_LOG = logging.getLogger(__name__)
+# After so long without a request, free memory is returned to the system.
+_IDLE_S = 1.0
+
+
+class _Listener:
+    """The callback that gets one request's new tokens, and the event loop on which it runs."""
+
+    def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        self.deliver = deliver
+        self.loop = asyncio.get_running_loop()
+        self.submitted_s = time.perf_counter()
+        self.queued_s = 0.0
+        self.runs = False
+        self.prompt_scores: list[Scores] = []
+        if work.sampling.prompt_logprobs:
+            self.prompt_scores.append(Scores.none(work.sampling.logprobs or 0))
+
+    def take_prompt_scores(self) -> Scores | None:
+        """Return the scores of the whole prompt, once."""
+        taken, self.prompt_scores = self.prompt_scores, []
+        return Scores.joined(taken) if taken else None
+
+
+class BatchingEngine:
+    """Engine that runs many requests in one batch (`Engine`).
+
+    Args:
+        model: A transformers causal language model on a CPU, in float32 or bfloat16.
+        sizes: Sizes of cache and batch.
+        admission: Chooses the requests that enter the batch.
+        attribution: Records which servers compute a token's experts.
+
+    Raises:
+        ConfigError: The cache does not fit into memory.
+        ValueError: The model's attention has no paged form.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sizes: EngineSizes,
+        admission: LiveAdmission,
+        attribution: ExpertAttribution,
+    ) -> None:
+        refuse_new_keys(model)
+        self._admission = admission
+        self._config, self._attention = model.config, model.config._attn_implementation
+        rotaries = length_rotaries(model)
+        cache = _cache_of(model, sizes, admission.batch_size)
+        heads = latent_kv_heads(model.config.get_text_config().num_attention_heads)
+        self._model = PagedModel(
+            model,
+            cache.layers(heads),
+            remote_experts(model),
+            count_passes(model),
+            sizes.attention_threads,
+        )
+        kinds = zip(cache.kinds.items(), cache.blocks, cache.block_bytes, strict=True)
+        self._pools = BlockPools(
+            [Kind(tuple(layers), window, *sizes) for (window, layers), *sizes in kinds], cache.page
+        )
+        self._capacity = self._pools.capacity
+        longest = min((rotary.longest for rotary in rotaries), default=None)
+        self._log_sizes(longest)
+        self._target = PrefillTarget(sizes.token_target_s)
+        self._scheduler = Scheduler(
+            self._pools, admission, sizes.max_batch_tokens, self._target, longest
+        )
+        self._runner = Runner(self._model, self._pools, attribution, bool(rotaries))
+        # A listener is removed when its request ends; what the thread then has for it is dropped.
+        self._listeners: dict[str, _Listener] = {}
+        self._inbox: queue.SimpleQueue[Sequence | str | None] = queue.SimpleQueue()
+        self._parts: list[Part] = []
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
+
+    def _log_sizes(self, longest: int | None) -> None:
+        if self._capacity is not None:
+            _LOG.info("the key-value cache holds %d tokens", self._capacity)
+        if longest is not None:
+            _LOG.info(
+                "requests of more than %d tokens share no blocks of the key-value cache: "
+                "their rotary frequencies depend on their length",
+                longest,
+            )
+
+    @property
+    def capacity(self) -> int | None:
+        """Most tokens of one request, prompt plus answer: the whole cache. Longer requests are refused."""
+        return self._capacity
+
+    def use_compiled(self, compiled: Pass) -> None:
+        """Run forward passes in compiled code from the next one on. Called by the thread that compiled it."""
+        self._model.compiled = compiled
+
+    def is_compiled(self) -> bool:
+        """Whether forward passes run in compiled code, for the metrics."""
+        return self._model.compiled is not None
+
+    def start(self) -> None:
+        """Start the generation thread; as a daemon, it does not keep the process alive if a pass is stuck."""
+        self._thread.start()
+
+    def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
+        """Queue a request until the strategy admits it to the batch; `deliver` then gets its tokens.
+
+        Raises EngineStoppedError if the engine has stopped.
+        """
+        self._listeners[work.id] = _Listener(work, deliver)
+        # The thread sets it before it fails the listeners.
+        if self._failure is not None:
+            del self._listeners[work.id]
+            raise EngineStoppedError(f"The engine has stopped: {self._failure}")
+        self._inbox.put(Sequence(work))
+
+    def cancel(self, request_id: str) -> None:
+        """Remove a request from batch and cache before the next forward pass; no effect on a finished one."""
+        if self._listeners.pop(request_id, None) is not None:
+            self._inbox.put(request_id)
+
+    def failure(self) -> str | None:
+        """Return why the generation thread has stopped; then /health and new requests fail. None: it runs."""
+        return self._failure
+
+    def running(self) -> int:
+        """Number of requests in the running batch, for the metrics."""
+        return len(self._scheduler.running)
+
+    def waiting(self) -> int:
+        """Number of requests that wait for a place in the batch, for the metrics."""
+        return len(self._scheduler.waiting) + self._inbox.qsize()
+
+    def in_batch(self) -> Iterable[str]:
+        """Return the ids of the requests in the running forward pass, for the traces of its layers."""
+        return [part.sequence.id for part in self._parts]
+
+    def cache_usage(self) -> float:
+        """Fraction of the key-value cache in use by requests, 0 to 1, for the metrics.
+
+        As in vLLM, blocks kept only for prefix sharing count as free.
+        """
+        return self._pools.usage()
+
+    def stop(self, timeout_s: float) -> None:
+        """Fail all requests, end the generation thread and restore the model's attention implementation.
+
+        Called when the endpoint stops; a second call only fails requests.
+        """
+        if self._failure is None:
+            self._failure = "it was shut down"
+            self._inbox.put(None)
+            if self._thread.is_alive():
+                self._thread.join(timeout_s)
+            self._admission.close()
+            self._config._attn_implementation = self._attention
+        self._fail_all(EngineStoppedError("The server is stopping."))
+
+    # -- the generation thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._failure is None:
+                self._take_in()
+                parts = self._scheduler.step()
+                if parts:
+                    self._pass(parts)
+        except Exception as error:  # noqa: BLE001 (delivered to all requests)
+            _LOG.exception("the engine has stopped")
+            self._failure = f"{type(error).__name__}: {error}"
+            self._fail_all(EngineStoppedError(f"The engine has stopped: {self._failure}"))
+
+    def _take_in(self) -> None:
+        """Take what was submitted or cancelled; wait while there is nothing to compute."""
+        is_trimmed = False
+        scheduler = self._scheduler
+        while True:
+            try:
+                if scheduler.running or scheduler.waiting:
+                    item = self._inbox.get_nowait()
+                elif is_trimmed:
+                    item = self._inbox.get()
+                else:
+                    item = self._inbox.get(timeout=_IDLE_S)
+            except queue.Empty:
+                if scheduler.running or scheduler.waiting:
+                    return
+                trim_heap()
+                is_trimmed = True
+                continue
+            if item is None:
+                return
+            if isinstance(item, str):
+                scheduler.remove(item)
+            elif item.id in self._listeners:
+                scheduler.add(item)
+
+    def _pass(self, parts: list[Part]) -> None:
+        begin = time.perf_counter()
+        self._note_begin(parts, begin)
+        self._parts = parts
+        try:
+            with self._admission.watching(parts):
+                outcomes = self._runner.run(parts)
+        except EaasError as error:
+            _LOG.warning("a batch failed: %s", error)
+            self._fail([part.sequence.id for part in parts], error)
+            return
+        finally:
+            self._parts = []
+        self._scheduler.advance(parts, [outcome.token for outcome in outcomes])
+        self._deliver(parts, outcomes)
+        seconds = time.perf_counter() - begin
+        prompts = sum(part.size for part in parts if part.is_prefill)
+        self._target.observe(sum(part.size for part in parts) - prompts, prompts, seconds)
+        self._admission.stepped(seconds)
+
+    def _note_begin(self, parts: Iterable[Part], now_s: float) -> None:
+        for part in parts:
+            listener = self._listeners.get(part.sequence.id)
+            if listener is not None and not listener.runs:
+                listener.runs, listener.queued_s = True, now_s - listener.submitted_s
+
+    def _deliver(self, parts: list[Part], outcomes: list[Outcome]) -> None:
+        """Deliver the tokens of a pass, with one wake-up of the event loop."""
+        calls = []
+        for (sequence, *_), outcome in zip(parts, outcomes, strict=True):
+            listener = self._listeners.get(sequence.id)
+            if listener is None:
+                continue  # cancelled
+            if outcome.prompt_scores is not None:
+                listener.prompt_scores.append(outcome.prompt_scores)
+            if outcome.error is not None:
+                self._fail([sequence.id], outcome.error)
+            elif outcome.token is not None:
+                delivery = Delivery(
+                    [outcome.token],
+                    sequence.is_finished,
+                    None,
+                    listener.queued_s,
+                    outcome.servers,
+                    outcome.scores,
+                    listener.take_prompt_scores(),
+                )
+                calls.append((sequence.id, listener, delivery))
+                if delivery.finished:
+                    self._scheduler.remove(sequence.id)
+        self._call(calls)
+
+    # -- deliveries -----------------------------------------------------------------------------------
+
+    def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
+        """End requests with an error, as their last delivery. Called by the generation thread."""
+        calls = []
+        for name in request_ids:
+            self._scheduler.remove(name)
+            listener = self._listeners.get(name)
+            if listener is not None:
+                calls.append((name, listener, Delivery([], finished=True, error=error)))
+        self._call(calls)
+
+    def _fail_all(self, error: Exception) -> None:
+        delivery = Delivery([], finished=True, error=error)
+        self._call([(name, each, delivery) for name, each in list(self._listeners.items())])
+
+    def _call(self, calls: list[tuple[str, _Listener, Delivery]]) -> None:
+        if not calls:
+            return
+        # All listeners are on one event loop. One wake-up costs more than the calls.
+        try:
+            calls[0][1].loop.call_soon_threadsafe(self._deliver_all, calls)
+        except RuntimeError:  # the loop ended before its last requests
+            _LOG.info("%d deliveries after the end of their event loop", len(calls))
+
+    def _deliver_all(self, calls: list[tuple[str, _Listener, Delivery]]) -> None:
+        """Runs on the event loop, where requests are cancelled, too."""
+        for name, listener, delivery in calls:
+            if self._listeners.get(name) is listener:
+                if delivery.finished:
+                    del self._listeners[name]
+                listener.deliver(delivery)
+
+
+def _cache_of(model: Any, sizes: EngineSizes, sequences: int) -> PagedCache:
+    config = model.config.get_text_config()
+    windows = windows_of(config)
+    use_paged_attention(model)
+    shapes = attention_shapes(model)
+    try:
+        return PagedCache(
+            shapes, windows, model.dtype, sizes.page_size, sizes.num_blocks, sequences
+        )
+    except MemoryError as error:
+        raise ConfigError(
+            f"the key-value cache of {sizes.num_blocks or 'at least 64'} blocks of "
+            f"{sizes.page_size} tokens does not fit into memory ({error}): "
+            "lower attention_client.cache_blocks"
+        ) from error
