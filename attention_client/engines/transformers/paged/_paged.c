@@ -87,8 +87,6 @@ is_in_bounds(const Tensors *t, const Layer *layer)
 /* ---- threads ----------------------------------------------------------------------------------------------- */
 
 #define POOL "attention_client.engines.transformers.paged._paged.Pool"
-/* Rows of a sequence that one task computes. */
-#define TASK_ROWS 64
 
 static void
 free_pool(PyObject *capsule)
@@ -129,7 +127,8 @@ attend_part(void *context, int task, int Py_UNUSED(thread))
 static int
 cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
 {
-    Py_ssize_t most = (t->past.size[0] + t->q.size[2] / TASK_ROWS) * layer->kv_heads;
+    const ptrdiff_t tokens = task_tokens(layer);
+    Py_ssize_t most = (t->past.size[0] + t->q.size[2] / tokens) * layer->kv_heads;
     *parts = malloc((size_t)(most ? most : 1) * sizeof **parts);
     if (*parts == NULL) {
         return -1;
@@ -140,7 +139,7 @@ cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
         /* The last ones see the most keys: threads that begin with them end together. */
         for (ptrdiff_t to = part.count; to > 0; to = part.from) {
             part.to = to;
-            part.from = (to - 1) / TASK_ROWS * TASK_ROWS;
+            part.from = (to - 1) / tokens * tokens;
             ptrdiff_t keys = part.past + part.to;
             keys = layer->window > 0 && keys > layer->window ? layer->window : keys;
             ptrdiff_t values = keys * layer->kv_heads * (layer->head_size + layer->v_size);
