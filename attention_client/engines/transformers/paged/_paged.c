@@ -125,7 +125,7 @@ attend_part(void *context, int task, int Py_UNUSED(thread))
 
 /* Cut the sequences into tasks. Returns their number, or -1 if there is no memory. `bytes`: read by all of them. */
 static int
-cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
+cut(const Tensors *t, const Layer *layer, ptrdiff_t threads, Sequence **parts, size_t *bytes)
 {
     const ptrdiff_t tokens = task_tokens(layer);
     Py_ssize_t most = (t->past.size[0] + t->q.size[2] / tokens) * layer->kv_heads;
@@ -144,12 +144,11 @@ cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
             keys = layer->window > 0 && keys > layer->window ? layer->window : keys;
             ptrdiff_t values = keys * layer->kv_heads * (layer->head_size + layer->v_size);
             *bytes += (size_t)values * (layer->bfloat16 ? 2 : 4);
-            if (is_one(layer, &part)) {
-                (*parts)[count++] = part;
-                continue;
-            }
-            for (part.head = 0; part.head < layer->kv_heads; part.head++) {
-                part.end_head = part.head + 1;
+            /* The heads of one token are read together, unless threads would have nothing to do. */
+            ptrdiff_t shares = threads > t->past.size[0] ? threads / t->past.size[0] : 1;
+            ptrdiff_t heads = is_one(layer, &part) ? (layer->kv_heads + shares - 1) / shares : 1;
+            for (part.head = 0; part.head < layer->kv_heads; part.head = part.end_head) {
+                part.end_head = part.head + heads < layer->kv_heads ? part.head + heads : layer->kv_heads;
                 (*parts)[count++] = part;
             }
         }
@@ -171,7 +170,7 @@ attend_all(const Tensors *t, const Layer *layer, Pool *pool)
 {
     Work work = {layer, NULL};
     size_t bytes = 0;
-    int tasks = cut(t, layer, &work.parts, &bytes);
+    int tasks = cut(t, layer, pool == NULL ? 1 : pool_threads(pool), &work.parts, &bytes);
     if (tasks < 0) {
         return false;
     }

@@ -27,7 +27,7 @@ typedef struct {
 } Layer;
 
 /* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. One call computes the new ones
- * `from` to `to`: if there are several, those of the key-value heads `head` to `end_head`. */
+ * `from` to `to`, with the key-value heads `head` to `end_head`. */
 typedef struct {
     ptrdiff_t index, first, count, past, from, to, head, end_head;
 } Sequence;
@@ -46,7 +46,7 @@ task_tokens(const Layer *layer)
     return group < TASK_ROWS ? TASK_ROWS / group : 1;
 }
 
-/* Whether one call computes all heads of the sequence: one new token, and few heads for each key-value head. */
+/* Whether a sequence has one new token, with few heads for each key-value head: its cache is read through many heads. */
 bool is_one(const Layer *layer, const Sequence *sequence);
 
 /* Compute these rows of `out`. Online softmax (Milakov and Gimelshein, 2018) in float32. */

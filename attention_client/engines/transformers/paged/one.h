@@ -145,8 +145,8 @@ attend_one(const Layer *layer, const Sequence *sequence, Tile *tile, Form form)
     /* Rows are computed 2 at a time. */
     ptrdiff_t step = group + group % 2, most = ROWS / step, to = sequence->past + 1;
     ptrdiff_t first = layer->window > 0 && to > layer->window ? to - layer->window : 0;
-    for (ptrdiff_t begun = 0; begun < layer->kv_heads; begun += most) {
-        ptrdiff_t heads = layer->kv_heads - begun < most ? layer->kv_heads - begun : most;
+    for (ptrdiff_t begun = sequence->head; begun < sequence->end_head; begun += most) {
+        ptrdiff_t heads = sequence->end_head - begun < most ? sequence->end_head - begun : most;
         for (ptrdiff_t h = 0; h < heads; h++) {
             for (ptrdiff_t g = 0; g < step; g++) {
                 ptrdiff_t head = (begun + h) * group + (g < group ? g : 0);
