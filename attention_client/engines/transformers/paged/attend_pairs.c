@@ -8,7 +8,8 @@
 #define VECTOR_BYTES 64
 #define PAIRS
 /* Products of pairs of bfloat16, and their sums. */
-#define MULTIPLY_ADD(sum, a, b) ((sum) = (Vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(b), (__m512bh)_mm512_set1_ps(a)))
+#define MULTIPLY_ADD(sum, a, b) \
+    ((sum) = (Vector)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(b), (__m512bh)_mm512_set1_ps(a)))
 #include "tile.h"
 
 /* Two keys' weights as pairs, to the nearest bfloat16. */

@@ -6,8 +6,8 @@
  *     scores[key][row] = keys[key][d] * q[d][row]           out[d][row] += values[key][d] * weights[key][row]
  *
  * Keys and values become words of 32 bits once for all rows of a task: float32, or (PAIRS) two bfloat16, of a key's
- * neighbours or of two keys' values. A tile begins at a multiple of KEYS of the sequence's own positions, so a row's sums
- * have an order that nothing else in the pass can change. */
+ * neighbours or of two keys' values. A tile begins at a multiple of TILE_KEYS of the sequence's own positions, so a row's
+ * sums have an order that nothing else in the pass can change. */
 #include "tile.h"
 
 #define PANEL 16 /* Rows. */
@@ -136,7 +136,7 @@ INLINE void
 read_tile(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Cursor *at, Cursor *ahead, ptrdiff_t first,
           ptrdiff_t end, ptrdiff_t last, Many *many)
 {
-    ptrdiff_t k_bytes = layer->head_size * (ptrdiff_t)value_size(layer), v_bytes = layer->v_size * (ptrdiff_t)value_size(layer);
+    ptrdiff_t size = (ptrdiff_t)value_size(layer), k_bytes = layer->head_size * size, v_bytes = layer->v_size * size;
     const char *key, *value;
     if (first % PER_WORD != 0) {
         read_value(layer, many, first - 1, NULL);
@@ -162,10 +162,11 @@ read_tile(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Curso
     }
 }
 
-/* Begin the rows of `heads` heads from `head` on, of `count` tokens from `token` on, the first of which has `position`. Those
- * that fill the last panel repeat the last row. */
+/* Begin the rows of `heads` heads from `head` on, of `count` tokens from `token` on, the first of which has `position`.
+ * Those that fill the last panel repeat the last row. */
 INLINE void
-begin_rows(const Layer *layer, Many *many, ptrdiff_t token, ptrdiff_t position, ptrdiff_t count, ptrdiff_t head, ptrdiff_t heads)
+begin_rows(const Layer *layer, Many *many, ptrdiff_t token, ptrdiff_t position, ptrdiff_t count, ptrdiff_t head,
+           ptrdiff_t heads)
 {
     float words[MOST_HEAD_SIZE];
     ptrdiff_t rows = count * heads;
@@ -208,8 +209,8 @@ select_lanes(Integers mask, Vector yes, Vector no)
 
 /* Scale and bound scores, and hide those of keys that a row does not see; return the largest of each row. */
 INLINE Vector
-largest_scores(const Layer *layer, Many *many, ptrdiff_t panel, ptrdiff_t lane, ptrdiff_t begin, ptrdiff_t low, ptrdiff_t high,
-               bool masked)
+largest_scores(const Layer *layer, Many *many, ptrdiff_t panel, ptrdiff_t lane, ptrdiff_t begin, ptrdiff_t low,
+               ptrdiff_t high, bool masked)
 {
     Vector top = (Vector){0} - INFINITY, hidden = top;
     Integers last;
@@ -267,18 +268,20 @@ weigh_panel(const Layer *layer, Many *many, ptrdiff_t panel, ptrdiff_t lane, ptr
     memcpy(&many->total[panel][lane], &total, sizeof total);
 }
 
-/* Take the keys from `first` to `end` of a tile into account. */
+/* Take the keys from `first` to `end` of a tile into account, as far as some row of the panel sees them. Pairs of keys are
+ * whole: those beyond have values of 0. */
 INLINE void
 add_tile(const Layer *layer, Many *many, ptrdiff_t panel, ptrdiff_t begin, ptrdiff_t first, ptrdiff_t end)
 {
     ptrdiff_t least = many->position[panel][0], most = many->position[panel][PANEL - 1];
     ptrdiff_t low = layer->window > 0 ? least - layer->window + 1 - begin : 0, high = most + 1 - begin;
-    low = low > first ? low / PER_WORD * PER_WORD : first / PER_WORD * PER_WORD;
-    high = high < end ? (high + PER_WORD - 1) / PER_WORD * PER_WORD : (end + PER_WORD - 1) / PER_WORD * PER_WORD;
+    low = (low > first ? low : first) / PER_WORD * PER_WORD;
+    high = words_of(high < end ? high : end) * PER_WORD;
     if (low >= high) {
         return;
     }
-    bool masked = low < first || high > end || begin + high > least + 1 || (layer->window > 0 && begin + low <= most - layer->window);
+    bool masked = low < first || high > end || begin + high > least + 1 ||
+                  (layer->window > 0 && begin + low <= most - layer->window);
     memset(many->scores[low], 0, (size_t)(high - low) * sizeof many->scores[0]);
     multiply(high - low, many->keys + low * many->k_width, many->k_width, 1, many->q[panel], words_of(layer->head_size),
              many->scores + low);
