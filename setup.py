@@ -97,19 +97,20 @@ setup(
         Extension(
             "attention_client.engines.transformers.paged._paged",
             sources=[
-                "attention_client/engines/transformers/paged/_paged.c",
-                "attention_client/engines/transformers/paged/attend.c",
-                "attention_client/engines/transformers/paged/attend_pairs.c",
+                *(
+                    f"attention_client/engines/transformers/paged/{name}.c"
+                    for name in ("_paged", "attend", "attend_avx2", "attend_avx512", "attend_pairs")
+                ),
                 "attention_client/exchange/tensors.c",
                 "eaas/threads/pool.c",
             ],
             depends=[
                 "eaas/threads/pool.h",
                 "eaas/minmax/arrays.h",
-                "attention_client/engines/transformers/paged/attend.h",
-                "attention_client/engines/transformers/paged/many.h",
-                "attention_client/engines/transformers/paged/one.h",
-                "attention_client/engines/transformers/paged/tile.h",
+                *(
+                    f"attention_client/engines/transformers/paged/{name}.h"
+                    for name in ("attend", "floats", "many", "one", "tile")
+                ),
                 "attention_client/exchange/tensors.h",
             ],
             extra_compile_args=[

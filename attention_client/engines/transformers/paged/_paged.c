@@ -87,8 +87,6 @@ is_in_bounds(const Tensors *t, const Layer *layer)
 /* ---- threads ----------------------------------------------------------------------------------------------- */
 
 #define POOL "attention_client.engines.transformers.paged._paged.Pool"
-/* Rows of a sequence that one task computes. */
-#define TASK_ROWS 64
 
 static void
 free_pool(PyObject *capsule)
@@ -127,9 +125,10 @@ attend_part(void *context, int task, int Py_UNUSED(thread))
 
 /* Cut the sequences into tasks. Returns their number, or -1 if there is no memory. `bytes`: read by all of them. */
 static int
-cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
+cut(const Tensors *t, const Layer *layer, ptrdiff_t threads, Sequence **parts, size_t *bytes)
 {
-    Py_ssize_t most = (t->past.size[0] + t->q.size[2] / TASK_ROWS) * layer->kv_heads;
+    const ptrdiff_t tokens = task_tokens(layer);
+    Py_ssize_t most = (t->past.size[0] + t->q.size[2] / tokens) * layer->kv_heads;
     *parts = malloc((size_t)(most ? most : 1) * sizeof **parts);
     if (*parts == NULL) {
         return -1;
@@ -140,17 +139,16 @@ cut(const Tensors *t, const Layer *layer, Sequence **parts, size_t *bytes)
         /* The last ones see the most keys: threads that begin with them end together. */
         for (ptrdiff_t to = part.count; to > 0; to = part.from) {
             part.to = to;
-            part.from = (to - 1) / TASK_ROWS * TASK_ROWS;
+            part.from = (to - 1) / tokens * tokens;
             ptrdiff_t keys = part.past + part.to;
             keys = layer->window > 0 && keys > layer->window ? layer->window : keys;
             ptrdiff_t values = keys * layer->kv_heads * (layer->head_size + layer->v_size);
             *bytes += (size_t)values * (layer->bfloat16 ? 2 : 4);
-            if (is_one(layer, &part)) {
-                (*parts)[count++] = part;
-                continue;
-            }
-            for (part.head = 0; part.head < layer->kv_heads; part.head++) {
-                part.end_head = part.head + 1;
+            /* The heads of one token are read together, unless threads would have nothing to do. */
+            ptrdiff_t shares = threads > t->past.size[0] ? threads / t->past.size[0] : 1;
+            ptrdiff_t heads = is_one(layer, &part) ? (layer->kv_heads + shares - 1) / shares : 1;
+            for (part.head = 0; part.head < layer->kv_heads; part.head = part.end_head) {
+                part.end_head = part.head + heads < layer->kv_heads ? part.head + heads : layer->kv_heads;
                 (*parts)[count++] = part;
             }
         }
@@ -172,7 +170,7 @@ attend_all(const Tensors *t, const Layer *layer, Pool *pool)
 {
     Work work = {layer, NULL};
     size_t bytes = 0;
-    int tasks = cut(t, layer, &work.parts, &bytes);
+    int tasks = cut(t, layer, pool == NULL ? 1 : pool_threads(pool), &work.parts, &bytes);
     if (tasks < 0) {
         return false;
     }

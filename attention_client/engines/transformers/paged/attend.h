@@ -27,7 +27,7 @@ typedef struct {
 } Layer;
 
 /* New tokens `first` to `first + count` are tokens `past` to `past + count` of the sequence. One call computes the new ones
- * `from` to `to`: if there are several, those of the key-value heads `head` to `end_head`. */
+ * `from` to `to`, with the key-value heads `head` to `end_head`. */
 typedef struct {
     ptrdiff_t index, first, count, past, from, to, head, end_head;
 } Sequence;
@@ -35,18 +35,31 @@ typedef struct {
 /* Whether all rows of the cache that the sequence's tokens may have exist. */
 bool has_rows(const Layer *layer, const Sequence *sequence);
 
+/* Rows of queries (a token and a head) of one key-value head that one task computes, at most. */
+#define TASK_ROWS 128
+
+/* New tokens of a task. */
+static inline ptrdiff_t
+task_tokens(const Layer *layer)
+{
+    ptrdiff_t group = layer->heads / layer->kv_heads;
+    return group < TASK_ROWS ? TASK_ROWS / group : 1;
+}
+
+/* Whether a sequence has one new token, with few heads for each key-value head: its cache is read through many heads. */
+bool is_one(const Layer *layer, const Sequence *sequence);
+
 /* Compute these rows of `out`. Online softmax (Milakov and Gimelshein, 2018) in float32. */
 void attend(const Layer *layer, const Sequence *sequence);
 
 /* Write the sequence's new keys and values to the cache, once all its rows are computed. */
 void write_new(const Layer *layer, const Sequence *sequence);
 
-/* Whether one call computes all heads of the sequence: one new token, few heads for each key-value head, and sizes of
- * whole vectors. */
-bool is_one(const Layer *layer, const Sequence *sequence);
-
-/* The same as `attend` by products of pairs of bfloat16, with weights in bfloat16. `one`: see `is_one`.
- * False: this processor, or these sizes, have none. */
-bool attend_pairs(const Layer *layer, const Sequence *sequence, bool one);
+/* `attend` for one kind of processor each. */
+void attend_plain(const Layer *layer, const Sequence *sequence);
+void attend_avx2(const Layer *layer, const Sequence *sequence);
+void attend_avx512(const Layer *layer, const Sequence *sequence);
+/* By products of pairs of bfloat16, with weights in bfloat16. False: this processor, or these sizes, have none. */
+bool attend_pairs(const Layer *layer, const Sequence *sequence);
 
 #endif

@@ -205,10 +205,14 @@ def test_heads_share_their_keys_and_values(data: st.DataObject) -> None:
     assert_written(batch, cache)
 
 
+@pytest.mark.parametrize(
+    "lengths", [[(500, 100), (300, 1), (10, 200), (0, 1), (400, 64)], [(1000, 1)]]
+)
 @pytest.mark.parametrize(("window", "v_size"), [(0, None), (32, None), (0, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_threads_change_no_bit(window: int, v_size: int | None, dtype: torch.dtype) -> None:
-    lengths = [(500, 100), (300, 1), (10, 200), (0, 1), (400, 64)]
+def test_threads_change_no_bit(
+    lengths: list[tuple[int, int]], window: int, v_size: int | None, dtype: torch.dtype
+) -> None:
     batch = Batch.random(lengths, 8, 2, 64, window, dtype, v_size)
     alone, _ = batch.run()
     for threads in (1, 2, 3):
@@ -217,6 +221,22 @@ def test_threads_change_no_bit(window: int, v_size: int | None, dtype: torch.dty
         for _ in range(20):
             out, _ = batch.run(pool=shared_by)
             assert torch.equal(out, alone)
+
+
+@pytest.mark.parametrize("window", [0, 50, 300])
+@pytest.mark.parametrize("size", [64, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neither_parts_nor_neighbours_change_a_bit(
+    window: int, size: int, dtype: torch.dtype
+) -> None:
+    whole = Batch.random([(0, 401)], 6, 3, size, window, dtype)
+    out, _ = whole.run()
+    for first, count in ((0, 97), (97, 2), (130, 271)):
+        end = first + count
+        part = Batch.random([(7, 60), (first, count), (90, 1)], 6, 3, size, window, dtype)
+        part.q[:, :, 60 : 60 + count] = whole.q[:, :, first:end]
+        part.keys[1], part.values[1] = whole.keys[0][:, :end], whole.values[0][:, :end]
+        assert torch.equal(part.run()[0][:, 60 : 60 + count], out[:, first:end])
 
 
 def test_a_pool_needs_a_thread() -> None:
