@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attention_client.engines.transformers.paged._paged import attend, pool, reads_tensors
+from attention_client.engines.transformers.dense.weights import linear, shared_pool
+from attention_client.engines.transformers.paged._paged import attend, reads_tensors
 from attention_client.engines.transformers.paged.batch import PagedBatch, Sequences
 from attention_client.engines.transformers.paged.latent import LatentSizes, prepare_latents
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
@@ -57,7 +58,7 @@ class PagedModel:
         batch: Inputs of the next pass.
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
         count: Called for each compiled pass.
-        threads: Share the attention, where that is sooner.
+        threads: Share the attention, where that is sooner, and a compiled pass's products.
         latent: What the cache has of a token; None: the model has no latent attention.
 
     Attributes:
@@ -81,7 +82,7 @@ class PagedModel:
         self._batch = batch
         self._routed_experts = routed_experts
         self._count = count
-        self._pool = pool(threads)
+        self._pool = shared_pool(threads)
         self._rotaries = length_rotaries(model)
         config = model.config.get_text_config()
         self._layers = {
@@ -172,6 +173,12 @@ class PagedModel:
         if self._routed_experts is None:
             raise RuntimeError("this model's experts are in its modules")
         return self._routed_experts(layer, x_TH, ids_TK, scores_TK)
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute a product with a dense weight in a compiled pass; see `operators.Outside`."""
+        return linear(x, weight, bias, self._pool)
 
     def rotary(
         self, positions: torch.Tensor, place: int, layer_type: str
