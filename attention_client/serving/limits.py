@@ -17,7 +17,7 @@ class ServeLimits:
             memory.
         page_size: Tokens per block, at least 4.
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
-        attention_threads: Threads that share the attention to the cache, where that is sooner.
+        attention_threads: Threads that share the attention to the cache and the products without torch.
         max_requests: Most requests that wait or run; the next one gets status 429. A request counts once for
             each sequence that it generates.
         max_body_bytes: Largest request body; a larger one gets status 413.
