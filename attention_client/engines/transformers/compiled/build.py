@@ -1,7 +1,8 @@
 """Program that compiles a pass: `python -m MODULE PARENT CHECKPOINT THREADS`.
 
 torch.export traces the model with the cache and the routed experts as opaque operators, and inductor compiles
-the rest ahead of time, with the weights packed for oneDNN. The number of tokens stays variable.
+the rest ahead of time, with the weights packed for oneDNN or with products of `dense`. The number of tokens
+stays variable.
 """
 
 from __future__ import annotations
