@@ -123,6 +123,29 @@ setup(
             py_limited_api=True,
         ),
         Extension(
+            "attention_client.engines.transformers.dense._dense",
+            sources=[
+                "attention_client/engines/transformers/dense/_dense.c",
+                "attention_client/engines/transformers/dense/product.c",
+                "attention_client/exchange/tensors.c",
+                "eaas/threads/pool.c",
+            ],
+            depends=[
+                "eaas/threads/pool.h",
+                "eaas/minmax/arrays.h",
+                "attention_client/engines/transformers/dense/product.h",
+                "attention_client/exchange/tensors.h",
+            ],
+            extra_compile_args=[
+                *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),
+                *("-Wall", "-Wextra", "-Wno-psabi"),
+            ],
+            extra_link_args=["-Wl,-Bsymbolic"],
+            libraries=["pthread"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+        ),
+        Extension(
             "attention_client.scheduler.strategies._select",
             sources=[
                 f"attention_client/scheduler/strategies/{name}.c"

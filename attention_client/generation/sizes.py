@@ -19,7 +19,7 @@ class EngineSizes:
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
         token_target_s: Longest time between two tokens of an answer while prompts wait; 0: the time of a pass
             of max_batch_tokens.
-        attention_threads: Threads that share the attention to the cache, where that is sooner.
+        attention_threads: Threads that share the attention to the cache and the products without torch.
     """
 
     num_blocks: int | None = None

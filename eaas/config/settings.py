@@ -356,7 +356,9 @@ class AttentionClientConfig(_Section):
         description="Transport to each server; auto: shm where the client can map its memory, else grpc.",
     )
     threads: int = Field(
-        0, ge=0, description="Torch threads; 0 takes half of the cores, and all for attention."
+        0,
+        ge=0,
+        description="Torch threads; 0: half of the cores, and all for attention and products without torch.",
     )
     slots: int = Field(4, ge=2, le=256, description="Number of slots to request on each server.")
     dispatch: Literal["least_loaded", "weights"] = Field(

@@ -58,6 +58,7 @@ struct Pool {
     _Alignas(LINE_BYTES) atomic_uint gate; /* Workers in this round, and OPEN while others may join. */
     _Alignas(LINE_BYTES) atomic_int next; /* Next task. */
     _Alignas(LINE_BYTES) atomic_bool stopping;
+    atomic_flag busy; /* With a caller's tasks. */
     Task *task;
     void *context;
     int tasks, threads;
@@ -121,7 +122,7 @@ static void *work(void *argument) {
 Pool *pool_create(int threads, bool learns) {
     Pool *pool = aligned_alloc(LINE_BYTES, sizeof *pool);
     if (pool == NULL) return NULL;
-    *pool = (Pool){.threads = 1, .learns = learns};
+    *pool = (Pool){.threads = 1, .learns = learns, .busy = ATOMIC_FLAG_INIT};
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     if (pool->workers == NULL) {
         free(pool);
@@ -184,19 +185,20 @@ void pool_learn(Pool *pool, size_t bytes, bool alone, double ns) {
 }
 
 void pool_run(Pool *pool, Task *task, void *context, int tasks) {
+    if (pool->threads == 1 || tasks < 2 || atomic_flag_test_and_set_explicit(&pool->busy, memory_order_acquire)) {
+        for (int i = 0; i < tasks; i++) task(context, i, 0);
+        return;
+    }
     pool->task = task;
     pool->context = context;
     pool->tasks = tasks;
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    bool alone = pool->threads == 1 || tasks < 2;
-    if (!alone) {
-        atomic_store_explicit(&pool->gate, OPEN, memory_order_release);
-        atomic_fetch_add(&pool->seq, 1);
-        wake_all(&pool->seq);
-    }
+    atomic_store_explicit(&pool->gate, OPEN, memory_order_release);
+    atomic_fetch_add(&pool->seq, 1);
+    wake_all(&pool->seq);
     take_tasks(pool, 0);
-    if (alone) return;
     unsigned inside = atomic_fetch_sub_explicit(&pool->gate, OPEN, memory_order_acq_rel) - OPEN;
     for (; inside != 0; inside = atomic_load_explicit(&pool->gate, memory_order_acquire))
         sleep_while(&pool->gate, inside);
+    atomic_flag_clear_explicit(&pool->busy, memory_order_release);
 }

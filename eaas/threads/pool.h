@@ -3,6 +3,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* Name of a capsule with a pool, in Python. */
+#define POOL_CAPSULE "eaas.threads.Pool"
+
 typedef struct Pool Pool;
 typedef void Task(void *context, int task, int thread);
 
@@ -17,5 +20,5 @@ bool pool_is_better_alone(Pool *pool, size_t bytes);
 /* Tells the pool how long such work took. */
 void pool_learn(Pool *pool, size_t bytes, bool alone, double ns);
 /* Calls task(context, 0 .. tasks - 1, thread), each once, on any free thread; returns when all are done.
- * One caller at a time. */
+ * A second caller at the same time does its tasks alone. */
 void pool_run(Pool *pool, Task *task, void *context, int tasks);

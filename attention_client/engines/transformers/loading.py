@@ -14,12 +14,14 @@ from prometheus_client import CollectorRegistry
 from transformers import PreTrainedModel
 
 from attention_client.cluster import Cluster
+from attention_client.engines.transformers.dense.weights import use_own_products
 from attention_client.engines.transformers.first_pass import check_first_pass
 from attention_client.engines.transformers.model import load_model
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.checkpoint import Checkpoint
 from eaas.config import AttentionClientConfig
+from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.http_client import failure, http_settings
@@ -102,6 +104,7 @@ def load_onto(
         CheckpointError: The checkpoint cannot be served (see its subclasses), or its first pass fails.
     """
     model = load_model(checkpoint, cluster, dtype=dtype)
+    use_own_products(model, cluster.config.threads or usable_cores())
     check_first_pass(model, checkpoint)
     DoubleBatch(model, cluster.config.overlap, cluster.metrics.forwards)
     return model

@@ -1,7 +1,8 @@
 """Program that compiles a pass: `python -m MODULE PARENT CHECKPOINT THREADS`.
 
 torch.export traces the model with the cache and the routed experts as opaque operators, and inductor compiles
-the rest ahead of time, with the weights packed for oneDNN. The number of tokens stays variable.
+the rest ahead of time, with the weights packed for oneDNN or with products of `dense`. The number of tokens
+stays variable.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from attention_client.engines.transformers.compiled.store import (
     key_of,
     remove_old,
 )
+from attention_client.engines.transformers.dense.weights import multiplies_here
 from attention_client.engines.transformers.model import load_model, serving_dtype
 from attention_client.engines.transformers.paged.model import use_paged_attention
 from attention_client.engines.transformers.rotary import length_rotaries
@@ -85,13 +87,16 @@ def _compile(checkpoint: Checkpoint, threads: int, work: Path) -> None:
         dynamic_shapes=({1: tokens}, {1: tokens}, {0: rows}),
         strict=False,
     )
+    graph = exported.module()
+    if multiplies_here():
+        _use_own_products(graph)
     options = {
         "freezing": True,
         "cpp.enable_concat_linear": True,
         "cpp.threads": threads,
         "aot_inductor.output_path": str(work / LIBRARY),
     }
-    torch._inductor.aot_compile(exported.module(), example, options=options)
+    torch._inductor.aot_compile(graph, example, options=options)
     (operators,) = work.glob("*.wrapper.json")
     operators.rename(work / OPERATORS)
     for left in list(work.iterdir()):
@@ -99,6 +104,15 @@ def _compile(checkpoint: Checkpoint, threads: int, work: Path) -> None:
             shutil.rmtree(left)
         elif left.name not in (LIBRARY, OPERATORS):
             left.unlink()
+
+
+def _use_own_products(graph: torch.fx.GraphModule) -> None:
+    """Replace torch's products with matrices in bfloat16 by those of `dense`."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+        if node.meta["val"].dtype is torch.bfloat16:
+            node.target = torch.ops.eaas.linear.default
+            node.args = (*node.args, None)[:3]
+    graph.recompile()
 
 
 if __name__ == "__main__":

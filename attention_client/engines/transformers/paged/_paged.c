@@ -86,12 +86,11 @@ is_in_bounds(const Tensors *t, const Layer *layer)
 
 /* ---- threads ----------------------------------------------------------------------------------------------- */
 
-#define POOL "attention_client.engines.transformers.paged._paged.Pool"
 
 static void
 free_pool(PyObject *capsule)
 {
-    Pool *pool = PyCapsule_GetPointer(capsule, POOL);
+    Pool *pool = PyCapsule_GetPointer(capsule, POOL_CAPSULE);
     Py_BEGIN_ALLOW_THREADS
     pool_destroy(pool);
     Py_END_ALLOW_THREADS
@@ -108,7 +107,7 @@ paged_pool(PyObject *Py_UNUSED(module), PyObject *argument)
     if (pool == NULL) {
         return PyErr_Format(PyExc_OSError, "no %d threads can be started", threads);
     }
-    return PyCapsule_New(pool, POOL, free_pool);
+    return PyCapsule_New(pool, POOL_CAPSULE, free_pool);
 }
 
 typedef struct {
@@ -203,7 +202,7 @@ paged_attend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t coun
         PyErr_SetString(PyExc_TypeError, "attend takes 16 arguments: see _paged.pyi");
         return NULL;
     }
-    Pool *pool = args[15] == Py_None ? NULL : PyCapsule_GetPointer(args[15], POOL);
+    Pool *pool = args[15] == Py_None ? NULL : PyCapsule_GetPointer(args[15], POOL_CAPSULE);
     Layer layer = {
         .block_rows = PyLong_AsSsize_t(args[9]),
         .page = PyLong_AsSsize_t(args[10]),

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from attention_client.engines.transformers.dense.weights import linear, shared_pool
 from attention_client.engines.transformers.first_pass import without_experts
-from attention_client.engines.transformers.paged._paged import attend, pool, reads_tensors
+from attention_client.engines.transformers.paged._paged import attend, reads_tensors
 from attention_client.engines.transformers.paged.cache import AttentionShape, LayerCache
 from attention_client.engines.transformers.paged.latent import prepare_latents
 from attention_client.engines.transformers.paged.operators import ATTENTION, reaching
@@ -54,7 +55,7 @@ class PagedModel:
         layers: Each layer's part of the cache, by its index.
         routed_experts: Computes routed experts for a compiled pass; transformers' modules have their own.
         count: Called for each compiled pass.
-        threads: Share the attention, where that is sooner.
+        threads: Share the attention, where that is sooner, and a compiled pass's products.
 
     Attributes:
         compiled: A compiled pass; None: transformers' modules run. Set by another thread.
@@ -73,7 +74,7 @@ class PagedModel:
         self._layers = layers
         self._routed_experts = routed_experts
         self._count = count
-        self._pool = pool(threads)
+        self._pool = shared_pool(threads)
         self._rotaries = length_rotaries(model)
         # Of the pass that runs.
         self._sequences: Sequences | None = None
@@ -158,6 +159,12 @@ class PagedModel:
             raise RuntimeError("this model's experts are in its modules")
         return self._routed_experts(layer, x_TH, ids_TK, scores_TK)
 
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute a product with a dense weight in a compiled pass; see `operators.Outside`."""
+        return linear(x, weight, bias, self._pool)
+
     def rotary(
         self, positions: torch.Tensor, place: int, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,6 +208,9 @@ class _ShapeProbe:
         return torch.zeros_like(x_TH)
 
     def rotary(self, positions: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        raise RuntimeError("only compiled passes call this")
+
+    def linear(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         raise RuntimeError("only compiled passes call this")
 
 

@@ -49,6 +49,11 @@ class Outside(Protocol):
     ) -> torch.Tensor:
         """Compute the routed experts of a MoE layer: (T, H) in the dtype of x."""
 
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute F.linear in bfloat16: (.., I), (O, I), (O) -> (.., O); see `dense`."""
+
     def rotary(
         self, positions: torch.Tensor, place: int, layer_type: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,6 +135,19 @@ def _routed_experts_fake(
     return torch.empty_like(x)
 
 
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if _current.error is None:
+        try:
+            return _outside().linear(x, weight, bias)
+        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
+            _current.error = error
+    return _linear_fake(x, weight, bias).zero_()
+
+
+def _linear_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
 def _rotary(
     positions: torch.Tensor, place: int, layer_type: str, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,6 +178,11 @@ for _signature, _run, _fake in (
         "routed_experts(Tensor x, Tensor ids, Tensor scores, int layer) -> Tensor",
         _routed_experts,
         _routed_experts_fake,
+    ),
+    (
+        "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+        _linear,
+        _linear_fake,
     ),
     (
         "rotary(Tensor positions, int place, str layer_type, int width) -> (Tensor, Tensor)",

@@ -12,6 +12,7 @@ from eaas.errors import ClusterError
 
 X = torch.ones(2, 4)
 IDS, SCORES = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+W = torch.arange(12.0).reshape(3, 4)
 Q = torch.ones(1, 2, 3, 4)
 
 
@@ -30,6 +31,12 @@ class Outside:
             raise self.error
         return x + layer
 
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        self.calls += 1
+        return torch.nn.functional.linear(x, weight, bias)
+
 
 def experts(layer: int) -> torch.Tensor:
     found: torch.Tensor = torch.ops.eaas.routed_experts(X, IDS, SCORES, layer)
@@ -41,10 +48,16 @@ def attention(layer: int) -> torch.Tensor:
     return found
 
 
+def product() -> torch.Tensor:
+    found: torch.Tensor = torch.ops.eaas.linear(X, W, None)
+    return found
+
+
 def test_they_reach_what_is_outside() -> None:
     with reaching(Outside()):
         assert torch.equal(experts(3), X + 3)
         assert torch.equal(attention(2), Q.transpose(1, 2) + 2)
+        assert torch.equal(product(), X @ W.T)
 
 
 def a_pass(outside: Outside) -> None:
@@ -52,6 +65,7 @@ def a_pass(outside: Outside) -> None:
         assert torch.equal(experts(0), torch.zeros(2, 4))
         assert torch.equal(attention(0), torch.zeros(1, 3, 2, 4))
         assert torch.equal(experts(1), torch.zeros(2, 4))
+        assert torch.equal(product(), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("error", [ClusterError("gone"), KeyboardInterrupt()])
