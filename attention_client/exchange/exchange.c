@@ -289,8 +289,8 @@ payload_bytes(size_t rows, size_t hidden, size_t top_k, int dtype)
 static Py_ssize_t
 most_rows(const Lane *lane, Py_ssize_t top_k, int dtype)
 {
-    size_t payload = (size_t)lane->request_stride - sizeof(RequestHeader);
-    size_t result = (size_t)lane->result_stride - sizeof(ResultHeader), hidden = (size_t)lane->hidden;
+    size_t payload = (size_t)lane->payload_capacity, result = (size_t)lane->result_capacity;
+    size_t hidden = (size_t)lane->hidden;
     size_t rows = payload / (hidden * value_bytes(dtype) + (size_t)top_k * 8);
     rows = rows < result / (hidden * 4) ? rows : result / (hidden * 4);
     while (rows > 0 && payload_bytes(rows, hidden, (size_t)top_k, dtype) > payload) {
@@ -407,39 +407,35 @@ forget_request(Request *request, bool give)
     request->lane = NULL;
 }
 
-/* Make the requests of the chosen servers: slots, ids, deadlines. False: not possible now, nothing is held. */
+/* Make a request to each chosen server: slot, id, deadlines. False: not possible now, as where a slot is too small;
+ * nothing is held. */
 static bool
 take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const Routed *routed, double left_s)
 {
     int32_t first = 0;
     for (Py_ssize_t s = 0; s < route->servers; s++) {
-        int64_t left = routed->count_S[s];
-        if (left == 0) {
+        int32_t rows = (int32_t)routed->count_S[s];
+        if (rows == 0) {
             continue;
         }
         Lane *lane = (Lane *)PyTuple_GetItem(route->lanes, s);
         Py_ssize_t most = (PyObject *)lane == Py_None || !lane->direct || lane->stopped || lane->hidden != inputs->hidden
                               ? 0
                               : most_rows(lane, inputs->top_k, inputs->dtype);
-        while (left > 0) {
-            int32_t slot = most > 0 && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
-            if (slot < 0) {
-                goto undo;
-            }
-            int32_t rows = (int32_t)(left < most ? left : most);
-            Request *request = &exchange->requests[exchange->count++];
-            *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
-                                 .rows = rows, .first = first, .request_id = next_id++,
-                                 .work = routed->work_S[s] * rows / (double)routed->count_S[s],
-                                 .pairs = routed->pairs_S[s] * rows / (double)routed->count_S[s]};
-            lane->users++;
-            lane->work += request->work;
-            if (!set_deadlines(request, route->least_s, left_s)) {
-                goto undo;
-            }
-            first += rows;
-            left -= rows;
+        int32_t slot = rows <= most && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
+        if (slot < 0) {
+            goto undo;
         }
+        Request *request = &exchange->requests[exchange->count++];
+        *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
+                             .rows = rows, .first = first, .request_id = next_id++, .work = routed->work_S[s],
+                             .pairs = routed->pairs_S[s]};
+        lane->users++;
+        lane->work += request->work;
+        if (!set_deadlines(request, route->least_s, left_s)) {
+            goto undo;
+        }
+        first += rows;
     }
     return true;
 undo:
@@ -763,7 +759,7 @@ is_answer(const Exchange *exchange, const Request *request, Times *times)
     return header.magic == WIRE_MAGIC && header.version == WIRE_VERSION && header.generation == lane->generation &&
            header.request_id == request->request_id && header.status == STATUS_OK &&
            header.rows == (uint32_t)request->rows && header.hidden_size == (uint32_t)exchange->hidden &&
-           header.length == length && length <= (uint64_t)lane->result_stride - sizeof(ResultHeader) &&
+           header.length == length && length <= (uint64_t)lane->result_capacity &&
            generation_of(lane, request->slot) == lane->generation;
 }
 

@@ -36,7 +36,7 @@ class ServeLimits:
 
     num_blocks: int | None = None
     page_size: int = 64
-    max_batch_tokens: int = 512
+    max_batch_tokens: int = 2048
     attention_threads: int = 1
     max_requests: int = 1024
     max_body_bytes: int = 4 * 2**20

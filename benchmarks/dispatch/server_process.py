@@ -55,7 +55,9 @@ def main(arguments: str) -> None:
     if wanted["layer"] is None:
         torch.set_num_threads(1)
         # The kernel must take all slots at once, because the loop batches all waiting requests.
-        kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
+        kernel = _null_kernel(
+            wanted["slots"] * wanted["slot_tokens"], wanted["hidden"], wanted["sleep_us"] * 1e-6
+        )
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
         shape, threads = Shape(**wanted["layer"]["shape"]), wanted["layer"]["threads"]
@@ -105,13 +107,15 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
         arena.close()
 
 
-def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
+def _null_kernel(most_tokens: int, hidden: int, sleep_s: float) -> ExpertKernel:
     """Make a function that stands in for a kernel and computes nothing."""
     ready_TH = torch.ones(most_tokens, hidden)
 
     def compute(
         x_TH: torch.Tensor, _ids_TK: torch.Tensor, _scores_TK: torch.Tensor, _layer: int
     ) -> torch.Tensor:
+        if sleep_s:
+            time.sleep(sleep_s)
         return ready_TH[: x_TH.shape[0]]
 
     return cast("ExpertKernel", compute)

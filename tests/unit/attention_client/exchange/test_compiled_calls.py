@@ -38,6 +38,8 @@ class Server(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.arena = Arena.create_local(slots, capacity, capacity, 1)
         self.first_slot, self.slots, self.reply_bell, self.generation = 0, slots, reply_bell(0), 7
+        self.payload_capacity = self.arena.payload_capacity
+        self.result_capacity = self.arena.result_capacity
         self.direct = True
         for slot in range(slots):
             self.arena.set_generation(slot, 7)
