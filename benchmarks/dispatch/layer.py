@@ -59,7 +59,11 @@ def bench_layer(
             name="client",
             slots=slots,
         ) as caller:
-            every = {"shape": str(shape), "dtype": "bfloat16", "transport": plan.transports[0]}
+            every: dict[str, Any] = {
+                "shape": str(shape),
+                "dtype": "bfloat16",
+                "transport": plan.transports[0],
+            }
             every |= {"kernel": server.kernel, "threads": threads}
             return [
                 every | _row(plan, tokens, caller, server, batches) for tokens in plan.layer_tokens

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from benchmarks.dispatch._floor import sleeping_layer
 from benchmarks.dispatch.sizes import model_shape
 from eaas.config import load_config
 from eaas.launcher_pipe import announce, bind_to_launcher
@@ -55,9 +56,9 @@ def main(arguments: str) -> None:
     if wanted["layer"] is None:
         torch.set_num_threads(1)
         # The kernel must take all slots at once, because the loop batches all waiting requests.
-        kernel = _null_kernel(
-            wanted["slots"] * wanted["slot_tokens"], wanted["hidden"], wanted["sleep_us"] * 1e-6
-        )
+        kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
+        if wanted["sleep_us"]:
+            kernel.direct = [sleeping_layer(wanted["hidden"], wanted["sleep_us"])]
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
         shape, threads = Shape(**wanted["layer"]["shape"]), wanted["layer"]["threads"]
@@ -107,15 +108,13 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
         arena.close()
 
 
-def _null_kernel(most_tokens: int, hidden: int, sleep_s: float) -> ExpertKernel:
+def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
     """Make a function that stands in for a kernel and computes nothing."""
     ready_TH = torch.ones(most_tokens, hidden)
 
     def compute(
         x_TH: torch.Tensor, _ids_TK: torch.Tensor, _scores_TK: torch.Tensor, _layer: int
     ) -> torch.Tensor:
-        if sleep_s:
-            time.sleep(sleep_s)
         return ready_TH[: x_TH.shape[0]]
 
     return cast("ExpertKernel", compute)
