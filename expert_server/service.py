@@ -40,8 +40,6 @@ ROLES = (
 )
 """Roles that may call each method."""
 _CALLS = ("Connect", "Disconnect", "Drain")
-# Slots of clients that do not say how large their steps are.
-_FORMER_SLOT_TOKENS = 256
 # A client may connect before this server hears of its registration.
 _UNKNOWN_S = 5.0
 
@@ -132,11 +130,13 @@ class ExpertService:
 
     def _grant(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> Grant | None:
         """Grant slots for the client's steps, or for smaller ones if memory is scarce; None: no slots."""
-        hidden, row_bytes = self._shape.hidden_size, result_length(1, self._shape.hidden_size)
-        tokens = min(
-            request.slot_tokens or _FORMER_SLOT_TOKENS, self._arena.result_capacity // row_bytes
-        )
-        sizes = slot_sizes(tokens, hidden, self._shape.top_k)
+        row_bytes = result_length(1, self._shape.hidden_size)
+        most = self._arena.result_capacity // row_bytes
+        # A client that does not say reads the arena's capacities.
+        tokens = min(request.slot_tokens or most, most)
+        sizes = slot_sizes(tokens, self._shape.hidden_size, self._shape.top_k)
+        if not request.slot_tokens:
+            sizes = sizes[-1:]
         client = request.client_id, request.client_incarnation
         try:
             grant = self._table.grant(*client, request.slots, sizes)
