@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from eaas.wire import Arena
 from eaas.wire.slot import SlotLimits
+from expert_server.kernels import ExpertKernel
 from expert_server.loop._direct import Direct
 from expert_server.transports.slot_ownership import SlotTable
 
@@ -19,8 +20,8 @@ __all__ = ["create_direct"]
 def create_direct(
     arena: Arena, table: SlotTable, kernel: object, limits: SlotLimits
 ) -> Direct | None:
-    """Make the direct path to a kernel's prepared layers; None if it has none."""
-    layers = getattr(kernel, "direct", None)
+    """Make the direct path to a kernel's prepared layers; None if it has none, or is not one of ours."""
+    layers = kernel.direct if isinstance(kernel, ExpertKernel) else None
     if layers is None:
         return None
     flags, bells, _, slots = arena.offsets
