@@ -9,7 +9,7 @@ from setuptools.command.build_ext import build_ext
 FLOOR = Extension(
     "benchmarks.dispatch._floor",
     sources=["benchmarks/dispatch/_floor.c"],
-    depends=["eaas/wire/spin.h"],
+    depends=["eaas/wire/spin.h", "expert_server/kernels/direct.h"],
     extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
     py_limited_api=True,

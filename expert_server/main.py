@@ -29,7 +29,7 @@ from eaas.errors import (
 from eaas.log import get_logger
 from eaas.membership.same_checkpoint import refuse_other_checkpoint
 from eaas.membership.session import MemberSession, MembershipView, Report
-from eaas.net.grpc_client import STREAM_SILENCE_S
+from eaas.net.grpc_client import MESSAGE_BYTES, STREAM_SILENCE_S
 from eaas.net.grpc_server import Service, serve
 from eaas.net.listen_policy import member_secret
 from eaas.net.probes import ProbeServer
@@ -38,7 +38,7 @@ from eaas.telemetry import Tracing
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.arena import SPIN_US
-from eaas.wire.header import WireDtype, payload_layout, result_length
+from eaas.wire.header import slot_sizes
 from expert_server.experts.placements import PlacementHandler
 from expert_server.experts.store import ExpertStore, naming_expert
 from expert_server.kernels import ExpertKernel, Quantization
@@ -66,6 +66,8 @@ _GRACE_S = 1.0
 _SHARING = (MemberState.SERVING, MemberState.DRAINING)
 # Concurrent calls in addition to the clients' streams.
 _CALLS = 32
+# Tokens of a slot whose memory a device's driver locks.
+_DEVICE_SLOT_TOKENS = 512
 # Message size in addition to a slot's payload: shares of placements.
 _CONTROL_BYTES = 4 << 20
 # How long a thread that runs Python may hold the interpreter while the polling loop waits for it. The loop
@@ -143,26 +145,29 @@ class ExpertServer:
                 reader.forms, spec, sizes, config.kernel, config.device
             ).kernel
             undo.callback(self._kernel.close)
-            memory_bytes, size = config.memory_bytes, 0
+            memory_bytes, size, slot_tokens = config.memory_bytes, 0, config.slot_tokens
             if memory_bytes or isinstance(self._kernel, SlotKernel):
                 # Reported before the first placement, so that the balancer places no more than fits.
                 size = replica_bytes(self._kernel, reader.forms[0], spec, sizes)
             if isinstance(self._kernel, SlotKernel):
-                most = config.slots * config.slot_tokens
+                # Its slots are page-locked whole, and it reads the weights again sooner than a CPU.
+                slot_tokens = min(slot_tokens, _DEVICE_SLOT_TOKENS)
+                most = config.slots * slot_tokens
                 memory_bytes = self._kernel.memory_limit(memory_bytes, most, sizes, size)
             self._about_kernel = _describe(self._kernel, reader)
+            slot_bytes = slot_sizes(slot_tokens, self.shape.hidden_size, self.shape.top_k)
             self._arena = Arena.create_shared(
                 config.slots,
-                payload_layout(
-                    config.slot_tokens, self.shape.hidden_size, self.shape.top_k, WireDtype.FLOAT32
-                ).total,
-                result_length(config.slot_tokens, self.shape.hidden_size),
+                *slot_bytes[-1],
                 # Distinguishes this arena from that of another process with the same pid and descriptor:
                 # a later one, or one in another container.
                 secrets.randbits(63),
             )
             undo.callback(self._arena.close)
+            # Before it joins: without memory for any client it serves nobody.
+            self._arena.allocate(0, 1, *slot_bytes[0])
             if isinstance(self._kernel, SlotKernel):
+                self._arena.allocate(0, config.slots, *slot_bytes[-1])
                 self._kernel.pin_slots(self._arena.buffer)
             self._table = SlotTable(self._arena)
             self._loop = ServeLoop(
@@ -214,7 +219,7 @@ class ExpertServer:
                 max_workers=config.slots + _CALLS,
                 credentials=tls and tls.server_credentials(),
                 secret=member_secret(monitor_address, config.host, tls),
-                message_bytes=_CONTROL_BYTES + self._arena.request_stride,
+                message_bytes=min(_CONTROL_BYTES + self._arena.request_stride, MESSAGE_BYTES),
             )
             undo.callback(self._server.stop, 0)
             self._probes: ProbeServer | None = None

@@ -9,20 +9,24 @@ from typing import Any
 import grpc
 
 from eaas import versions
+from eaas.errors import SharedMemoryError
+from eaas.log import get_logger
 from eaas.one_sided import why_not
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.types import ModelShape, Role
 from eaas.wire import Arena
 from eaas.wire.arena import machine_id
+from eaas.wire.header import result_length, slot_sizes
 from expert_server.experts.placements import PlacementHandler
 from expert_server.load_report.hotness import HotnessHandler
 from expert_server.transports.grpc_endpoint import ExchangeHandler
 from expert_server.transports.nixl_endpoint import NixlEndpoint
-from expert_server.transports.slot_ownership import SlotTable
+from expert_server.transports.slot_ownership import Grant, SlotTable
 from expert_server.weights.sharing import CheckpointSharer
 
 __all__ = ["ROLES", "SERVICE", "ExpertService", "add_expert_service", "transports"]
 
+_log = get_logger(__name__)
 SERVICE = "eaas.rpc.v1.ExpertService"
 _BALANCERS = (
     *("PreparePlacement", "RetirePlacement", "HoldSpares", "Drain", "ListExperts", "ReadHotness"),
@@ -94,12 +98,11 @@ class ExpertService:
         """
         self._check(request, context)
         self._nixl.supersede(request.client_id, request.client_incarnation)
-        wanted = request.client_id, request.client_incarnation, request.slots
-        grant = self._table.grant(*wanted)
+        grant = self._grant(request, context)
         living = self._living_clients() if grant is None else None
         # Slots of clients that are not live members go to a live one.
         if living is not None and self._table.revoke_unknown(living, _UNKNOWN_S):
-            grant = self._table.grant(*wanted)
+            grant = self._grant(request, context)
         if grant is None:
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -116,14 +119,39 @@ class ExpertService:
             slots=grant.slots,
             reply_bell=grant.reply_bell,
             slot_count=self._arena.slots,
-            payload_capacity=self._arena.payload_capacity,
-            result_capacity=self._arena.result_capacity,
+            payload_capacity=grant.payload_capacity,
+            result_capacity=grant.result_capacity,
             arena_pid=os.getpid() if shared else 0,
             arena_fd=self._arena.fd if shared else 0,
             arena_bytes=self._arena.size if shared else 0,
             epoch=self.placements.epoch,
             machine=machine_id() if shared else "",
         )
+
+    def _grant(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> Grant | None:
+        """Grant slots for the client's steps, or for smaller ones if memory is scarce; None: no slots."""
+        row_bytes = result_length(1, self._shape.hidden_size)
+        most = self._arena.result_capacity // row_bytes
+        # A client that does not say reads the arena's capacities.
+        tokens = min(request.slot_tokens or most, most)
+        sizes = slot_sizes(tokens, self._shape.hidden_size, self._shape.top_k)
+        if not request.slot_tokens:
+            sizes = sizes[-1:]
+        client = request.client_id, request.client_incarnation
+        try:
+            grant = self._table.grant(*client, request.slots, sizes)
+        except SharedMemoryError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        if grant is not None and grant.result_capacity < sizes[-1][1]:
+            _log.warning(
+                "%s: %d slots of %d tokens, not %d, because /dev/shm is full: larger layer calls take "
+                "several requests. Mount it larger (docker run --shm-size)",
+                request.client_id,
+                request.slots,
+                grant.result_capacity // row_bytes,
+                tokens,
+            )
+        return grant
 
     def _check(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> None:
         refusal = versions.refusal(

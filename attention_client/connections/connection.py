@@ -143,9 +143,9 @@ class Connection:
 
     def max_tokens(self, top_k: int, dtype: WireDtype) -> int:
         """Return how many tokens fit into one slot; dispatch cuts larger parts."""
-        arena = self._link.arena
+        link = self._link
         return max_tokens(
-            arena.payload_capacity, arena.result_capacity, self._hidden_size, top_k, dtype
+            link.payload_capacity, link.result_capacity, self._hidden_size, top_k, dtype
         )
 
     def owes_answer(self) -> bool:
@@ -335,7 +335,7 @@ class Connection:
         header = ResultHeader.unpack_from(arena.buffer, offset)
         validate_result(
             header,
-            result_capacity=arena.result_capacity,
+            result_capacity=self._link.result_capacity,
             rows=ticket.rows,
             hidden_size=self._hidden_size,
             generation=self._link.generation,

@@ -22,6 +22,9 @@ class Link(Protocol):
     arena: Arena
     first_slot: int
     slots: int
+    # Most bytes of a payload and of a result in a granted slot; the arena's slots may be larger.
+    payload_capacity: int
+    result_capacity: int
     reply_bell: int
     generation: int
     # Whether the server itself polls the arena and hears its doorbell.
@@ -47,6 +50,8 @@ def lane_of(link: Link, hidden_size: int) -> Lane:
         arena.result_stride,
         link.first_slot,
         link.slots,
+        link.payload_capacity,
+        link.result_capacity,
         link.reply_bell,
         DOORBELL,
         link.generation,

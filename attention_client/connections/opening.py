@@ -62,6 +62,7 @@ def open_connection(
         client_incarnation=incarnation,
         transport=requested(config.transport),
         slots=config.slots,
+        slot_tokens=config.max_batch_tokens,
         hidden_size=shape.hidden_size,
         model_digest=shape.digest,
     )

@@ -26,6 +26,8 @@ class Lane:
         result_stride: int,
         first_slot: int,
         slots: int,
+        payload_capacity: int,
+        result_capacity: int,
         reply_bell: int,
         doorbell: int,
         generation: int,

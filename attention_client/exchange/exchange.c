@@ -48,6 +48,7 @@ typedef struct {
     Py_ssize_t layers, servers, experts;
     double load_pairs;
     double least_s; /* least time of a request */
+    long at_once;   /* servers that compute at the same time, as all are on this machine; 0: all */
     bool levels;
     uint32_t *calls; /* of each layer */
     double *rate_S, *backlog_S;
@@ -137,6 +138,18 @@ open_replicas(Route *self, PyObject *firsts, PyObject *held_by, PyObject *shares
     return right;
 }
 
+static bool
+all_direct(const Route *self)
+{
+    for (Py_ssize_t s = 0; s < self->servers; s++) {
+        PyObject *lane = PyTuple_GetItem(self->lanes, s);
+        if (lane != Py_None && !((Lane *)lane)->direct) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -172,6 +185,7 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->load_pairs = 1.0;
         self->levels = levels != 0;
         self->least_s = least_s;
+        self->at_once = all_direct(self) ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
         self->calls = calloc((size_t)layers, sizeof *self->calls);
         self->rate_S = calloc((size_t)servers, sizeof *self->rate_S);
         self->backlog_S = calloc((size_t)servers, sizeof *self->backlog_S);
@@ -289,8 +303,8 @@ payload_bytes(size_t rows, size_t hidden, size_t top_k, int dtype)
 static Py_ssize_t
 most_rows(const Lane *lane, Py_ssize_t top_k, int dtype)
 {
-    size_t payload = (size_t)lane->request_stride - sizeof(RequestHeader);
-    size_t result = (size_t)lane->result_stride - sizeof(ResultHeader), hidden = (size_t)lane->hidden;
+    size_t payload = (size_t)lane->payload_capacity, result = (size_t)lane->result_capacity;
+    size_t hidden = (size_t)lane->hidden;
     size_t rows = payload / (hidden * value_bytes(dtype) + (size_t)top_k * 8);
     rows = rows < result / (hidden * 4) ? rows : result / (hidden * 4);
     while (rows > 0 && payload_bytes(rows, hidden, (size_t)top_k, dtype) > payload) {
@@ -407,39 +421,35 @@ forget_request(Request *request, bool give)
     request->lane = NULL;
 }
 
-/* Make the requests of the chosen servers: slots, ids, deadlines. False: not possible now, nothing is held. */
+/* Make a request to each chosen server: slot, id, deadlines. False: not possible now, as where a slot is too small;
+ * nothing is held. */
 static bool
 take_slots(Exchange *exchange, Route *route, const Inputs *inputs, const Routed *routed, double left_s)
 {
     int32_t first = 0;
     for (Py_ssize_t s = 0; s < route->servers; s++) {
-        int64_t left = routed->count_S[s];
-        if (left == 0) {
+        int32_t rows = (int32_t)routed->count_S[s];
+        if (rows == 0) {
             continue;
         }
         Lane *lane = (Lane *)PyTuple_GetItem(route->lanes, s);
         Py_ssize_t most = (PyObject *)lane == Py_None || !lane->direct || lane->stopped || lane->hidden != inputs->hidden
                               ? 0
                               : most_rows(lane, inputs->top_k, inputs->dtype);
-        while (left > 0) {
-            int32_t slot = most > 0 && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
-            if (slot < 0) {
-                goto undo;
-            }
-            int32_t rows = (int32_t)(left < most ? left : most);
-            Request *request = &exchange->requests[exchange->count++];
-            *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
-                                 .rows = rows, .first = first, .request_id = next_id++,
-                                 .work = routed->work_S[s] * rows / (double)routed->count_S[s],
-                                 .pairs = routed->pairs_S[s] * rows / (double)routed->count_S[s]};
-            lane->users++;
-            lane->work += request->work;
-            if (!set_deadlines(request, route->least_s, left_s)) {
-                goto undo;
-            }
-            first += rows;
-            left -= rows;
+        int32_t slot = rows <= most && exchange->count < MOST_PARTS ? lane_pop(lane) : -1;
+        if (slot < 0) {
+            goto undo;
         }
+        Request *request = &exchange->requests[exchange->count++];
+        *request = (Request){.lane = (Lane *)Py_NewRef((PyObject *)lane), .server = (int32_t)s, .slot = slot,
+                             .rows = rows, .first = first, .request_id = next_id++, .work = routed->work_S[s],
+                             .pairs = routed->pairs_S[s]};
+        lane->users++;
+        lane->work += request->work;
+        if (!set_deadlines(request, route->least_s, left_s)) {
+            goto undo;
+        }
+        first += rows;
     }
     return true;
 undo:
@@ -612,6 +622,7 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .share_N = self->replicas[2].view.buf,
         .rate_S = self->levels ? self->rate_S : NULL,
         .backlog_S = self->levels ? self->backlog_S : NULL,
+        .at_once = self->at_once,
     };
     Routed routed = {count_S, work_S, pairs_S, exchange->rows_R, exchange->ids_RK};
     bool ready = sent >= 0 && route(&routing, &routed) == 0 &&
@@ -763,7 +774,7 @@ is_answer(const Exchange *exchange, const Request *request, Times *times)
     return header.magic == WIRE_MAGIC && header.version == WIRE_VERSION && header.generation == lane->generation &&
            header.request_id == request->request_id && header.status == STATUS_OK &&
            header.rows == (uint32_t)request->rows && header.hidden_size == (uint32_t)exchange->hidden &&
-           header.length == length && length <= (uint64_t)lane->result_stride - sizeof(ResultHeader) &&
+           header.length == length && length <= (uint64_t)lane->result_capacity &&
            generation_of(lane, request->slot) == lane->generation;
 }
 

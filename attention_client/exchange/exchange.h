@@ -20,7 +20,7 @@ typedef struct {
     BellLine *bells;
     const uint32_t *generations;
     char *slots_at;
-    Py_ssize_t request_stride, result_stride, reply_bell, doorbell, hidden;
+    Py_ssize_t request_stride, result_stride, payload_capacity, result_capacity, reply_bell, doorbell, hidden;
     uint32_t generation;
     int32_t free[MOST_SLOTS];
     int32_t free_count;

@@ -7,15 +7,16 @@ static PyObject *
 lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"buffer",       "flags_offset",   "bells_offset",  "generations_offset", "slots_offset",
-                            "request_stride", "result_stride", "first_slot",    "slots",              "reply_bell",
-                            "doorbell",     "generation",     "hidden",        "direct",             NULL};
+                            "request_stride", "result_stride", "first_slot",    "slots",              "payload_capacity",
+                            "result_capacity", "reply_bell",  "doorbell",      "generation",         "hidden",
+                            "direct",       NULL};
     PyObject *buffer;
     Py_ssize_t flags, bells, generations, slots_at, first, slots, reply_bell, doorbell, hidden;
-    Py_ssize_t request_stride, result_stride;
+    Py_ssize_t request_stride, result_stride, payload, result;
     unsigned int generation;
     int direct;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OnnnnnnnnnnInp:Lane", names, &buffer, &flags, &bells, &generations,
-                                     &slots_at, &request_stride, &result_stride, &first, &slots, &reply_bell, &doorbell,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OnnnnnnnnnnnnInp:Lane", names, &buffer, &flags, &bells, &generations,
+                                     &slots_at, &request_stride, &result_stride, &first, &slots, &payload, &result, &reply_bell, &doorbell,
                                      &generation, &hidden, &direct)) {
         return NULL;
     }
@@ -29,8 +30,9 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Py_ssize_t end = first + slots, stride = request_stride + result_stride, size = self->view.len;
-    if (first < 0 || slots < 1 || slots > MOST_SLOTS || hidden < 1 || request_stride < (Py_ssize_t)sizeof(RequestHeader) ||
-        result_stride < (Py_ssize_t)sizeof(ResultHeader) || reply_bell < 0 || doorbell < 0 || flags < 0 || bells < 0 ||
+    if (first < 0 || slots < 1 || slots > MOST_SLOTS || hidden < 1 || payload < 0 || result < 0 ||
+        request_stride - payload < (Py_ssize_t)sizeof(RequestHeader) ||
+        result_stride - result < (Py_ssize_t)sizeof(ResultHeader) || reply_bell < 0 || doorbell < 0 || flags < 0 || bells < 0 ||
         generations < 0 || slots_at < 0 || end > (size - flags) / LINE_BYTES || end > (size - generations) / 4 ||
         end > (size - slots_at) / stride || reply_bell >= (size - bells) / LINE_BYTES ||
         doorbell >= (size - bells) / LINE_BYTES) {
@@ -45,6 +47,8 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->slots_at = base + slots_at;
     self->request_stride = request_stride;
     self->result_stride = result_stride;
+    self->payload_capacity = payload;
+    self->result_capacity = result;
     self->reply_bell = reply_bell;
     self->doorbell = doorbell;
     self->generation = generation;

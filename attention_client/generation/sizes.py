@@ -24,6 +24,6 @@ class EngineSizes:
 
     num_blocks: int | None = None
     page_size: int = 64
-    max_batch_tokens: int = 512
+    max_batch_tokens: int = 2048
     token_target_s: float = 0.0
     attention_threads: int = 1

@@ -8,6 +8,7 @@ Measurements and modules:
     device          a layer call for tensors on a GPU, with --device cuda                    on_device
     client          dispatch and combine alone                                               caller, cell
     server          processor time while idle and while busy                                 upkeep
+    servers         a layer call to several servers, each of which sleeps as long as one    servers
     layer           a real layer through a server, against the kernel call in that server    layer
 
 The exchange uses a cluster's code: the client's `Connection`, a transport, and the arena, slot table and loop
@@ -32,8 +33,9 @@ The document of `python -m benchmarks.dispatch --json` (us: microseconds):
                   client_us, request_bytes, result_bytes, rounds, calls]
     server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core),
                   exchanges_per_s, paused_exchange_us {p50, p99}
-    layer         shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
-                  over_ms, calls; absent without the memory for it
+    servers       tokens, servers, sleep_us, one_us, all_us, ratio (one_us / all_us)
+    layer         [shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
+                  over_ms, calls]; absent without the memory for it
     skipped       [what, reason]
 
 `--no-server` leaves out `server` to `layer`. `client_us` is the time of a layer call outside the connection,

@@ -34,6 +34,18 @@ def main(
             help="Also measure a server's processor time and a real layer.",
         ),
     ] = True,
+    layer: Annotated[
+        str, typer.Option(metavar="H,I,E,K", help="Experts of the real layer.")
+    ] = "2048,768,128,8",
+    layer_tokens: Annotated[
+        str, typer.Option(metavar="T,...", help="Batch sizes of the real layer.")
+    ] = "64",
+    servers: Annotated[
+        int, typer.Option(min=1, help="Servers of a layer call that is compared with one server's.")
+    ] = 3,
+    sleep_us: Annotated[
+        int, typer.Option(min=1, help="Each of these servers sleeps so long instead of computing.")
+    ] = 2000,
     device: Annotated[
         str,
         typer.Option(help="cuda: also make layer calls for tensors on a GPU (never run on one)."),
@@ -62,6 +74,10 @@ def main(
         rounds=rounds,
         with_server=server,
         device=device,
+        layer=layer,
+        layer_tokens=layer_tokens,
+        servers=servers,
+        sleep_us=sleep_us,
     )
     if plot is not None:
         check_plot(plot)

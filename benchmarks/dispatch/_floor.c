@@ -26,12 +26,14 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../../eaas/wire/spin.h"
+#include "../../expert_server/kernels/direct.h"
 
 #define LINE_BYTES 64
 #define HEADER_BYTES 64
@@ -396,10 +398,52 @@ floor_stop(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* A layer for a server's compiled code (direct.h) that sleeps instead of computing. */
+typedef struct {
+    DirectLayer base;
+    struct timespec sleep;
+} SleepingLayer;
+
+static bool
+run_sleeping(const DirectLayer *base, const void *x, bool is_bfloat16, const int32_t *ids, const float *scores,
+             int tokens, int top_k, float *out)
+{
+    (void)x, (void)is_bfloat16, (void)ids, (void)scores, (void)top_k;
+    nanosleep(&((const SleepingLayer *)base)->sleep, NULL);
+    memset(out, 0, (size_t)tokens * base->hidden * sizeof(float));
+    return true;
+}
+
+static void
+free_layer(PyObject *capsule)
+{
+    free(PyCapsule_GetPointer(capsule, DIRECT_LAYER));
+}
+
+static PyObject *
+floor_sleeping_layer(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    unsigned int hidden, us;
+    if (!PyArg_ParseTuple(args, "II:sleeping_layer", &hidden, &us)) {
+        return NULL;
+    }
+    SleepingLayer *layer = malloc(sizeof *layer);
+    if (layer == NULL) {
+        return PyErr_NoMemory();
+    }
+    *layer = (SleepingLayer){{hidden, run_sleeping}, {us / 1000000, us % 1000000 * 1000L}};
+    PyObject *capsule = PyCapsule_New(layer, DIRECT_LAYER, free_layer);
+    if (capsule == NULL) {
+        free(layer);
+    }
+    return capsule;
+}
+
 static PyMethodDef floor_methods[] = {
     {"serve", floor_serve, METH_VARARGS, "serve(mapping, source): answer until `stop`"},
     {"call", floor_call, METH_VARARGS,
      "call(mapping, source, destination, took_ns, timeout_ms, check): round trips, one for each u64 of took_ns"},
+    {"sleeping_layer", floor_sleeping_layer, METH_VARARGS, "sleeping_layer(hidden, us) -> a layer of direct.h"},
     {"stop", floor_stop, METH_VARARGS, "stop(mapping): end `serve`"},
     {NULL, NULL, 0, NULL},
 };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
@@ -23,7 +23,9 @@ from attention_client.connections.transports import opener, requested
 from attention_client.dispatch import dispatch_policy
 from attention_client.dispatch.parts import Part
 from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.layer_call.calls import LayerCalls
 from attention_client.telemetry.metrics import ClientMetrics
+from benchmarks.dispatch.plan import Plan
 from benchmarks.dispatch.sizes import model_shape
 from eaas.config import load_config
 from eaas.errors import ClusterError, ConnectionLostError
@@ -34,7 +36,7 @@ from eaas.types import Placement
 from eaas.wire.arena import SPIN_US
 from eaas.wire.slot import VERSION, WireDtype
 
-__all__ = ["Caller", "Request", "random_request"]
+__all__ = ["Caller", "Request", "joint_calls", "random_request"]
 
 _CONNECT_S = 10.0
 _SERVER = "server"
@@ -128,6 +130,7 @@ class Caller:
                     protocol_version=VERSION,
                     transport=requested(transport),
                     slots=slots,
+                    slot_tokens=load_config().expert_server.slot_tokens,
                     hidden_size=hidden,
                     model_digest=shape.digest,
                 ),
@@ -233,6 +236,25 @@ class Caller:
             HedgeBudget(0.0),
             self._metrics,
         )
+
+
+def joint_calls(callers: Sequence[Caller], plan: Plan) -> LayerCalls:
+    """Make the layer calls of a client of several servers, each of which holds its share of the experts."""
+    names = tuple(f"server-{number}" for number in range(len(callers)))
+    holds_LSE = np.zeros((1, len(callers), plan.num_experts), dtype=np.bool_)
+    for number in range(len(callers)):
+        holds_LSE[0, number, number :: len(callers)] = True
+    placement = Placement(1, names, holds_LSE, holds_LSE.astype(np.float32))
+    view = ClusterView(placement, tuple(caller.connection for caller in callers))
+    dispatcher = Dispatcher(
+        _FixedView(view),
+        dispatch_policy(load_config().attention_client.dispatch),
+        _ANSWER_S,
+        _ANSWER_S,
+        HedgeBudget(0.0),
+        ClientMetrics(CollectorRegistry()),
+    )
+    return LayerCalls(dispatcher, checksum=False)
 
 
 def _call(dispatcher: Dispatcher, request: Request) -> torch.Tensor:

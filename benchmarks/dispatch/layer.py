@@ -41,11 +41,13 @@ def lack_of_memory(layer: Shape) -> str:
     return f"needs {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are free"
 
 
-def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -> dict[str, Any]:
+def bench_layer(
+    plan: Plan, slots: int, threads: int, fork_server: ForkServer
+) -> list[dict[str, Any]]:
     """Measure a real layer with the plan's first transport; return the document's `layer`."""
-    shape = plan.layer
-    batches = Batches(shape, torch.bfloat16, plan.layer_tokens)
-    start = kernel_server(shape, threads=threads, tokens=plan.layer_tokens, slots=slots)
+    shape, most = plan.layer, max(plan.layer_tokens)
+    batches = Batches(shape, torch.bfloat16, most)
+    start = kernel_server(shape, threads=threads, tokens=most, slots=slots)
     with working([start], fork_server) as (server,):
         assert server.address is not None
         with Caller(
@@ -57,21 +59,31 @@ def bench_layer(plan: Plan, slots: int, threads: int, fork_server: ForkServer) -
             name="client",
             slots=slots,
         ) as caller:
+            every: dict[str, Any] = {
+                "shape": str(shape),
+                "dtype": "bfloat16",
+                "transport": plan.transports[0],
+            }
+            every |= {"kernel": server.kernel, "threads": threads}
+            return [
+                every | _row(plan, tokens, caller, server, batches) for tokens in plan.layer_tokens
+            ]
 
-            def through(seeds: Sequence[int]) -> list[int]:
-                return [_timed(caller, batches, plan.layer_tokens, seed) for seed in seeds]
 
-            def inside(seeds: Sequence[int]) -> list[int]:
-                return _inside(server, plan.layer_tokens, seeds)
+def _row(
+    plan: Plan, tokens: int, caller: Caller, server: Worker, batches: Batches
+) -> dict[str, Any]:
+    """Measure calls of T tokens."""
 
-            pairs = _in_turn(through, inside, plan.rounds)
+    def through(seeds: Sequence[int]) -> list[int]:
+        return [_timed(caller, batches, tokens, seed) for seed in seeds]
+
+    def inside(seeds: Sequence[int]) -> list[int]:
+        return _inside(server, tokens, seeds)
+
+    pairs = _in_turn(through, inside, plan.rounds)
     return {
-        "shape": str(shape),
-        "tokens": plan.layer_tokens,
-        "dtype": "bfloat16",
-        "transport": plan.transports[0],
-        "kernel": server.kernel,
-        "threads": threads,
+        "tokens": tokens,
         "in_process_ms": figure(median(inside_ms for _, inside_ms in pairs)),
         "through_server_ms": figure(median(through_ms for through_ms, _ in pairs)),
         "ratio": figure(median(through_ms / inside_ms for through_ms, inside_ms in pairs)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eaas_cli.bench.device import DEVICES
-from eaas_cli.bench.experts.plan import BUILT_IN, Shape
+from eaas_cli.bench.experts.plan import BUILT_IN, Shape, parse_shape
 from eaas_cli.option_values import known, numbers, once
 
 __all__ = ["Plan", "make_plan"]
@@ -25,7 +25,10 @@ class Plan:
         num_experts: E.
         watch_s: Seconds for which a server's processor time is measured.
         upkeep_tokens: T of the exchanges that keep that server busy.
+        layer: Shape of the real layer.
         layer_tokens: T of the real layer's calls.
+        servers: Servers that answer a layer call together, against one.
+        sleep_us: How long each of them sleeps instead of computing.
     """
 
     transports: tuple[str, ...]
@@ -40,7 +43,9 @@ class Plan:
     watch_s: float = 3.0
     upkeep_tokens: int = 8
     layer: Shape = BUILT_IN[0]
-    layer_tokens: int = 64
+    layer_tokens: tuple[int, ...] = (64,)
+    servers: int = 3
+    sleep_us: int = 2000
 
 
 def make_plan(
@@ -52,6 +57,10 @@ def make_plan(
     rounds: int,
     with_server: bool,
     device: str = "cpu",
+    layer: str = str(BUILT_IN[0]),
+    layer_tokens: str = "64",
+    servers: int = 3,
+    sleep_us: int = 2000,
 ) -> Plan:
     """Check the options of `python -m benchmarks.dispatch` and make a plan. Raises ConfigError."""
     return Plan(
@@ -61,4 +70,8 @@ def make_plan(
         rounds=rounds,
         with_server=with_server,
         device=known("--device", [device], DEVICES)[0],
+        layer=parse_shape(layer),
+        layer_tokens=tuple(sorted(set(numbers("--layer-tokens", layer_tokens)))),
+        servers=servers,
+        sleep_us=sleep_us,
     )

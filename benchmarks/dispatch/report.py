@@ -36,12 +36,18 @@ def print_report(document: dict[str, Any]) -> None:
         print("device: a layer call for tensors on the GPU, until the result is there")
     if "server" in document:
         _print_server(document)
-    if "layer" in document:
-        layer = document["layer"]
+    for layer in document.get("layer", ()):
         print(
             f"layer {layer['shape']} T={layer['tokens']}, {layer['kernel']}, {layer['threads']} threads: "
             f"{layer['in_process_ms']:.4g} ms in process, {layer['through_server_ms']:.4g} ms through a "
             f"server, ratio {layer['ratio']:.4g}"
+        )
+    if "servers" in document:
+        joint = document["servers"]
+        print(
+            f"a layer call of {joint['tokens']} tokens to {joint['servers']} servers that sleep "
+            f"{joint['sleep_us']} us: {joint['all_us']:.4g} us, to one {joint['one_us']:.4g} us, "
+            f"ratio {joint['ratio']:.3g}"
         )
     for entry in document["skipped"]:
         print(f"skipped: {entry['what']}: {entry['reason']}")

@@ -14,6 +14,7 @@ from benchmarks.dispatch.floor import Floor
 from benchmarks.dispatch.layer import bench_layer, lack_of_memory
 from benchmarks.dispatch.plan import Plan
 from benchmarks.dispatch.server import null_server
+from benchmarks.dispatch.servers import bench_servers
 from benchmarks.dispatch.sizes import request_bytes, result_bytes
 from benchmarks.dispatch.upkeep import bench_upkeep
 from eaas.cores import usable_cores
@@ -77,6 +78,8 @@ def _server(
     """Measure a server's processor time and a real layer; return those parts of the document."""
     say("a server that is idle, then busy")
     parts: dict[str, Any] = {"server": bench_upkeep(plan, _SLOTS, fork_server)}
+    say(f"{plan.servers} servers that sleep instead of computing, and one")
+    parts["servers"] = bench_servers(plan, _SLOTS, fork_server)
     lack = lack_of_memory(plan.layer)
     if lack:
         skipped.append({"what": f"layer {plan.layer}", "reason": lack})

@@ -13,16 +13,20 @@ from eaas_cli.bench.worker import Worker
 __all__ = ["kernel_server", "null_server"]
 
 
-def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..., Worker]:
+def null_server(
+    plan: Plan, hidden: int, tokens: int, slots: int, sleep_us: int = 0, name: str = "server"
+) -> Callable[..., Worker]:
     """Make the function that starts a server which computes nothing.
 
     Args:
         hidden: H.
         tokens: T that a slot holds.
+        sleep_us: How long it sleeps instead.
+        name: Name of the process.
     """
     return partial(
         Worker,
-        "server",
+        name,
         "benchmarks.dispatch.server_process",
         hidden=hidden,
         num_experts=plan.num_experts,
@@ -31,6 +35,7 @@ def null_server(plan: Plan, hidden: int, tokens: int, slots: int) -> Callable[..
         slots=slots,
         layer=None,
         layers=1,
+        sleep_us=sleep_us,
     )
 
 

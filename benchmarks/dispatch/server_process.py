@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from benchmarks.dispatch._floor import sleeping_layer
 from benchmarks.dispatch.sizes import model_shape
 from eaas.config import load_config
 from eaas.launcher_pipe import announce, bind_to_launcher
@@ -55,7 +56,12 @@ def main(arguments: str) -> None:
     if wanted["layer"] is None:
         torch.set_num_threads(1)
         # The kernel must take all slots at once, because the loop batches all waiting requests.
-        kernel = _null_kernel(wanted["slots"] * wanted["slot_tokens"], wanted["hidden"])
+        most, hidden = wanted["slots"] * wanted["slot_tokens"], wanted["hidden"]
+        kernel = (
+            _SleepingKernel(hidden, wanted["sleep_us"])
+            if wanted["sleep_us"]
+            else _null_kernel(most, hidden)
+        )
     else:
         torch.set_num_threads(wanted["layer"]["threads"])
         shape, threads = Shape(**wanted["layer"]["shape"]), wanted["layer"]["threads"]
@@ -115,6 +121,24 @@ def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
         return ready_TH[: x_TH.shape[0]]
 
     return cast("ExpertKernel", compute)
+
+
+class _SleepingKernel(ExpertKernel):
+    """A kernel whose only layer sleeps instead of computing, in compiled code as that of a real one."""
+
+    name = "sleeping"
+
+    def __init__(self, hidden: int, us: int) -> None:
+        super().__init__((), KernelSpec(torch.bfloat16))
+        self.direct = [sleeping_layer(hidden, us)]
+
+    def pack(self, weights: Any, form: Any, pause: Any) -> Any:
+        """Refuse: there are no experts."""
+        raise NotImplementedError
+
+    def compute(self, x_TH: Any, ids_TK: Any, scores_TK: Any, layer: int) -> torch.Tensor:
+        """Refuse: requests are plain."""
+        raise NotImplementedError
 
 
 def _loaded_kernel(shape: Shape, threads: int, layers: int) -> ExpertKernel:

@@ -238,7 +238,10 @@ class ExpertServerConfig(_Section):
         16, ge=2, le=4096, description="Number of slots in the arena, for all clients."
     )
     slot_tokens: int = Field(
-        256, ge=1, le=65_536, description="Tokens per slot; larger batches are split."
+        4096,
+        ge=1,
+        le=65_536,
+        description="Most tokens of a slot; each has memory for the steps of its client.",
     )
     batching: Literal["immediate", "window", "all"] = Field(
         "window",
@@ -360,7 +363,12 @@ class AttentionClientConfig(_Section):
         ge=0,
         description="Torch threads; 0: half of the cores, and all for attention and products without torch.",
     )
-    slots: int = Field(4, ge=2, le=256, description="Number of slots to request on each server.")
+    slots: int = Field(
+        3,
+        ge=2,
+        le=256,
+        description="Number of slots on each server: two micro-batches and a request that is sent again.",
+    )
     dispatch: Literal["least_loaded", "weights"] = Field(
         "least_loaded", description="Choice of a replica for each token and expert."
     )
@@ -395,7 +403,9 @@ class AttentionClientConfig(_Section):
         ge=0,
         description="Blocks of 64 tokens in the key-value cache; 0: a quarter of free memory, at most 4 GiB.",
     )
-    max_batch_tokens: int = Field(512, ge=1, description="Most tokens of a forward pass.")
+    max_batch_tokens: int = Field(
+        2048, ge=1, le=4096, description="Most tokens of a forward pass, and of each slot."
+    )
     inter_token_target_ms: float = Field(
         0.0,
         ge=0,

@@ -9,7 +9,8 @@
     ...        the slots (see `eaas.wire.slot`), all of the same size
 
 A shared arena is an unnamed file in /dev/shm: it cannot be replaced by a symlink, only its user can open it,
-and it disappears with the last process that uses it, even after a crash.
+and it disappears with the last process that uses it, even after a crash. Slots have addresses for the largest
+step, but take memory only when they are granted, and only for the tokens that their client asked for.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Arena:
         fd: File descriptor in the process that created the arena; -1 otherwise.
         size: Total bytes.
         slots: Number of slots.
-        payload_capacity: Bytes for a request's payload in a slot.
-        result_capacity: Bytes for a result in a slot.
+        payload_capacity: Most bytes of a request's payload in a slot. A grant may have fewer (`allocate`).
+        result_capacity: Most bytes of a result in a slot.
         request_stride: Bytes of a slot's request: header, payload, padding.
         result_stride: Bytes of a slot's result: header, result, padding.
         incarnation: Random number of the arena. After `attach`, compare it with the server's answer: process
@@ -119,14 +120,17 @@ class Arena:
     ) -> Arena:
         """Create an expert server's arena in /dev/shm, for processes of this user, with all slots FREE.
 
+        The slots have no memory before `allocate`.
+
         Raises:
             SharedMemoryError: /dev/shm is missing or has too little space.
         """
         size = arena_bytes(slots, payload_capacity, result_capacity)
-        fd = _create_file(size)
+        fd = _create_file()
         try:
-            # The pages are populated now, so that requests cause no page faults.
-            mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            os.ftruncate(fd, size)
+            _take(fd, 0, _slots_offset(slots))
+            mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
             _write_header(mapping, slots, payload_capacity, result_capacity, incarnation)
             return cls(mapping, fd)
         except BaseException:
@@ -157,7 +161,7 @@ class Arena:
         own_fd = _open_file(path)
         try:
             _check_file(path, os.fstat(own_fd), size)
-            mapping = mmap.mmap(own_fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            mapping = mmap.mmap(own_fd, size, flags=mmap.MAP_SHARED)
         except OSError as error:
             raise _not_attached(path, error) from error
         finally:
@@ -168,6 +172,21 @@ class Arena:
             mapping.close()
             raise
         return cls(mapping, -1)
+
+    def allocate(self, first: int, slots: int, payload_bytes: int, result_bytes: int) -> None:
+        """Take memory for the beginnings of these slots' payloads and results, before a client gets them.
+
+        It stays allocated. The other bytes of the slots must not be touched: without free memory in /dev/shm
+        that would be a SIGBUS.
+
+        Raises:
+            SharedMemoryError: /dev/shm has too little space.
+        """
+        assert payload_bytes <= self.payload_capacity
+        assert result_bytes <= self.result_capacity
+        for slot in range(first, first + slots) if self.fd >= 0 else ():
+            _take(self.fd, self.request_offset(slot), REQUEST_HEADER_BYTES + payload_bytes)
+            _take(self.fd, self.result_offset(slot), RESULT_HEADER_BYTES + result_bytes)
 
     def close(self) -> None:
         """Release the arena's memory; every further use raises ValueError. Idempotent.
@@ -266,28 +285,30 @@ def _write_header(
     _HEADER.pack_into(mapping, 0, *fields)
 
 
-def _create_file(size: int) -> int:
-    """Create an unnamed file of `size` allocated bytes in /dev/shm."""
+def _create_file() -> int:
+    """Create an unnamed, empty file in /dev/shm."""
     try:
         # O_EXCL, so that the file cannot get a name later.
         flags = os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         fd = os.open(SHM_DIRECTORY, flags, FILE_MODE)
+        os.fchmod(fd, FILE_MODE)  # The umask may have removed bits.
     except OSError as error:
         raise SharedMemoryError(f"no shared memory in {SHM_DIRECTORY}: {error.strerror}") from error
+    return fd
+
+
+def _take(fd: int, offset: int, length: int) -> None:
+    """Allocate bytes of a file in /dev/shm, where a write without free space is a SIGBUS."""
     try:
-        os.fchmod(fd, FILE_MODE)  # The umask may have removed bits.
-        # Not ftruncate, which succeeds without free space, so that the process would get SIGBUS later.
-        os.posix_fallocate(fd, 0, size)
+        os.posix_fallocate(fd, offset, length)
     except OSError as error:
-        os.close(fd)
         if error.errno != errno.ENOSPC:
-            raise SharedMemoryError(f"{size} bytes of shared memory: {error.strerror}") from error
+            raise SharedMemoryError(f"{length} bytes of shared memory: {error.strerror}") from error
         space = os.statvfs(SHM_DIRECTORY)
         raise SharedMemoryError(
-            f"{SHM_DIRECTORY}: asked for {size} bytes, {space.f_bavail * space.f_frsize} are free:"
-            " free some, mount it larger (docker run --shm-size), or set fewer or smaller slots"
+            f"{SHM_DIRECTORY}: asked for {length} bytes, {space.f_bavail * space.f_frsize} are free:"
+            " free some, or mount it larger (docker run --shm-size)"
         ) from error
-    return fd
 
 
 def machine_id() -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKSUM_FLAG",
     "DAMAGED",
+    "LEAST_SLOT_TOKENS",
     "MAGIC",
     "REQUEST_HEADER_BYTES",
     "RESULT_HEADER_BYTES",
@@ -34,6 +35,7 @@ __all__ = [
     "max_tokens",
     "payload_layout",
     "result_length",
+    "slot_sizes",
 ]
 
 MAGIC = int.from_bytes(b"EaaS", "little")
@@ -45,6 +47,9 @@ CHECKSUM_FLAG = 1
 
 DAMAGED = 1
 """ResultHeader.detail of an INTERNAL answer to a damaged request; the client must not reuse its slot."""
+
+LEAST_SLOT_TOKENS = 64
+"""Tokens for which a slot has memory at least, unless its client asks for fewer."""
 
 REQUEST_HEADER_BYTES = 128
 TRACE_OFFSET = 64
@@ -136,6 +141,20 @@ def payload_layout(
 def result_length(rows: int, hidden_size: int) -> int:
     """Compute the bytes of a result of T rows and hidden size H, which is always float32."""
     return rows * hidden_size * _FLOAT32_BYTES
+
+
+def slot_sizes(tokens: int, hidden_size: int, top_k: int) -> list[tuple[int, int]]:
+    """Compute bytes of payload and result of slots for this many tokens, and for fewer; ascending."""
+    steps = [tokens]
+    while steps[-1] >= 2 * LEAST_SLOT_TOKENS:
+        steps.append(steps[-1] // 2)
+    return [
+        (
+            payload_layout(step, hidden_size, top_k, WireDtype.FLOAT32).total,
+            result_length(step, hidden_size),
+        )
+        for step in reversed(steps)
+    ]
 
 
 def max_tokens(

@@ -45,6 +45,7 @@ direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *busy;
     PyObject *generations;
     PyObject *bells;
+    PyObject *capacities;
     PyObject *layers;
     Py_ssize_t count;
     Py_ssize_t flags_offset;
@@ -56,10 +57,10 @@ direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_ssize_t result;
     Py_ssize_t hidden;
     Py_ssize_t num_layers;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "On(nnn)(nn)(nnnn)O(OOO):Direct", names, &buffer, &count,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "On(nnn)(nn)(nnnn)O(OOOO):Direct", names, &buffer, &count,
                                      &flags_offset, &bells_offset, &slots_offset, &request_stride,
                                      &result_stride, &payload, &result, &hidden, &num_layers, &layers, &busy,
-                                     &generations, &bells)) {
+                                     &generations, &bells, &capacities)) {
         return NULL;
     }
     if (!PyList_Check(layers)) {
@@ -72,7 +73,8 @@ direct_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (!open_view(&self->view, buffer, -1) || !open_view(&self->owners.busy, busy, count) ||
         !open_view(&self->owners.generations, generations, count * (Py_ssize_t)sizeof(uint64_t)) ||
-        !open_view(&self->owners.bells, bells, count * (Py_ssize_t)sizeof(int32_t))) {
+        !open_view(&self->owners.bells, bells, count * (Py_ssize_t)sizeof(int32_t)) ||
+        !open_view(&self->owners.capacities, capacities, 2 * count * (Py_ssize_t)sizeof(uint64_t))) {
         Py_DECREF(self);
         return NULL;
     }

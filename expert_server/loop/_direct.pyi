@@ -28,7 +28,7 @@ class Direct:
         strides: tuple[int, int],
         limits: SlotLimits,
         layers: list[object | None],
-        owners: tuple[bytearray, array[int], array[int]],
+        owners: tuple[bytearray, array[int], array[int], array[int]],
     ) -> Direct:
         """Map an arena's slots, without changing them.
 

@@ -25,7 +25,7 @@ copy_header(const char *from, RequestHeader *header)
 
 /* Whether this is a valid request (`validate_request` in slot.py) of the plain kind; sets the offsets. */
 static bool
-is_plain(Request *request, const Limits *limits, unsigned long long generation)
+is_plain(Request *request, const Limits *limits, const uint64_t *capacities, unsigned long long generation)
 {
     const RequestHeader *header = &request->header;
     if (header->magic != WIRE_MAGIC || header->version != WIRE_VERSION || header->generation != generation ||
@@ -49,8 +49,7 @@ is_plain(Request *request, const Limits *limits, unsigned long long generation)
     uint64_t total = scores_offset + pairs * sizeof(float);
     request->ids_offset = ids_offset;
     request->scores_offset = scores_offset;
-    return header->payload_length == total && total <= limits->payload_capacity &&
-           values * sizeof(float) <= limits->result_capacity;
+    return header->payload_length == total && total <= capacities[0] && values * sizeof(float) <= capacities[1];
 }
 
 static uint64_t
@@ -116,6 +115,7 @@ drop_buffers(Direct *self)
     drop_view(&self->owners.busy);
     drop_view(&self->owners.generations);
     drop_view(&self->owners.bells);
+    drop_view(&self->owners.capacities);
 }
 
 /* The layer of an accepted header, borrowed; NULL: only Python can call the kernel for it. */
@@ -142,7 +142,8 @@ accept_slot(Direct *self, Py_ssize_t slot, unsigned long long generation)
     }
     Request request = {.slot = slot};
     copy_header(self->slots + (size_t)slot * self->slot_stride, &request.header);
-    if (!is_plain(&request, &self->limits, generation) ||
+    const uint64_t *capacities = (const uint64_t *)self->owners.capacities.buf + 2 * slot;
+    if (!is_plain(&request, &self->limits, capacities, generation) ||
         (request.layer = prepared_layer(self, &request.header)) == NULL) {
         return false;
     }

@@ -353,8 +353,11 @@ class ServeLoop:
         """Copy the request header out of a slot; return it and the error that makes it invalid, if any."""
         offset = self._arena.request_offset(slot)
         header = RequestHeader.unpack_from(self._buffer, offset)
+        limits = self._limits._replace(
+            payload_capacity=grant.payload_capacity, result_capacity=grant.result_capacity
+        )
         try:
-            validate_request(self._buffer, offset, header, self._limits, grant.generation)
+            validate_request(self._buffer, offset, header, limits, grant.generation)
         except (SlotCorruptError, WrongRequestError) as error:
             return header, error
         return header, None

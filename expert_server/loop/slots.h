@@ -53,6 +53,7 @@ typedef struct {
     Py_buffer busy;        /* u8: the loop works on the slot, so it is not granted */
     Py_buffer generations; /* u64; 0: no owner */
     Py_buffer bells;       /* i32: the owner's doorbell */
+    Py_buffer capacities;  /* u64, two for each slot: most bytes of the owner's payload and result */
 } Owners;
 
 /* What `serve` has done since its call. */

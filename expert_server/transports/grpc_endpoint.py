@@ -89,7 +89,7 @@ class _Stream:
         Returns the reason for refusing the frame, which ends the stream, or an empty string.
         """
         arena, data = self._arena, frame.data
-        capacity = REQUEST_HEADER_BYTES + arena.payload_capacity
+        capacity = REQUEST_HEADER_BYTES + grant.payload_capacity
         if frame.slot >= grant.slots or not REQUEST_HEADER_BYTES <= len(data) <= capacity:
             return f"slot {frame.slot} of {grant.slots}, {len(data)} bytes of {capacity}"
         # After a short frame, the loop would compute with the end of an earlier payload.

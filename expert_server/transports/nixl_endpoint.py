@@ -286,7 +286,7 @@ class NixlEndpoint:
         """
         arena, grant = self._arena, peer.grant
         index, length = unpack_note(note)
-        capacity = REQUEST_HEADER_BYTES + arena.payload_capacity
+        capacity = REQUEST_HEADER_BYTES + grant.payload_capacity
         if not peer.ready or index >= grant.slots or not REQUEST_HEADER_BYTES <= length <= capacity:
             raise ValueError(f"slot {index} of {grant.slots}, {length} bytes of {capacity}")
         slot = grant.first_slot + index

@@ -34,9 +34,10 @@ import time
 import uuid
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from eaas.errors import SharedMemoryError
 from eaas.types import Member
 from eaas.wire import Arena
 from eaas.wire.slot import reply_bell
@@ -60,7 +61,10 @@ def last_gone(former: Member | None, now: Member) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Grant:
-    """A client's slots. Compared and hashed by identity: the loop hashes grants on every call."""
+    """A client's slots, with memory for so many bytes of a payload and of a result in each.
+
+    Compared and hashed by identity: the loop hashes grants on every call.
+    """
 
     connection_id: str
     client_id: str
@@ -68,6 +72,8 @@ class Grant:
     generation: int
     first_slot: int
     slots: int
+    payload_capacity: int
+    result_capacity: int
     granted_at: float
 
     @property
@@ -95,16 +101,33 @@ class SlotTable:
         # Of each slot's owner, for compiled code; generation 0: no owner.
         self._generations_of = array("Q", bytes(8 * arena.slots))
         self._bells_of = array("i", bytes(4 * arena.slots))
+        self._capacities_of = array("Q", bytes(2 * 8 * arena.slots))
         self._copying: Counter[int] = Counter()
         self._generations = itertools.count(1)
         self.changes = 0
 
-    def grant(self, client_id: str, client_incarnation: int, slots: int) -> Grant | None:
+    def grant(
+        self,
+        client_id: str,
+        client_incarnation: int,
+        slots: int,
+        sizes: Sequence[tuple[int, int]] = (),
+    ) -> Grant | None:
         """Give a client that connects a run of free slots; None if there is no such run.
 
         A client has one connection. A client that connects again has lost the former one, and its
         Disconnect may be lost as well. So the slots of this incarnation and earlier ones are freed first.
         A late request of an older incarnation keeps the newest incarnation's slots.
+
+        Args:
+            client_id: The client.
+            client_incarnation: Its incarnation.
+            slots: Number of slots.
+            sizes: Bytes of a payload and of a result, ascending: the slots get the largest ones for which
+                there is memory. Empty: the arena's.
+
+        Raises:
+            SharedMemoryError: There is no memory even for the smallest.
         """
         with self._lock:
             former = [old for old in self._grants.values() if old.client_id == client_id]
@@ -115,6 +138,8 @@ class SlotTable:
             first = self._free_run(slots)
             if first is None:
                 return None
+            sizes = sizes or [(self._arena.payload_capacity, self._arena.result_capacity)]
+            capacities = self._allocate(first, slots, sizes)
             grant = Grant(
                 uuid.uuid4().hex,
                 client_id,
@@ -122,6 +147,7 @@ class SlotTable:
                 next(self._generations),
                 first,
                 slots,
+                *capacities,
                 time.monotonic(),
             )
             for slot in range(first, first + slots):
@@ -131,6 +157,7 @@ class SlotTable:
                 self._arena.set_generation(slot, grant.generation)
                 self._owner[slot] = grant
                 self._bells_of[slot] = grant.reply_bell
+                self._capacities_of[2 * slot], self._capacities_of[2 * slot + 1] = capacities
                 self._generations_of[slot] = grant.generation
                 self._arena.server_reclaim(slot)
             self._grants[grant.connection_id] = grant
@@ -192,9 +219,9 @@ class SlotTable:
             return list(self._grants.values())
 
     @property
-    def owners(self) -> tuple[bytearray, array[int], array[int]]:
-        """For compiled code: which slots are busy, and the generation and doorbell of each slot's owner."""
-        return self._busy, self._generations_of, self._bells_of
+    def owners(self) -> tuple[bytearray, array[int], array[int], array[int]]:
+        """For compiled code: the busy slots; generation, doorbell and capacities of their owners."""
+        return self._busy, self._generations_of, self._bells_of, self._capacities_of
 
     def owner(self, slot: int) -> Grant | None:
         """The grant that a slot belongs to; None: it is free."""
@@ -245,6 +272,22 @@ class SlotTable:
             if valid:
                 with self._lock:
                     self._copying.subtract(slots)
+
+    def _allocate(
+        self, first: int, slots: int, sizes: Sequence[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Take memory for slots, size after size, so that a size without memory wastes little."""
+        taken: tuple[int, int] | None = None
+        for size in sizes:
+            try:
+                self._arena.allocate(first, slots, *size)
+            except SharedMemoryError:
+                if taken is None:
+                    raise
+                break
+            taken = size
+        assert taken is not None
+        return taken
 
     def _free_run(self, slots: int) -> int | None:
         run = 0

@@ -171,6 +171,11 @@ class Client:
         """The value of a counter."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
+    def requests(self) -> int:
+        """Requests that have ended."""
+        self.count("eaas_layer_calls_total")  # Compiled calls are counted when metrics are read.
+        return sum(s.answered + s.timed_out + s.hedged_away for s in self.metrics.outcomes.read())
+
     def failovers(self, *reasons: str) -> float:
         return sum(self.count("eaas_failovers_total", reason=reason) for reason in reasons)
 

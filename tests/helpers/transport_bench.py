@@ -131,6 +131,7 @@ class Client:
             protocol_version=VERSION,
             transport=requested(self.transport),
             slots=slots,
+            slot_tokens=1 << 16,
             hidden_size=HIDDEN,
             model_digest=SHAPE.digest,
         )

@@ -53,6 +53,8 @@ class MirrorLink:
         self.slots = granted.slots
         self.generation = granted.generation
         self.arena = mirror_arena(granted, most_bytes)
+        self.payload_capacity = self.arena.payload_capacity
+        self.result_capacity = self.arena.result_capacity
         self._connection_id = granted.connection_id
         self._on_lost = on_lost
         self._service = ExpertServiceStub(channel)

@@ -28,6 +28,8 @@ class SharedLink:
         self, granted: pb.ConnectResponse, channel: grpc.Channel, on_lost: Callable[[str], None]
     ) -> None:
         self.arena = _attach(granted)
+        self.payload_capacity = granted.payload_capacity
+        self.result_capacity = granted.result_capacity
         self.first_slot = granted.first_slot
         self.slots = granted.slots
         self.reply_bell = granted.reply_bell

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("client_id", "client_incarnation", "protocol_version", "transport", "slots", "hidden_size", "model_digest")
+    __slots__ = ("client_id", "client_incarnation", "protocol_version", "transport", "slots", "hidden_size", "model_digest", "slot_tokens")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class ConnectRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SLOT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     client_incarnation: int
     protocol_version: int
@@ -23,7 +24,8 @@ class ConnectRequest(_message.Message):
     slots: int
     hidden_size: int
     model_digest: str
-    def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., transport: _Optional[str] = ..., slots: _Optional[int] = ..., hidden_size: _Optional[int] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    slot_tokens: int
+    def __init__(self, client_id: _Optional[str] = ..., client_incarnation: _Optional[int] = ..., protocol_version: _Optional[int] = ..., transport: _Optional[str] = ..., slots: _Optional[int] = ..., hidden_size: _Optional[int] = ..., model_digest: _Optional[str] = ..., slot_tokens: _Optional[int] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("connection_id", "generation", "server_incarnation", "first_slot", "slots", "reply_bell", "slot_count", "payload_capacity", "result_capacity", "arena_pid", "arena_fd", "arena_bytes", "epoch", "machine")

@@ -44,7 +44,8 @@ TINY = Plan(
     turn_s=0.002,
     watch_s=0.02,
     layer=Shape(64, 32, 4, 2),
-    layer_tokens=8,
+    layer_tokens=(4, 8),
+    sleep_us=100,
 )
 
 
@@ -99,12 +100,16 @@ def test_the_document(document: dict[str, Any]) -> None:
         assert row["calls"] >= 2 * 20
         assert row["result_bytes"] == 64 + 4 * row["tokens"] * row["hidden"]
         assert {"over_floor_us", "times_floor", "request_bytes"} < row.keys()
-    server, real = document["server"], document["layer"]
+    server, joint = document["server"], document["servers"]
     assert server["idle_cpu_fraction"] >= 0
     assert server["busy_cpu_fraction"] > 0
-    assert real["kernel"].startswith(("native", "reference"))
-    assert real["calls"] == 2 * layer._CALLS
-    assert min(real["in_process_ms"], real["through_server_ms"], real["ratio"]) > 0
+    assert [real["tokens"] for real in document["layer"]] == [4, 8]
+    for real in document["layer"]:
+        assert real["kernel"].startswith(("native", "reference"))
+        assert real["calls"] == 2 * layer._CALLS
+        assert min(real["in_process_ms"], real["through_server_ms"], real["ratio"]) > 0
+    assert min(joint["one_us"], joint["all_us"]) > 100
+    assert 0 < joint["ratio"] < 2
     assert document["machine"]["cores"] == usable_cores()
     assert document["settings"]["server_spin_us"] == SPIN_US
 

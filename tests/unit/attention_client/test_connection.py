@@ -34,6 +34,8 @@ class FakeLink:
     def __init__(self, arena: Arena, grant: Grant) -> None:
         self.arena, self.first_slot, self.slots = arena, grant.first_slot, grant.slots
         self.generation, self.reply_bell = grant.generation, reply_bell(grant.first_slot)
+        self.payload_capacity = grant.payload_capacity
+        self.result_capacity = grant.result_capacity
         self.direct = True
 
     def kick(self, slot: int) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eaas.errors import SharedMemoryError
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena, SlotState
 from expert_server.transports.slot_ownership import Grant, SlotTable, last_gone
@@ -43,6 +44,24 @@ def test_a_grant_frees_its_slots_and_marks_them_with_its_generation(arena: Arena
     assert states(arena)[first.first_slot : first.first_slot + 2] == [SlotState.OFFLINE] * 2
     table.revoke(first.connection_id)
     assert table.grant("c", 1, 2) is not None
+
+
+def test_slots_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch, arena: Arena) -> None:
+    """Row 28: shared memory full: never SIGBUS. Later clients get smaller slots, and at last none."""
+    room = {0: 40, 2: 3, 4: 0}
+
+    def allocate(_arena: Arena, first: int, _slots: int, payload: int, _result: int) -> None:
+        if payload > room[first]:
+            raise SharedMemoryError("full")
+
+    monkeypatch.setattr(Arena, "allocate", allocate)
+    table, sizes = SlotTable(arena), [(n, 2 * n) for n in (1, 2, 4, 8, 16, 32, 64)]
+    found = [table.grant(name, 1, 2, sizes) for name in "ab"]
+    capacities = [(g.payload_capacity, g.result_capacity) for g in found if g is not None]
+    assert capacities == [(32, 64), (2, 4)]
+    with pytest.raises(SharedMemoryError, match="full"):
+        table.grant("c", 1, 2, sizes)
+    assert table.clients() == {"a", "b"}
 
 
 def test_a_reconnecting_client_frees_its_former_slots(arena: Arena) -> None:

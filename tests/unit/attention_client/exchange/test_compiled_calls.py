@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ class Server(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.arena = Arena.create_local(slots, capacity, capacity, 1)
         self.first_slot, self.slots, self.reply_bell, self.generation = 0, slots, reply_bell(0), 7
+        self.payload_capacity = self.arena.payload_capacity
+        self.result_capacity = self.arena.result_capacity
         self.direct = True
         for slot in range(slots):
             self.arena.set_generation(slot, 7)
@@ -248,6 +251,21 @@ def test_large_calls_take_several_slots(shared_world: World) -> None:
     new = [after - first for after, first in zip(shared_world.requests(), before, strict=True)]
     assert sum(new) > np.count_nonzero(new)
     assert shared_world.compiled() >= compiled
+
+
+def test_no_more_servers_are_asked_than_compute_at_the_same_time() -> None:
+    cores = os.cpu_count() or 1
+    if cores >= EXPERTS:
+        pytest.skip("more servers would have no expert")
+    made = World.of(servers=cores + 1)
+    made.warm()
+    for _ in range(8):
+        compiled, before = made.compiled(), made.requests()
+        made.check(2)
+        new = [after - first for after, first in zip(made.requests(), before, strict=True)]
+        # All but those that a busy machine makes slow.
+        assert np.count_nonzero(new) <= cores or made.compiled() == compiled
+    made.close()
 
 
 def test_counts_are_those_of_the_calls(world: World) -> None:

@@ -15,9 +15,11 @@ HIDDEN, EXPERTS = 8, 6
 def test_a_lane_must_lie_in_its_buffer() -> None:
     arena = Arena.create_local(2, 256, 256, 1)
     with pytest.raises(ValueError, match="buffer"):
-        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 9, 1, 0, 1, HIDDEN, True)
+        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 9, 256, 256, 1, 0, 1, HIDDEN, True)
     with pytest.raises(ValueError, match="buffer"):
-        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 2, 1 << 20, 0, 1, HIDDEN, True)
+        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 2, 256, 256, 1 << 20, 0, 1, HIDDEN, True)
+    with pytest.raises(ValueError, match="buffer"):
+        Lane(arena.buffer, *arena.offsets, 384, 320, 0, 2, 257, 256, 1, 0, 1, HIDDEN, True)
     arena.close()
 
 

@@ -122,13 +122,27 @@ def test_the_generation_is_read_after_the_fence(monkeypatch: pytest.MonkeyPatch)
 # -- the file -------------------------------------------------------------------------------------
 
 
-def test_the_file_is_private_nameless_and_allocated(shared: Arena) -> None:
+def test_the_file_is_private_and_nameless(shared: Arena) -> None:
     status = os.fstat(shared.fd)
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_uid == os.geteuid()
     assert status.st_nlink == 0
-    assert status.st_blocks * 512 >= shared.size
     assert not os.get_inheritable(shared.fd)
+
+
+def test_slots_take_memory_when_they_are_allocated() -> None:
+    arena = Arena.create_shared(4, 1 << 20, 1 << 20, 1)
+    assert arena.size > 8 << 20
+
+    def taken() -> int:
+        return os.fstat(arena.fd).st_blocks * 512
+
+    assert taken() < 64 << 10
+    arena.allocate(1, 2, 1 << 18, 1 << 18)
+    assert 1 << 20 <= taken() < (1 << 20) + (64 << 10)
+    arena.allocate(1, 2, 1 << 18, 1 << 18)
+    assert taken() < (1 << 20) + (64 << 10)
+    arena.close()
 
 
 def test_the_umask_does_not_change_the_mode() -> None:
@@ -180,8 +194,10 @@ def test_more_memory_than_the_machine_has() -> None:
     if total == 0:
         pytest.skip("/dev/shm has no limit here")
     descriptors = open_descriptors()
+    arena = Arena.create_shared(2, total, total, 1)
     with pytest.raises(SharedMemoryError, match="shm-size"):
-        Arena.create_shared(2, total, total, 1)
+        arena.allocate(0, 2, total, total)
+    arena.close()
     assert os.statvfs(SHM_DIRECTORY).f_blocks == room.f_blocks
     assert open_descriptors() == descriptors
 
