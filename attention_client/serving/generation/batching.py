@@ -64,6 +64,7 @@ from attention_client.serving.generation.router import Router
 from attention_client.serving.generation.sampling import BatchSampler
 from attention_client.serving.generation.strategy_scheduler import StrategyScheduler
 from attention_client.serving.limits import ServeLimits
+from eaas.checkpoint.lean_import import without_compiler
 from eaas.errors import ConfigError, EaasError
 
 __all__ = ["BatchingEngine", "fits_paged_cache"]
@@ -143,6 +144,7 @@ class _Manager(ContinuousBatchingManager):  # type: ignore[misc]
 
     def _create_batch_processor(self) -> Any:
         with (
+            without_compiler(),
             UntouchedZeros(),
             sized_already() if self._is_paged else nullcontext(),
             sized_for_latents(self.model.config.get_text_config(), self._latent),
