@@ -134,7 +134,7 @@ class ForkServer(ChildProcess):
             return self._code_of_orphan(pidfd)
 
     def _code_of_orphan(self, pidfd: int) -> int:
-        # After `adopt_orphans`, its children become this process's before its own end is visible.
+        # After `start_fork_server`, its children become this process's before its own end is visible.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S)
         try:
