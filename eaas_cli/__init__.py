@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import FrameType
 
 __all__ = ["main"]
@@ -33,15 +34,14 @@ def main() -> None:
     # The processes that this one starts import what is installed, not what the current directory holds: in a
     # clone, no compiled modules lie beside an installed wheel.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
-    try:
-        from eaas_cli.commands import main as run
-    except ModuleNotFoundError as error:
-        if error.name not in _CLI:
-            raise
+    missing = next((name for name in _CLI if find_spec(name) is None), None)
+    if missing is not None:
         sys.exit(
-            f"eaas: error: the program needs {error.name}: install this package with its extra `cli`, "
+            f"eaas: error: the program needs {missing}: install this package with its extra `cli`, "
             "`server` (expert servers) or `serve` (the HTTP endpoint)"
         )
+    from eaas_cli.commands import main as run
+
     try:
         _on_ctrl_c(signal.default_int_handler, _end_at_once)
         run()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.http_client import failure, http_settings
 from eaas_cli.local.running_clusters import running, up_at
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = [
     "ANSWER_S",
@@ -37,6 +38,8 @@ def fetch_status(endpoint: str, key_file: Path | None = None) -> dict[str, Any]:
         ClusterError: The endpoint does not answer or refuses the key.
         ConfigError: The file holds no key.
     """
+    import httpx
+
     headers = authorization(key_file)
     try:
         url = f"{base_url(endpoint)}/eaas/v1/status"

@@ -17,6 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from eaas.checkpoint.lean_import import without_compiler
+
 __all__ = ["construct", "own_ties"]
 
 _HIDDEN_S = 10.0
@@ -84,7 +86,7 @@ def construct(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part.dtype = dtype
-    with torch.device("meta"), _FloatsAre(dtype):
+    with without_compiler(), torch.device("meta"), _FloatsAre(dtype):
         model = model_class(config)
     with own_ties(model):
         model.tie_weights(recompute_mapping=False)

@@ -10,8 +10,6 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from eaas.errors import ConfigError
 from eaas.net.loopback import is_loopback
 
@@ -26,6 +24,8 @@ def http_settings(url: str) -> dict[str, Any]:
     Raises:
         ConfigError: The proxy or the certificates that the environment names cannot be used.
     """
+    import httpx
+
     name, proxy = _proxy(url)
     # Of itself httpx would refuse every host because of a proxy that it cannot use.
     settings: dict[str, Any] = {"trust_env": False, "proxy": proxy}
@@ -50,6 +50,8 @@ def http_settings(url: str) -> dict[str, Any]:
 
 def failure(url: str, error: Exception) -> str:
     """Describe in one line, without the URL, why a call of it failed."""
+    import httpx
+
     if isinstance(error, httpx.HTTPStatusError):
         why = f"{error.response.status_code} {error.response.reason_phrase}"
     else:

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eaas.config import MonitorConfig, SecurityConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
 from eaas.net import server_records
 from eaas.net.api_keys import ApiKeys
 
 if TYPE_CHECKING:
+    from eaas.config import MonitorConfig, SecurityConfig
     from eaas.net.tls import Identity
 
 __all__ = [

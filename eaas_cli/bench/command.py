@@ -13,8 +13,6 @@ from typing import Any
 
 import typer
 
-from eaas.checkpoint import precheck
-
 __all__ = ["command", "end_on_sigterm", "model_or_demo", "say", "show"]
 
 
@@ -43,6 +41,8 @@ def model_or_demo(model: Path | None, **sizes: Any) -> Iterator[Path]:
     Raises CheckpointError: the files of the given one cannot be served.
     """
     if model is not None:
+        from eaas.checkpoint import precheck
+
         # Before any process starts.
         precheck(model, tokenizer=True)
         yield model

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from eaas.counted import counted
@@ -18,7 +17,6 @@ from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.http_client import http_settings
 from eaas.net.server_records import OPERATOR_PATH, find
-from eaas.types import MemberState, Role
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas_cli.commands.servers import operator
 from eaas_cli.endpoint import ANSWER_S, base_url, check, fetch_status, reason, unreachable_error
@@ -58,6 +56,8 @@ def page_address(endpoint: str) -> str:
 
     The token is never printed to a file that other users can read.
     """
+    import httpx
+
     page = f"{base_url(endpoint)}/"
     record = find(httpx.URL(page).netloc.decode())
     if record is None or not record.lives or _is_log():
@@ -83,6 +83,8 @@ def status_table(document: dict[str, Any]) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
+
+    from eaas.types import MemberState, Role
 
     coverage = document["coverage"]
     uncovered = [f"{layer}/{expert}" for layer, expert in coverage["uncovered"]]
@@ -171,6 +173,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Complete a prompt and print the tokens as they arrive."""
+    import httpx
+
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": not as_json}
     if temperature is not None:
         body["temperature"] = temperature

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from eaas.checkpoint import precheck
+from eaas.checkpoint.lean_import import import_transformers
 from eaas.checkpoint.source import is_local, local_directory
 from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
@@ -100,6 +100,8 @@ def check_early(model: Path, tokenizer: bool) -> None:
     Raises CheckpointError: its files cannot be served.
     """
     if "torch" not in sys.modules:
+        from eaas.checkpoint import precheck
+
         precheck(model, tokenizer=tokenizer)
 
 
@@ -205,6 +207,7 @@ def expert_server(
     own = guarded_port(cluster.security, "expert-server", loaded.host)
     check_port(loaded.host, loaded.port)
     with collector_off():
+        import_transformers()
         from eaas.telemetry import start_tracing
         from expert_server import ExpertServer
 
@@ -293,6 +296,7 @@ def attention_client(
         ready(address)
 
     with collector_off():
+        import_transformers()
         from attention_client.main import run
         from eaas.telemetry import start_tracing
 

@@ -147,9 +147,7 @@ def up(
 
     checkpoint = _only(model, directory)
     # Imports and all that follows are inside, because a signal must end a half-started cluster in order.
-    with Interrupt() as interrupt:
-        from eaas.config import load_config
-        from eaas_cli.local import LocalCluster
+    with Interrupt() as interrupt, contextlib.ExitStack() as stack:
         from eaas_cli.local.devices import parse_devices, server_count
 
         if on == "ray" and devices is not None:
@@ -159,6 +157,16 @@ def up(
         gpus = parse_devices(devices) if devices is not None else ()
         servers = server_count(servers, gpus)
         prepare_open_files("eaas up", _FILES + _FILES_PER_SERVER * servers)
+        fork_server = None
+        if on == "local":
+            from eaas_cli.local.fork_server import start_fork_server
+
+            # Its imports, the longest part of a start, go on beside the checks below.
+            fork_server = start_fork_server(with_client=engine == "transformers")
+            stack.callback(fork_server.end)
+        from eaas.config import load_config
+        from eaas_cli.local import LocalCluster
+
         settings = load_config(
             config,
             security={"tls_dir": tls and str(tls), "insecure": insecure or None},
@@ -192,6 +200,7 @@ def up(
                 log_dir=log_dir,
                 engine=engine,
                 operator_page=True,
+                fork_server=fork_server,
                 devices=gpus,
             )
             start_s = _VLLM_START_S if engine == "vllm" else _START_S

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eaas.checkpoint import precheck
 from eaas.counted import counted
 from eaas.errors import ClusterError, ConfigError
 from eaas.log import print_line
@@ -59,6 +58,7 @@ def up_on_ray(
         Interrupted: A signal came.
     """
     _refuse_numbered_device(settings)
+    from eaas.checkpoint import precheck
     from eaas_cli.ray.connection import connected
 
     refuse_few_servers(servers, redundancy)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eaas.checkpoint.source import local_directory
-from eaas.config import ClusterConfig
 from eaas.errors import ClusterError, ConfigError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas_cli.commands.options import (
@@ -40,6 +39,7 @@ from eaas_cli.commands.roles import (
 if TYPE_CHECKING:
     from attention_client.observer import ClusterObserver
     from attention_client.vllm_server.process import VllmProcess
+    from eaas.config import ClusterConfig
     from eaas.net.tls import Identity
     from eaas.types import ModelShape
     from eaas_cli.local.interrupt import Interrupt

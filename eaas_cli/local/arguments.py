@@ -6,9 +6,12 @@ import errno
 import socket
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from eaas.config import ClusterConfig
 from eaas.errors import ConfigError, PortInUseError
+
+if TYPE_CHECKING:
+    from eaas.config import ClusterConfig
 
 __all__ = [
     "balancer_words",

@@ -29,13 +29,7 @@ from eaas_cli.local.arguments import (
 )
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.devices import refuse_shared_device
-from eaas_cli.local.fork_server import (
-    CLIENT_MODULES,
-    CONTROL_MODULES,
-    SERVER_MODULES,
-    ForkServer,
-    adopt_orphans,
-)
+from eaas_cli.local.fork_server import ForkServer, start_fork_server
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
@@ -50,7 +44,7 @@ _END_S = 5.0
 _VLLM_END_S = 12.0
 _POLL_S = 0.05
 _SERVER = "expert-server-"
-_CLIENT, _MONITOR = "attention-client", "monitor"
+_CLIENT, _MONITOR, _BALANCER = "attention-client", "monitor", "balancer"
 _OPERATOR = "operator"
 # Number of former pids that a name's next process reports. The leases of earlier ones have expired.
 _ENDED_PIDS = 8
@@ -172,13 +166,12 @@ class LocalCluster:
             monitor = self._spawn(_MONITOR, *monitor_words(self.config))
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
-            self.monitor_address = monitor.address
+            self.monitor_address = address = monitor.address
             monitor.arguments = keep_port(monitor.arguments, monitor.address)
-            wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
-            others = [self._spawn_server(i) for i in range(self.servers)]
-            address = self.monitor_address
             words = balancer_words(address, self.servers, self.redundancy)
-            others.append(self._spawn("balancer", *words))
+            others = [self._spawn(_BALANCER, *words)]
+            wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
+            others += [self._spawn_server(i) for i in range(self.servers)]
             if self._with_client:
                 client_arguments = vllm_words if self._engine == "vllm" else client_words
                 words = client_arguments(
@@ -281,11 +274,8 @@ class LocalCluster:
         """Start or restart the fork server, which forks all later processes; does not wait for it."""
         if self._fork_server is not None:
             self._fork_server.reap(_END_S)
-        # This process then learns the exit codes of the fork server's children if the fork server ends.
-        adopt_orphans()
         embedded = self._with_client and self._engine == "transformers"
-        client = CLIENT_MODULES if embedded else ()
-        self._fork_server = ForkServer(CONTROL_MODULES + SERVER_MODULES + client)
+        self._fork_server = start_fork_server(with_client=embedded)
         self._owns_fork_server = True
 
     # -- scaling ---------------------------------------------------------------------------------------
@@ -311,7 +301,7 @@ class LocalCluster:
 
     def balancer_address(self) -> str | None:
         """Return host:port of the balancer that this launcher started; None while it starts."""
-        return self.children["balancer"].address
+        return self.children[_BALANCER].address
 
     def running_servers(self) -> list[ChildProcess]:
         """Expert servers of this cluster that run, ready or not, by number; scaling drains the last."""
@@ -360,13 +350,12 @@ class LocalCluster:
             ended = (*former.ended_pids, former.pid)[-_ENDED_PIDS:]
         if self._fork_server is not None and not self._fork_server.running:
             self.start_fork_server()
+        forks = self._fork_server
+        if forks is not None and forks.address is None and name in (_MONITOR, _BALANCER):
+            # They need nothing of what takes the fork server so long to import.
+            forks = None
         child = ChildProcess(
-            name,
-            arguments,
-            self.log_dir,
-            module,
-            fork_server=self._fork_server,
-            ended_pids=ended,
+            name, arguments, self.log_dir, module, fork_server=forks, ended_pids=ended
         )
         self._add(child)
         return child

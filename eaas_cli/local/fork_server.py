@@ -23,16 +23,17 @@ __all__ = [
     "SERVER_MODULES",
     "ForkServer",
     "Forked",
-    "adopt_orphans",
+    "start_fork_server",
 ]
 
 CONTROL_MODULES = ("eaas_cli.commands", "monitor.main", "balancer.main")
 """Modules that the fork server imports for a monitor and a balancer."""
 SERVER_MODULES = (
+    "eaas_cli.commands",
     "expert_server.main",
-    "transformers.modeling_utils",
-    "transformers.modeling_layers",
-    "transformers.generation.utils",
+    "transformers",
+    # torch imports it to construct a model without memory.
+    "torch.fx.experimental.symbolic_shapes",
 )
 """Modules that it imports for an expert server, with those of the checkpoint's config."""
 CLIENT_MODULES = (
@@ -50,24 +51,30 @@ _END_S = 3.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans() -> None:
-    """Make the launcher the parent of a fork server's children once that has ended, for their exit codes.
+def start_fork_server(*, with_client: bool) -> ForkServer:
+    """Start the fork server of a cluster, with or without an embedded attention client.
 
-    Applies to the whole process and all its descendants.
+    This process becomes the parent of its children once it has ended, for their exit codes. That applies to
+    the whole process and all its descendants.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    return ForkServer(SERVER_MODULES, CLIENT_MODULES if with_client else ())
 
 
 class ForkServer(ChildProcess):
     """The launcher's handle on a fork server. It starts at once; once it is ready, a fork takes milliseconds.
 
-    Requests before that wait for the current import. The fork server and its children end with the launcher;
+    Requests before that wait for the imports. The fork server and its children end with the launcher;
     the children survive the end of the fork server.
+
+    Args:
+        modules: What it imports before it is ready.
+        later: What it imports then, between requests; the fork of an attention client waits for it.
     """
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], later: Sequence[str] = ()) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_ANSWER_S)
         self._environment = dict(os.environ)
@@ -76,7 +83,7 @@ class ForkServer(ChildProcess):
         try:
             super().__init__(
                 "fork-server",
-                [str(theirs.fileno()), *modules],
+                [str(theirs.fileno()), " ".join(modules), " ".join(later)],
                 None,
                 module="eaas_cli.local.fork_server_process",
                 pass_fds=(theirs.fileno(),),
@@ -107,7 +114,12 @@ class ForkServer(ChildProcess):
             if self._environment.get(name) != os.environ.get(name)
         }
         changed[ENDED_VARIABLE] = " ".join(map(str, ended_pids))
-        request = {"module": module, "arguments": list(arguments), "environment": changed}
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": changed,
+            "needs_all": "attention-client" in arguments[:1],
+        }
         answer, fds = self._ask(request, (log_fd, ready_fd))
         return Forked(self, answer["pid"], fds[0])
 
@@ -122,7 +134,7 @@ class ForkServer(ChildProcess):
             return self._code_of_orphan(pidfd)
 
     def _code_of_orphan(self, pidfd: int) -> int:
-        # After `adopt_orphans`, its children become this process's before its own end is visible.
+        # After `start_fork_server`, its children become this process's before its own end is visible.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_S)
         try:

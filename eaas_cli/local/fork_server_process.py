@@ -12,12 +12,14 @@ import socket
 import sys
 from typing import Any
 
+from eaas.checkpoint.lean_import import import_transformers
 from eaas.launcher_pipe import READY_VARIABLE, announce, bind_to_launcher
 from eaas_cli.local.command_line import set_command_line
 
 __all__ = ["main"]
 
 _REQUEST_BYTES = 1 << 20
+_PAUSE_S = 0.02
 
 
 class _InChild(Exception):
@@ -32,18 +34,18 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # Imports make hardly any garbage, but collection would take a quarter of the time.
     gc.disable()
+    first, later = (words.split() for words in sys.argv[2:])
     try:
-        for module in sys.argv[2:]:
-            importlib.import_module(module)
-            # Serve between imports, because a monitor need not wait for the later ones.
-            while select.select([control], [], [], 0)[0]:
-                _serve(control)
-        # Exempt the imports from collection, because a collector in a child would copy their pages.
-        gc.freeze()
-        gc.enable()
+        _import(first)
         announce(ready="")
+        while later:
+            # Serve between imports: expert servers, which the launcher now asks for, load beside the rest.
+            while select.select([control], [], [], _PAUSE_S)[0]:
+                _serve(control, later)
+            _import([later.pop(0)])
+        gc.enable()
         while True:
-            _serve(control)
+            _serve(control, later)
     except _InChild as child:
         (request,) = child.args
     # This is outside the block, so that the child's errors do not show _InChild as their context.
@@ -51,8 +53,20 @@ def main() -> None:
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
-def _serve(control: socket.socket) -> None:
+def _import(modules: list[str]) -> None:
+    for module in modules:
+        if module == "transformers":
+            import_transformers()
+        importlib.import_module(module)
+    # Exempt the imports from collection, because a collector in a child would copy their pages.
+    gc.freeze()
+
+
+def _serve(control: socket.socket, later: list[str]) -> None:
     """Answer one request of the launcher: fork a process, or reap one that has ended.
+
+    Args:
+        later: Modules to import before a process that needs all; emptied then.
 
     Raises _InChild in a forked child, SystemExit if the launcher has closed.
     """
@@ -65,6 +79,9 @@ def _serve(control: socket.socket) -> None:
         answer: dict[str, object] = {"code": os.waitstatus_to_exitcode(status)}
         control.send(json.dumps(answer).encode())
         return
+    if request["needs_all"]:
+        _import(later)
+        later.clear()
     try:
         pid = os.fork()
     except OSError as error:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from eaas.checkpoint.files import CheckpointFiles
-from eaas.checkpoint.header import TensorEntry
 from eaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from eaas.checkpoint.files import CheckpointFiles
+    from eaas.checkpoint.header import TensorEntry
 
 __all__ = ["MemoryNeed", "memory_need"]
 

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from eaas.config.explanations import BETWEEN, variable
 from eaas_cli.local.process import program
 
 __all__ = ["RestartBackoff", "keep_port", "restart_line", "role_environment"]
@@ -45,6 +44,8 @@ def restart_line(arguments: Sequence[str]) -> str:
 
 def role_environment(command: str) -> dict[str, str]:
     """Select this process's settings (`EAAS_...` variables) of the role that a command runs."""
+    from eaas.config.explanations import BETWEEN, variable
+
     # vLLM is an attention client, with that role's settings.
     role = {"vllm": "attention_client"}.get(command, command.replace("-", "_"))
     # `security` is left out, because its settings are options and keys must not be printed.

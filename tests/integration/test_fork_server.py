@@ -356,7 +356,7 @@ def test_a_refused_fork_is_an_error_of_the_launcher(
     def answer() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fork", refuse)
-            process._serve(theirs)
+            process._serve(theirs, [])
 
     with ours, theirs, ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(bare, "_control", ours)

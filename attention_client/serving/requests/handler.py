@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from attention_client.serving.errors import error_event

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from attention_client.serving.errors import anthropic_body
 from attention_client.serving.families.pieces import Call, Finish, Reasoning

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response
 from pydantic_core import from_json
+from starlette.responses import JSONResponse, Response
 
 from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from attention_client.serving.prompts.anthropic_body import CountRequest
 from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
