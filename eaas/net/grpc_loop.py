@@ -13,12 +13,21 @@ __all__ = ["grpc_loop", "run_on_loop"]
 _T = TypeVar("_T")
 
 
-@functools.cache
+# `cache` alone may call it twice, from two threads.
+_first_use = threading.Lock()
+
+
 def grpc_loop() -> asyncio.AbstractEventLoop:
     """Return the running event loop of grpc.aio; it is created on first use and never closed.
 
     A process must have only one: grpc.aio has a single event queue and may wake the wrong loop.
     """
+    with _first_use:
+        return _started()
+
+
+@functools.cache
+def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="grpc-loop", daemon=True).start()
     return loop

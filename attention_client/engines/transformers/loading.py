@@ -104,8 +104,8 @@ def load_onto(
         CheckpointError: The checkpoint cannot be served (see its subclasses), or its first pass fails.
     """
     model = load_model(checkpoint, cluster, dtype=dtype)
-    use_own_products(model, cluster.config.threads or usable_cores())
     check_first_pass(model, checkpoint)
+    use_own_products(model, cluster.config.threads or usable_cores())
     DoubleBatch(model, cluster.config.overlap, cluster.metrics.forwards)
     return model
 

@@ -32,6 +32,7 @@ class Server:
 
     def __init__(self, name: str, slots: int, metrics: ClientMetrics, capacity: int = 1024) -> None:
         self.arena = Arena.create_local(slots, capacity, capacity, 1)
+        self.payload_capacity = self.result_capacity = capacity
         self.first_slot, self.slots, self.reply_bell, self.generation = 0, slots, reply_bell(0), 0
         self.direct = True
         self.prompt = False

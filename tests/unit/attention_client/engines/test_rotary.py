@@ -192,7 +192,9 @@ def tiny(config: Any) -> Any:
 def engine_of(model: Any) -> Engine:
     admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
     limits = EngineSizes(num_blocks=40, page_size=16, max_batch_tokens=64)
-    return build_engine(model, limits, admission, ExpertAttribution())
+    engine = build_engine(model, limits, admission, ExpertAttribution())
+    engine.start()
+    return engine
 
 
 async def answer(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY) -> list[Delivery]:

@@ -139,7 +139,7 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
             for prompt in prompts
         ]
         assert asyncio.run(engine_answers(rig.model, prompts)) == expected
-        assert rig.count("overlap") >= NEW, arch
+        assert rig.count("overlap") >= NEW - 1, arch
 
 
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:

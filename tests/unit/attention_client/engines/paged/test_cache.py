@@ -67,12 +67,13 @@ def test_layers_are_apart() -> None:
     assert [layer.values.shape[1:] for layer in layers.values()] == [(2, 8), (1, 8), (3, 16)]
     for number, layer in layers.items():
         last = 4 * layer.block_rows + 3
-        layer.keys[last] = number + 1
-        layer.values[last, :, 0] = number + 1
+        # Heads of latents are one row.
+        layer.keys[last, 0] = number + 1
+        layer.values[last, 0, 0] = number + 1
     for number, layer in layers.items():
         last = 4 * layer.block_rows + 3
-        assert (layer.keys[last] == number + 1).all()
-        assert (layer.values[last, :, 0] == number + 1).all()
+        assert (layer.keys[last, 0] == number + 1).all()
+        assert layer.values[last, 0, 0] == number + 1
 
 
 def test_windows_follow_the_types_of_the_layers() -> None:
