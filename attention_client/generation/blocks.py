@@ -99,10 +99,17 @@ class _Pool:
 
 @dataclass
 class _Held:
-    """What one sequence has: its blocks of each kind, and the digests of its complete blocks."""
+    """What one sequence has.
+
+    Attributes:
+        tables: Its blocks of each kind.
+        digests: Of its complete blocks that are computed.
+        promised: Of those that it will compute, and that others wait for.
+    """
 
     tables: list[list[int]]
     digests: list[bytes]
+    promised: list[bytes]
 
 
 class BlockPools:
@@ -117,6 +124,7 @@ class BlockPools:
         self._kinds, self._page = tuple(kinds), page
         self._pools = [_Pool(kind.blocks) for kind in kinds]
         self._held: dict[str, _Held] = {}
+        self._promised: set[bytes] = set()
         self._shares = not any(kind.window for kind in kinds)
 
     @property
@@ -152,10 +160,14 @@ class BlockPools:
             may_share: Whether it may use blocks that others have computed.
 
         Returns:
-            Its first tokens that are computed already, fewer than all; None: too few blocks are free.
+            Its first tokens that are computed already, fewer than all; None: too few blocks are free, or
+            another sequence is about to compute its next block, as for the choices of one prompt.
         """
         digests = self._digests([], tokens[:-1]) if may_share and self._shares else []
         shared = self._pools[0].find(digests) if digests else []
+        promised = digests[len(shared) :]
+        if promised and promised[0] in self._promised:
+            return None
         for kind, pool in zip(self._kinds, self._pools, strict=True):
             new = kind.needed(len(tokens), self._page) - len(shared)
             if new + pool.unused(shared) + spare > pool.room:
@@ -163,7 +175,9 @@ class BlockPools:
         for block in shared:
             # Kinds without a window are one kind: all their layers share its pool.
             self._pools[0].share(block)
-        self._held[name] = _Held([list(shared) for _ in self._kinds], digests[: len(shared)])
+        tables = [list(shared) for _ in self._kinds]
+        self._held[name] = _Held(tables, digests[: len(shared)], promised)
+        self._promised.update(promised)
         extended = self.extend(name, len(tokens))
         assert extended
         return len(shared) * self._page
@@ -190,11 +204,13 @@ class BlockPools:
         held.digests = self._digests(held.digests, tokens[:count])
         for place in range(before, len(held.digests)):
             self._pools[0].complete(held.tables[0][place], held.digests[place])
+            self._promised.discard(held.digests[place])
 
     def release(self, name: str) -> None:
         """Free the blocks of a sequence; no effect on an unknown one."""
         held = self._held.pop(name, None)
         if held is not None:
+            self._promised.difference_update(held.promised)
             for table, pool in zip(held.tables, self._pools, strict=True):
                 # The end of a prefix is of use only with its beginning, so it is reused first.
                 for block in reversed(table):

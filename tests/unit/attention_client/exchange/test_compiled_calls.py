@@ -259,13 +259,15 @@ def test_no_more_servers_are_asked_than_compute_at_the_same_time() -> None:
         pytest.skip("more servers would have no expert")
     made = World.of(servers=cores + 1)
     made.warm()
-    for _ in range(8):
-        compiled, before = made.compiled(), made.requests()
+    asked = []
+    for _ in range(16):
+        before = made.requests()
         made.check(2)
         new = [after - first for after, first in zip(made.requests(), before, strict=True)]
-        # All but those that a busy machine makes slow.
-        assert np.count_nonzero(new) <= cores or made.compiled() == compiled
+        asked.append(np.count_nonzero(new))
     made.close()
+    # All but those that a busy machine makes slow, which other servers answer again.
+    assert sorted(asked)[len(asked) // 2] <= cores
 
 
 def test_counts_are_those_of_the_calls(world: World) -> None:

@@ -24,8 +24,7 @@ def admit(of: BlockPools, name: str, tokens: list[int], spare: int = 0) -> int |
 def test_computed_blocks_are_shared_up_to_the_last_token() -> None:
     of, tokens = pools(), list(range(12))
     assert admit(of, "a", tokens) == 0
-    assert admit(of, "b", tokens) == 0, "nothing is computed yet"
-    of.release("b")
+    assert admit(of, "b", tokens) is None, "it waits for what is computed now"
     of.computed("a", tokens, 9)
     assert admit(of, "c", tokens) == 8
     assert of.tables("c")[0][:2] == of.tables("a")[0][:2]
@@ -34,6 +33,15 @@ def test_computed_blocks_are_shared_up_to_the_last_token() -> None:
     # One token is computed in any case.
     assert admit(of, "d", tokens[:8]) == 4
     assert admit(of, "e", [9, *tokens[1:]]) == 0
+
+
+def test_nobody_waits_for_a_sequence_that_left() -> None:
+    of, tokens = pools(), list(range(12))
+    admit(of, "a", tokens)
+    of.computed("a", tokens, 6)
+    assert admit(of, "b", tokens) is None
+    of.release("a")
+    assert admit(of, "b", tokens) == 4
 
 
 def test_a_request_may_want_to_compute_all() -> None:

@@ -91,6 +91,14 @@ def test_answers_come_before_prompts() -> None:
     assert run(of) == [("long", 6, 10, False)]
 
 
+def test_choices_of_one_prompt_compute_it_once() -> None:
+    of = scheduler(max_tokens=8)
+    for name in "abc":
+        of.add(sequence(name, 11))
+    assert run(of) == [("a", 0, 8, False)]
+    assert run(of) == [("a", 8, 11, True), ("b", 8, 11, True), ("c", 8, 10, False)]
+
+
 def test_a_known_beginning_is_not_computed_again() -> None:
     of = scheduler(max_tokens=100)
     of.add(sequence("a", 10))
