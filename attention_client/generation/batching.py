@@ -9,7 +9,6 @@ every request fails, and so does /health.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import threading
@@ -28,16 +27,16 @@ from attention_client.engines.transformers.paged.model import (
 )
 from attention_client.engines.transformers.rotary import length_rotaries, refuse_new_keys
 from attention_client.generation.blocks import BlockPools, Kind
+from attention_client.generation.deliveries import Deliveries
 from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.prefill_target import PrefillTarget
-from attention_client.generation.runner import Outcome, Runner
+from attention_client.generation.runner import Runner
 from attention_client.generation.scheduler import Part, Scheduler, Sequence
 from attention_client.generation.sizes import EngineSizes
 from attention_client.heap import trim_heap
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from eaas.errors import ConfigError, EaasError
-from eaas.generation.errors import EngineStoppedError
-from eaas.generation.scores import Scores
+from eaas.generation.errors import ApiError, EngineStoppedError
 from eaas.generation.work import Delivery, Work
 
 __all__ = ["BatchingEngine"]
@@ -45,25 +44,6 @@ __all__ = ["BatchingEngine"]
 _LOG = logging.getLogger(__name__)
 # After so long without a request, free memory is returned to the system.
 _IDLE_S = 1.0
-
-
-class _Listener:
-    """The callback that gets one request's new tokens, and the event loop on which it runs."""
-
-    def __init__(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
-        self.deliver = deliver
-        self.loop = asyncio.get_running_loop()
-        self.submitted_s = time.perf_counter()
-        self.queued_s = 0.0
-        self.runs = False
-        self.prompt_scores: list[Scores] = []
-        if work.sampling.prompt_logprobs:
-            self.prompt_scores.append(Scores.none(work.sampling.logprobs or 0))
-
-    def take_prompt_scores(self) -> Scores | None:
-        """Return the scores of the whole prompt, once."""
-        taken, self.prompt_scores = self.prompt_scores, []
-        return Scores.joined(taken) if taken else None
 
 
 class BatchingEngine:
@@ -100,10 +80,8 @@ class BatchingEngine:
             count_passes(model),
             sizes.attention_threads,
         )
-        kinds = zip(cache.kinds.items(), cache.blocks, cache.block_bytes, strict=True)
-        self._pools = BlockPools(
-            [Kind(tuple(layers), window, *sizes) for (window, layers), *sizes in kinds], cache.page
-        )
+        kinds = map(Kind, cache.kinds, cache.blocks, cache.block_bytes)
+        self._pools = BlockPools(list(kinds), cache.page)
         self._capacity = self._pools.capacity
         longest = min((rotary.longest for rotary in rotaries), default=None)
         self._log_sizes(longest)
@@ -112,11 +90,11 @@ class BatchingEngine:
             self._pools, admission, sizes.max_batch_tokens, self._target, longest
         )
         self._runner = Runner(self._model, self._pools, attribution, bool(rotaries))
-        # A listener is removed when its request ends; what the thread then has for it is dropped.
-        self._listeners: dict[str, _Listener] = {}
+        self._deliveries = Deliveries()
         self._inbox: queue.SimpleQueue[Sequence | str | None] = queue.SimpleQueue()
         self._parts: list[Part] = []
         self._failure: str | None = None
+        self._stopping, self._stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
     def _log_sizes(self, longest: int | None) -> None:
@@ -149,18 +127,25 @@ class BatchingEngine:
     def submit(self, work: Work, deliver: Callable[[Delivery], None]) -> None:
         """Queue a request until the strategy admits it to the batch; `deliver` then gets its tokens.
 
-        Raises EngineStoppedError if the engine has stopped.
+        Raises:
+            EngineStoppedError: The engine has stopped.
+            ApiError: The request may get longer than the cache.
         """
-        self._listeners[work.id] = _Listener(work, deliver)
+        # The last token is never stored.
+        longest = work.prompt_length + work.max_tokens - 1
+        if self._capacity is not None and longest > self._capacity:
+            reason = f"{longest} tokens do not fit into the cache of {self._capacity}."
+            raise ApiError.invalid("max_tokens", f"'max_tokens': {reason}")
+        self._deliveries.listen(work, deliver)
         # The thread sets it before it fails the listeners.
         if self._failure is not None:
-            del self._listeners[work.id]
+            self._deliveries.forget(work.id)
             raise EngineStoppedError(f"The engine has stopped: {self._failure}")
         self._inbox.put(Sequence(work))
 
     def cancel(self, request_id: str) -> None:
         """Remove a request from batch and cache before the next forward pass; no effect on a finished one."""
-        if self._listeners.pop(request_id, None) is not None:
+        if self._deliveries.forget(request_id):
             self._inbox.put(request_id)
 
     def failure(self) -> str | None:
@@ -173,7 +158,7 @@ class BatchingEngine:
 
     def waiting(self) -> int:
         """Number of requests that wait for a place in the batch, for the metrics."""
-        return len(self._scheduler.waiting) + self._inbox.qsize()
+        return max(0, len(self._deliveries) - len(self._scheduler.running))
 
     def in_batch(self) -> Iterable[str]:
         """Return the ids of the requests in the running forward pass, for the traces of its layers."""
@@ -189,16 +174,21 @@ class BatchingEngine:
     def stop(self, timeout_s: float) -> None:
         """Fail all requests, end the generation thread and restore the model's attention implementation.
 
-        Called when the endpoint stops; a second call only fails requests.
+        Called when the endpoint stops, maybe by two threads; each returns when the engine has stopped.
         """
-        if self._failure is None:
-            self._failure = "it was shut down"
-            self._inbox.put(None)
-            if self._thread.is_alive():
-                self._thread.join(timeout_s)
-            self._admission.close()
-            self._config._attn_implementation = self._attention
-        self._fail_all(EngineStoppedError("The server is stopping."))
+        error = EngineStoppedError("The server is stopping.")
+        self._failure = self._failure or "it was shut down"
+        self._deliveries.fail_all(error)
+        with self._stopping:
+            if not self._stopped:
+                self._stopped = True
+                self._inbox.put(None)
+                if self._thread.is_alive():
+                    self._thread.join(timeout_s)
+                else:
+                    self._admission.close()
+                self._config._attn_implementation = self._attention
+        self._deliveries.fail_all(error)  # requests that arrived during the stop
 
     # -- the generation thread ------------------------------------------------------------------------
 
@@ -212,22 +202,22 @@ class BatchingEngine:
         except Exception as error:  # noqa: BLE001 (delivered to all requests)
             _LOG.exception("the engine has stopped")
             self._failure = f"{type(error).__name__}: {error}"
-            self._fail_all(EngineStoppedError(f"The engine has stopped: {self._failure}"))
+            self._deliveries.fail_all(
+                EngineStoppedError(f"The engine has stopped: {self._failure}")
+            )
+        finally:
+            self._admission.close()
 
     def _take_in(self) -> None:
         """Take what was submitted or cancelled; wait while there is nothing to compute."""
         is_trimmed = False
         scheduler = self._scheduler
         while True:
+            is_busy = bool(scheduler.running or scheduler.waiting)
             try:
-                if scheduler.running or scheduler.waiting:
-                    item = self._inbox.get_nowait()
-                elif is_trimmed:
-                    item = self._inbox.get()
-                else:
-                    item = self._inbox.get(timeout=_IDLE_S)
+                item = self._inbox.get(not is_busy, None if is_trimmed else _IDLE_S)
             except queue.Empty:
-                if scheduler.running or scheduler.waiting:
+                if is_busy:
                     return
                 trim_heap()
                 is_trimmed = True
@@ -236,93 +226,34 @@ class BatchingEngine:
                 return
             if isinstance(item, str):
                 scheduler.remove(item)
-            elif item.id in self._listeners:
+            else:
                 scheduler.add(item)
 
     def _pass(self, parts: list[Part]) -> None:
         begin = time.perf_counter()
-        self._note_begin(parts, begin)
+        self._deliveries.begin(parts)
         self._parts = parts
         try:
             with self._admission.watching(parts):
                 outcomes = self._runner.run(parts)
         except EaasError as error:
             _LOG.warning("a batch failed: %s", error)
-            self._fail([part.sequence.id for part in parts], error)
+            self._deliveries.fail([part.sequence.id for part in parts], error)
+            for part in parts:
+                self._scheduler.remove(part.sequence.id)
             return
         finally:
             self._parts = []
         self._scheduler.advance(parts, [outcome.token for outcome in outcomes])
-        self._deliver(parts, outcomes)
+        results = [(part.sequence, each) for part, each in zip(parts, outcomes, strict=True)]
+        self._deliveries.send(results)
+        for sequence, outcome in results:
+            if outcome.error is not None or (outcome.token is not None and sequence.is_finished):
+                self._scheduler.remove(sequence.id)
         seconds = time.perf_counter() - begin
         prompts = sum(part.size for part in parts if part.is_prefill)
         self._target.observe(sum(part.size for part in parts) - prompts, prompts, seconds)
         self._admission.stepped(seconds)
-
-    def _note_begin(self, parts: Iterable[Part], now_s: float) -> None:
-        for part in parts:
-            listener = self._listeners.get(part.sequence.id)
-            if listener is not None and not listener.runs:
-                listener.runs, listener.queued_s = True, now_s - listener.submitted_s
-
-    def _deliver(self, parts: list[Part], outcomes: list[Outcome]) -> None:
-        """Deliver the tokens of a pass, with one wake-up of the event loop."""
-        calls = []
-        for (sequence, *_), outcome in zip(parts, outcomes, strict=True):
-            listener = self._listeners.get(sequence.id)
-            if listener is None:
-                continue  # cancelled
-            if outcome.prompt_scores is not None:
-                listener.prompt_scores.append(outcome.prompt_scores)
-            if outcome.error is not None:
-                self._fail([sequence.id], outcome.error)
-            elif outcome.token is not None:
-                delivery = Delivery(
-                    [outcome.token],
-                    sequence.is_finished,
-                    None,
-                    listener.queued_s,
-                    outcome.servers,
-                    outcome.scores,
-                    listener.take_prompt_scores(),
-                )
-                calls.append((sequence.id, listener, delivery))
-                if delivery.finished:
-                    self._scheduler.remove(sequence.id)
-        self._call(calls)
-
-    # -- deliveries -----------------------------------------------------------------------------------
-
-    def _fail(self, request_ids: Iterable[str], error: Exception) -> None:
-        """End requests with an error, as their last delivery. Called by the generation thread."""
-        calls = []
-        for name in request_ids:
-            self._scheduler.remove(name)
-            listener = self._listeners.get(name)
-            if listener is not None:
-                calls.append((name, listener, Delivery([], finished=True, error=error)))
-        self._call(calls)
-
-    def _fail_all(self, error: Exception) -> None:
-        delivery = Delivery([], finished=True, error=error)
-        self._call([(name, each, delivery) for name, each in list(self._listeners.items())])
-
-    def _call(self, calls: list[tuple[str, _Listener, Delivery]]) -> None:
-        if not calls:
-            return
-        # All listeners are on one event loop. One wake-up costs more than the calls.
-        try:
-            calls[0][1].loop.call_soon_threadsafe(self._deliver_all, calls)
-        except RuntimeError:  # the loop ended before its last requests
-            _LOG.info("%d deliveries after the end of their event loop", len(calls))
-
-    def _deliver_all(self, calls: list[tuple[str, _Listener, Delivery]]) -> None:
-        """Runs on the event loop, where requests are cancelled, too."""
-        for name, listener, delivery in calls:
-            if self._listeners.get(name) is listener:
-                if delivery.finished:
-                    del self._listeners[name]
-                listener.deliver(delivery)
 
 
 def _cache_of(model: Any, sizes: EngineSizes, sequences: int) -> PagedCache:

@@ -24,13 +24,11 @@ class Kind:
     """Layers whose tokens lie in the same blocks.
 
     Attributes:
-        layers: Their indices.
         window: Tokens that a token sees, itself included; 0: all before it.
         blocks: Blocks of the pool.
         block_bytes: Bytes of a block, of all its layers together.
     """
 
-    layers: tuple[int, ...]
     window: int
     blocks: int
     block_bytes: int
@@ -150,27 +148,26 @@ class BlockPools:
         """Return the blocks of a sequence for each kind, in the order of its tokens."""
         return self._held[name].tables
 
-    def admit(self, name: str, tokens: list[int], spare: int, may_share: bool) -> int | None:
+    def admit(self, name: str, tokens: list[int], spare: int, digests: list[bytes]) -> int | None:
         """Give a new sequence the blocks of its tokens, if they are free.
 
         Args:
             name: The sequence.
             tokens: Its tokens.
-            spare: Blocks of each kind that must stay free after it.
-            may_share: Whether it may use blocks that others have computed.
+            spare: Blocks that must stay free after it, so that others can grow. Windows do not grow.
+            digests: Of its complete blocks that it may share with others (`digests`).
 
         Returns:
             Its first tokens that are computed already, fewer than all; None: too few blocks are free, or
             another sequence is about to compute its next block, as for the choices of one prompt.
         """
-        digests = self._digests([], tokens[:-1]) if may_share and self._shares else []
         shared = self._pools[0].find(digests) if digests else []
         promised = digests[len(shared) :]
         if promised and promised[0] in self._promised:
             return None
         for kind, pool in zip(self._kinds, self._pools, strict=True):
             new = kind.needed(len(tokens), self._page) - len(shared)
-            if new + pool.unused(shared) + spare > pool.room:
+            if new + pool.unused(shared) + (0 if kind.window else spare) > pool.room:
                 return None
         for block in shared:
             # Kinds without a window are one kind: all their layers share its pool.
@@ -181,6 +178,10 @@ class BlockPools:
         extended = self.extend(name, len(tokens))
         assert extended
         return len(shared) * self._page
+
+    def digests(self, tokens: list[int]) -> list[bytes]:
+        """Return the digests of a sequence's complete blocks without its last token, which is always computed."""
+        return self._extended([], tokens[:-1]) if self._shares else []
 
     def extend(self, name: str, tokens: int) -> bool:
         """Give a sequence the blocks for so many tokens in all; False: too few are free, and it gets none."""
@@ -201,7 +202,7 @@ class BlockPools:
         if not self._shares or count // self._page == len(held.digests):
             return
         before = len(held.digests)
-        held.digests = self._digests(held.digests, tokens[:count])
+        held.digests = self._extended(held.digests, tokens[:count])
         for place in range(before, len(held.digests)):
             self._pools[0].complete(held.tables[0][place], held.digests[place])
             self._promised.discard(held.digests[place])
@@ -216,7 +217,7 @@ class BlockPools:
                 for block in reversed(table):
                     pool.give_back(block)
 
-    def _digests(self, known: list[bytes], tokens: list[int]) -> list[bytes]:
+    def _extended(self, known: list[bytes], tokens: list[int]) -> list[bytes]:
         """Return the digest of each complete block and all before it, of which the first are known."""
         found = list(known)
         for place in range(len(known), len(tokens) // self._page):

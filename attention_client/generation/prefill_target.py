@@ -15,10 +15,10 @@ _OUTLIER = 4.0
 
 
 class PrefillTarget:
-    """Learns the times of passes, and limits the next one's tokens of prompts to meet a target.
+    """Learns the times of passes, and limits the next one's tokens of prompts by a target.
 
     Args:
-        seconds: Longest time between two tokens of an answer while prompts wait; 0: no limit.
+        seconds: Wanted time between two tokens of an answer while prompts wait; 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -40,24 +40,29 @@ class PrefillTarget:
         if not self._target_s or prompts > answers or not self._token_s:
             return None
         seconds = self._target_s - self._alone_s.get(answers.bit_length(), 0.0)
-        most = _LEAST
-        cost = float("inf")
-        for size in sorted(self._token_s):
+        largest, most, cost = max(self._token_s), _LEAST, float("inf")
+        for size in range(_LEAST.bit_length(), largest + 1):
             # A larger chunk costs no more a token, whatever it once took: so larger ones are tried again.
-            cost = min(cost, self._token_s[size])
-            largest = size == max(self._token_s)
-            most = max(
-                most, int(seconds / cost) if largest else min(int(seconds / cost), 2**size - 1)
-            )
+            cost = min(cost, self._cost(size))
+            tokens = int(seconds / cost)
+            # Fewer than this class has would cost what a smaller class does.
+            if tokens >= 2 ** (size - 1):
+                most = tokens if size == largest else min(tokens, 2**size - 1)
         return most
+
+    def _cost(self, size: int) -> float:
+        """Return the seconds a token of a chunk of this class, or of the next known larger one."""
+        return next(self._token_s[known] for known in sorted(self._token_s) if known >= size)
 
     def observe(self, answers: int, prompt_tokens: int, seconds: float) -> None:
         """Learn from a pass: its answers, its tokens of prompts and its time."""
         if not prompt_tokens:
             _learn(self._alone_s, answers, seconds)
         elif prompt_tokens >= _LEAST:
-            alone_s = self._alone_s.get(answers.bit_length(), 0.0)
-            _learn(self._token_s, prompt_tokens, max(seconds - alone_s, 1e-9) / prompt_tokens)
+            added_s = seconds - self._alone_s.get(answers.bit_length(), 0.0)
+            # A pass that was faster than one of answers alone says nothing.
+            if added_s > 0:
+                _learn(self._token_s, prompt_tokens, added_s / prompt_tokens)
 
 
 def _learn(averages: dict[int, float], count: int, sample: float) -> None:

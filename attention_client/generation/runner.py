@@ -86,16 +86,17 @@ class Runner:
         tokens_T = torch.tensor(
             [token for part in parts for token in part.sequence.tokens[part.begin : part.end]]
         )
-        scored = [_scored_rows(part, begin) for part, begin in zip(parts, begins, strict=False)]
+        scored = [_scored_rows(part, begin) for part, begin in zip(parts, begins[:-1], strict=True)]
         rows = [row for found in scored for row in found]
         first = len(rows)
         sampling = [place for place, part in enumerate(parts) if part.samples]
         rows += [begins[place + 1] - 1 for place in sampling]
         outcomes = [Outcome() for _ in parts]
         with self._watching_servers(parts, outcomes, begins), self._with_prompts(parts):
-            logits_RV = self._model.run(tokens_T, torch.tensor(rows, dtype=torch.long), sequences)
+            # A compiled pass has at least one row.
+            logits_RV = self._model.run(tokens_T, torch.tensor(rows or [0]), sequences)
         self._score_prompts(logits_RV[:first], parts, scored, begins, outcomes)
-        self._choose(logits_RV[first:], parts, sampling, outcomes)
+        self._choose(logits_RV[first : len(rows)], parts, sampling, outcomes)
         return outcomes
 
     @contextmanager
@@ -175,7 +176,7 @@ def _row(part: Part) -> Row | None:
     sequence = part.sequence
     if sequence.work.sampling.is_plain:
         return None
-    if sequence.extra is None:
-        sequence.extra = Chooser(sequence.work)
-    chooser: Chooser = sequence.extra
-    return chooser.row(sequence.tokens)
+    if sequence.chooser is None:
+        sequence.chooser = Chooser(sequence.work)
+    row: Row = sequence.chooser.row(sequence.tokens)
+    return row

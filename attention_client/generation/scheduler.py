@@ -36,7 +36,8 @@ class Sequence:
         computed: Its first tokens whose keys and values are in the cache.
         prefill: Tokens that it had when it was admitted last; it decodes once these are computed.
         scored: Tokens of the prompt that have scores.
-        extra: What the sampler keeps with the sequence.
+        digests: Of its blocks, while it waits; None: not computed yet.
+        chooser: What the sampler keeps with the sequence.
     """
 
     work: Work
@@ -44,7 +45,8 @@ class Sequence:
     computed: int = 0
     prefill: int = 0
     scored: int = 1
-    extra: Any = None
+    digests: list[bytes] | None = None
+    chooser: Any = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.work.tokens)
@@ -161,10 +163,12 @@ class Scheduler:
 
     def remove(self, name: str) -> None:
         """Remove a sequence that ended, failed or was cancelled; no effect on an unknown one."""
-        if self.waiting.pop(name, None) or self.running.pop(name, None):
+        if self.running.pop(name, None) is not None:
             self._pools.release(name)
-            self._admission.leave(name)
             self._admits = True
+        elif self.waiting.pop(name, None) is None:
+            return
+        self._admission.leave(name)
 
     def step(self) -> list[Part]:
         """Return the parts of the next pass, of answers first; empty: there is nothing to compute."""
@@ -214,13 +218,17 @@ class Scheduler:
             return parts
         for name in self._admission.candidates(list(self.running.values())):
             sequence = self.waiting[name]
-            may_share = self._may_share(sequence) and not sequence.scores_prompt
+            if sequence.digests is None:
+                may_share = self._may_share(sequence) and not sequence.scores_prompt
+                sequence.digests = self._pools.digests(sequence.tokens) if may_share else []
             # A block for each sequence that runs, so that it is not evicted at once.
-            known = self._pools.admit(name, sequence.tokens, len(self.running), may_share)
+            spare = len(self.running)
+            known = self._pools.admit(name, sequence.tokens, spare, sequence.digests)
             if known is None:
                 continue
             del self.waiting[name]
             self.running[name] = sequence
+            sequence.digests = None
             sequence.computed, sequence.prefill = known, len(sequence.tokens)
             parts.append(_part(sequence, room))
             room -= parts[-1].size

@@ -17,7 +17,7 @@ class EngineSizes:
             memory.
         page_size: Tokens per block, at least 4.
         max_batch_tokens: Tokens of one forward pass; longer prompts are prefilled in parts.
-        token_target_s: Longest time between two tokens of an answer while prompts wait; 0: the time of a pass
+        token_target_s: Wanted time between two tokens of an answer while prompts wait; 0: the time of a pass
             of max_batch_tokens.
         attention_threads: Threads that share the attention to the cache and the products without torch.
     """

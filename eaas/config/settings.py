@@ -410,7 +410,7 @@ class AttentionClientConfig(_Section):
         0.0,
         ge=0,
         le=60_000,
-        description="Longest time between two tokens of an answer while prompts wait; 0: a whole pass.",
+        description="Wanted time between two tokens of an answer while prompts wait; 0: that of a pass.",
     )
     scheduler: SchedulerConfig = Field(
         SchedulerConfig(), description="Choice of the waiting requests that run together."

@@ -28,6 +28,8 @@ __all__ = ["More", "Service"]
 
 _LOG = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5.0
+# Of a sequence, where neither the model nor the cache has a limit.
+_LONGEST = 1 << 20
 _LOG_INTERVAL_S = 10.0
 
 More = Callable[[int], None]
@@ -62,7 +64,9 @@ class Service:
         text_config = model.config.get_text_config()
         bounds = (context_length(text_config), engine.capacity)
         self.max_sequences = min(MOST_PROMPTS, limits.max_requests)
-        self.max_model_len = min(int(bound) for bound in bounds if bound is not None)
+        self.max_model_len = min(
+            (int(bound) for bound in bounds if bound is not None), default=_LONGEST
+        )
         self.prompts = PromptPool(
             tokenizer, ModelLimits(self.max_model_len, int(text_config.vocab_size))
         )

@@ -234,9 +234,9 @@ def attention_shapes(model: Any) -> dict[int, AttentionShape]:
                 use_cache=False,
                 sequences=Sequences.of([1], [0], [[[0]]]),
             )
-    except (AttributeError, TypeError) as error:
-        # So end models that take other arguments or need a cache of their own.
-        raise ValueError(str(error)) from error
+    except Exception as error:
+        # Models that take other arguments, or need a cache of their own, end with whatever their code raises.
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     layers = model.config.get_text_config().num_hidden_layers
     if sorted(probe.shapes) != list(range(layers)):
         raise ValueError(

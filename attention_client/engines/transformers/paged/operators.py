@@ -1,4 +1,4 @@
-"""The operators by which a forward pass reaches what is not in it: the paged cache and the expert servers.
+"""The operators by which a forward pass reaches what is not in it: cache, servers, own products, rotary code.
 
 They are opaque to torch.export, which sees only their shapes. A thread that runs a pass says what they reach
 (`reaching`); they take only tensors and numbers. No exception can go through a compiled pass: after an error

@@ -14,11 +14,11 @@ PAGE = 4
 
 
 def pools(blocks: int = 8, window: int = 0) -> BlockPools:
-    return BlockPools([Kind((0, 1), window, blocks, 64)], PAGE)
+    return BlockPools([Kind(window, blocks, 64)], PAGE)
 
 
 def admit(of: BlockPools, name: str, tokens: list[int], spare: int = 0) -> int | None:
-    return of.admit(name, tokens, spare, may_share=True)
+    return of.admit(name, tokens, spare, of.digests(tokens))
 
 
 def test_computed_blocks_are_shared_up_to_the_last_token() -> None:
@@ -48,7 +48,7 @@ def test_a_request_may_want_to_compute_all() -> None:
     of, tokens = pools(), list(range(12))
     admit(of, "a", tokens)
     of.computed("a", tokens, 12)
-    assert of.admit("b", tokens, 0, may_share=False) == 0
+    assert of.admit("b", tokens, 0, []) == 0
 
 
 def test_the_longest_unused_block_is_reused_first_and_a_prefix_from_its_end() -> None:
@@ -78,8 +78,15 @@ def test_a_window_needs_a_ring_of_blocks() -> None:
     assert of.usage() == 1.0
 
 
+def test_rings_fill_the_pool() -> None:
+    of = pools(blocks=6, window=8)
+    for name in "abc":
+        assert admit(of, name, list(range(20)), spare=ord(name)) == 0
+    assert of.usage() == 1.0
+
+
 def test_kinds_are_given_together_or_not_at_all() -> None:
-    of = BlockPools([Kind((0,), 0, 10, 64), Kind((1,), 8, 2, 64)], PAGE)
+    of = BlockPools([Kind(0, 10, 64), Kind(8, 2, 64)], PAGE)
     assert of.capacity == 40
     assert admit(of, "a", list(range(20))) == 0
     assert [len(table) for table in of.tables("a")] == [5, 2]

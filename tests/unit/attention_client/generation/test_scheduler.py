@@ -47,7 +47,7 @@ class Queue:
 def scheduler(
     blocks: int = 100, max_tokens: int = 16, most: int = 100, target: PrefillTarget | None = None
 ) -> Scheduler:
-    pools = BlockPools([Kind((0,), 0, blocks, 64)], PAGE)
+    pools = BlockPools([Kind(0, blocks, 64)], PAGE)
     return Scheduler(pools, Queue(most), max_tokens, target or PrefillTarget(0.0))
 
 
@@ -147,6 +147,16 @@ def test_the_last_one_is_evicted_and_comes_back_with_its_answer() -> None:
     assert order.index("b") < order.index("c")
 
 
+def test_a_sequence_that_waits_and_leaves_makes_no_room() -> None:
+    of = scheduler(blocks=5, max_tokens=100)
+    of.add(sequence("a", 6, answer=9))
+    of.add(sequence("b", 6, answer=9, first=50))
+    assert [len(run(of)) for _ in range(4)] == [2, 2, 2, 1]
+    of.add(sequence("c", 1, answer=1, first=80))
+    of.remove("c")
+    assert [part[0] for part in run(of)] == ["a"]
+
+
 def test_cancelled_sequences_leave_their_blocks() -> None:
     of = scheduler(blocks=4, max_tokens=100)
     of.add(sequence("a", 14, answer=2))
@@ -210,6 +220,23 @@ class TestTarget:
         limit = self.learned(0.120).limit(4, 2)
         assert limit is not None
         assert 80 <= limit <= 100
+
+    def test_small_chunks_cost_more(self) -> None:
+        target = PrefillTarget(0.3)
+        target.observe(4, 0, 0.001)
+        for _ in range(50):
+            target.observe(4, 1024, 1.024)
+            target.observe(4, 300, 0.6)
+            target.observe(4, 140, 0.28)
+        limit = target.limit(4, 2)
+        assert limit is not None
+        assert 100 <= limit <= 150, "300 would take 0.6 s"
+
+    def test_a_slow_pass_of_answers_does_not_make_prompts_free(self) -> None:
+        target = PrefillTarget(0.1)
+        target.observe(4, 0, 2.0)
+        target.observe(4, 16, 0.1)
+        assert target.limit(4, 2) is None
 
     def test_there_is_always_progress(self) -> None:
         assert self.learned(0.001).limit(4, 2) == 16
