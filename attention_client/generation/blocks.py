@@ -180,7 +180,7 @@ class BlockPools:
         return len(shared) * self._page
 
     def digests(self, tokens: list[int]) -> list[bytes]:
-        """Return the digests of a sequence's complete blocks without its last token, which is always computed."""
+        """Return the digests of a sequence's complete blocks, without the last token: it computes that."""
         return self._extended([], tokens[:-1]) if self._shares else []
 
     def extend(self, name: str, tokens: int) -> bool:
