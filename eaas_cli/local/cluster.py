@@ -166,8 +166,10 @@ class LocalCluster:
             monitor = self._spawn(_MONITOR, *monitor_words(self.config))
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
-            self.monitor_address = address = monitor.address
+            self.monitor_address = monitor.address
             monitor.arguments = keep_port(monitor.arguments, monitor.address)
+            # A cluster of several monitors names all of them.
+            address = self.monitor_address
             words = balancer_words(address, self.servers, self.redundancy)
             others = [self._spawn(_BALANCER, *words)]
             wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)

@@ -20,7 +20,7 @@ W_S, NEWS_S = 2.0, 6.0
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_row_13_a_client_killed_while_it_holds_slots(chaos: ChaosWorld, transport: str) -> None:
     """Row 13: a client dies holding slots: flag 3 and reclaimed within W, generation + 1."""
-    cluster = chaos.start(servers=1, redundancy=1, options=("--slots", "4"))
+    cluster = chaos.start(servers=1, redundancy=1, options=("--slots", "3"))
     throttle = chaos.throttle(SERVER)
     throttle.hang()
     log = chaos.watch(cluster)
@@ -29,7 +29,7 @@ def test_row_13_a_client_killed_while_it_holds_slots(chaos: ChaosWorld, transpor
     # One request is computed, two wait in their slots, and no slot is free for another client.
     waiting.until(lambda: throttle.computing)
     lone.wait_for("asked")
-    waiting.until(lambda: "no 4 free slots of 4" in waiting.cluster.missing())
+    waiting.until(lambda: "no 3 free slots of 3" in waiting.cluster.missing())
     began = throttle.batches[0]
     lone.signal(signal.SIGKILL)
     killed_at = time.monotonic()

@@ -50,6 +50,8 @@ class Link(GrpcLink):
     def __init__(self, granted: pb.ConnectResponse, stream: Stream) -> None:
         self.slots, self.generation = granted.slots, granted.generation
         self.arena = mirror_arena(granted)
+        self.payload_capacity = self.arena.payload_capacity
+        self.result_capacity = self.arena.result_capacity
         self.stream = stream
         self.waiters: list[Callable[[], None]] = []
         self.on_lost: Callable[[str], None] = lambda _why: None
