@@ -136,6 +136,8 @@ _FIELDS: dict[str, Range] = {
         (Number(0, MOST_EPOCH, 2**16), "tokens"),
         (Number(0, 4095), "first_slot slot"),
         (Number(1, 4096), "slot_count slots"),
+        # 0: a client of an earlier version.
+        (Number(0, 2**16), "slot_tokens"),
         (Number(0, 2**20), "reply_bell"),
         (Number(0, 1024), "more_servers"),
         (Number(1, 2**14), "redundancy"),
