@@ -11,6 +11,8 @@ _PRIOR = 4.0
 _KEPT = 1 - 1 / 500
 # Beyond this, one of the two cannot be told from the answers.
 _LEAST, _MOST = 1.0, 512.0
+# No answer is that short; its squares would overflow.
+_SHORTEST_UNITS = 1e-9
 
 
 class LoadFit:
@@ -28,7 +30,7 @@ class LoadFit:
 
     def observe(self, experts: float, pairs: float, units: float) -> None:
         """Record that an answer took so many units of work of its server (seconds over its usual rate)."""
-        if not units > 0 or experts < 0:
+        if not units > _SHORTEST_UNITS or experts < 0:
             return
         x, y = experts / units, pairs / units
         new = (x * x, x * y, y * y, x, y)
