@@ -66,7 +66,7 @@ def test_status_json(up: Any) -> None:
     document = json.loads(done.stdout)
     assert document.keys() == up.status().keys()
     assert {"epoch", "members", "coverage", "endpoint"} <= set(document)
-    # Epochs of a balancer's later incarnations are 1,000 higher: a busy monitor may be asked to register it twice.
+    # A busy monitor may be asked to register the balancer twice; its epochs are then 1,000 higher.
     assert document["epoch"] % 1000 == 1
     assert document["endpoint"].removesuffix("/v1") == endpoint
     assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
