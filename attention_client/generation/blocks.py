@@ -102,7 +102,7 @@ class _Held:
     Attributes:
         tables: Its blocks of each kind.
         digests: Of its complete blocks that are computed.
-        promised: Of those that it will compute, and that others wait for.
+        promised: Of the complete blocks that it computes next. Other sequences wait for them.
     """
 
     tables: list[list[int]]

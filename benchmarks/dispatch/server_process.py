@@ -134,11 +134,11 @@ class _SleepingKernel(ExpertKernel):
 
     def pack(self, weights: Any, form: Any, pause: Any) -> Any:
         """Refuse: there are no experts."""
-        raise NotImplementedError
+        raise TypeError("a sleeping kernel has no experts")
 
     def compute(self, x_TH: Any, ids_TK: Any, scores_TK: Any, layer: int) -> torch.Tensor:
         """Refuse: requests are plain."""
-        raise NotImplementedError
+        raise TypeError("a sleeping kernel takes plain requests alone")
 
 
 def _loaded_kernel(shape: Shape, threads: int, layers: int) -> ExpertKernel:

@@ -41,7 +41,7 @@ _ASKED = {
 def import_transformers() -> None:
     """Import transformers for models; only in a process of our own, since others may want all of it.
 
-    transformers then believes that torch was built without `torch.distributed`, and that there is no scipy.
+    transformers finds no `torch.distributed` and no scipy.
     Does nothing if it is imported already.
     """
     global _is_lean

@@ -195,10 +195,7 @@ class _ShapeProbe:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        scale: float,
-        softcap: float,
-        sinks: torch.Tensor | None,
-        sequences: Sequences | None = None,
+        *_: Any,
     ) -> torch.Tensor:
         is_latent = k.data_ptr() == v.data_ptr()
         self.shapes[layer] = AttentionShape(k.shape[1], k.shape[3], v.shape[3], is_latent)
