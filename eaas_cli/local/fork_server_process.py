@@ -40,9 +40,10 @@ def main() -> None:
         announce(ready="")
         while later:
             # Serve between imports: expert servers, which the launcher now asks for, load beside the rest.
-            while select.select([control], [], [], _PAUSE_S)[0]:
+            if select.select([control], [], [], _PAUSE_S)[0]:
                 _serve(control, later)
-            _import([later.pop(0)])
+            else:
+                _import([later.pop(0)])
         gc.enable()
         while True:
             _serve(control, later)

@@ -344,6 +344,28 @@ def test_a_fork_server_that_cannot_import_says_why() -> None:
         fork_server.end()
 
 
+def test_it_lives_on_after_a_request_that_hurries_its_imports(tmp_path: Path) -> None:
+    """The fork of an attention client waits for the modules that were to be imported between requests."""
+    fork_server = ForkServer(
+        CONTROL_MODULES, ("attention_client.main", "attention_client.generation")
+    )
+    try:
+        wait_ready([fork_server], 60)
+        client = ChildProcess(
+            "client", ["attention-client", "--help"], tmp_path, fork_server=fork_server
+        )
+        assert client.reap(60)
+        monitor = ChildProcess("monitor", ["monitor"], tmp_path, fork_server=fork_server)
+        try:
+            wait_ready([monitor], 60)
+        finally:
+            monitor.signal(signal.SIGKILL)
+            assert monitor.reap(30)
+        assert lives(fork_server.pid)
+    finally:
+        fork_server.end()
+
+
 def test_a_refused_fork_is_an_error_of_the_launcher(
     bare: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
