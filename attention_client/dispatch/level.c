@@ -341,20 +341,6 @@ empty_server(Spread *spread, ptrdiff_t server)
     return true;
 }
 
-/* When the call ends if more servers are asked than compute at the same time: as they take turns, not before all have had
- * their time. 0: no more are asked. */
-static double
-crowded_end(const Spread *spread)
-{
-    ptrdiff_t asked = 0;
-    double sum = 0;
-    for (ptrdiff_t s = 0; s < spread->servers; s++) {
-        asked += spread->active_S[s] > 0;
-        sum += spread->active_S[s] > 0 ? spread->ends_S[s] - spread->backlog_S[s] : 0;
-    }
-    return spread->at_once > 0 && asked > spread->at_once ? sum / (double)spread->at_once : 0;
-}
-
 /* Asks fewer servers where that ends the call sooner: a request costs REQUEST_S, whatever it computes. */
 static void
 merge_requests(Spread *spread, double draw)
@@ -370,11 +356,6 @@ merge_requests(Spread *spread, double draw)
         spread->tried_S[least] = 1;
         /* Each other server can take what it does not do until the call ends. */
         double until = spread->ends_S[last_server(spread)] + REQUEST_S, room = 0;
-        double crowded = crowded_end(spread);
-        if (crowded > 0) {
-            /* Experts are not divided evenly. */
-            until = fmax(until, crowded + spread->rate_S[least]);
-        }
         for (ptrdiff_t s = 0; s < spread->servers; s++) {
             room += s != least && !spread->closed_S[s] ? (until - spread->ends_S[s]) / spread->rate_S[s] : 0;
         }

@@ -17,7 +17,6 @@ typedef struct {
     const double *rate_S;    /* seconds for the load of an expert's weights */
     double *pair_S;          /* and for a pair: rate / load_pairs */
     const double *backlog_S; /* seconds until the server begins */
-    ptrdiff_t at_once;       /* so many servers compute at the same time; 0: all */
     int32_t *server_R, *expert_R;
     int32_t *first_E;         /* E + 1: replicas of each expert */
     int32_t *first_S, *own_R; /* S + 1: replicas of each server, as places in own_R */
@@ -39,8 +38,7 @@ typedef struct {
 void count_work(Spread *spread, double load_pairs);
 
 /* Moves pairs between the replicas of their experts until no server can end much sooner: within 1 % of the least for
- * small calls. Then asks fewer servers where that ends the call sooner, because a request costs time, too, and servers
- * beyond `at_once` wait for a core.
+ * small calls. Then asks fewer servers where that ends the call sooner, because a request costs time, too.
  * `draw`, in [0, 1), chooses among equal servers. */
 void level_work(Spread *spread, double draw);
 

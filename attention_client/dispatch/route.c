@@ -214,7 +214,6 @@ route(const Routing *routing, const Routed *routed)
         .experts = routing->experts,
         .rate_S = routing->rate_S,
         .backlog_S = routing->backlog_S,
-        .at_once = routing->at_once,
         .pairs_R = block,
         .kept_R = block + replicas,
     };

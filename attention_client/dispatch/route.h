@@ -22,7 +22,6 @@ typedef struct {
     const float *share_N;
     const double *rate_S;    /* NULL: no levelling */
     const double *backlog_S; /* NULL likewise */
-    ptrdiff_t at_once;       /* servers that compute at the same time; 0: all */
 } Routing;
 
 typedef struct {

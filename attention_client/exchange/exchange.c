@@ -48,7 +48,6 @@ typedef struct {
     Py_ssize_t layers, servers, experts;
     double load_pairs;
     double least_s; /* least time of a request */
-    long at_once;   /* servers that compute at the same time, as all are on this machine; 0: all */
     bool levels;
     uint32_t *calls; /* of each layer */
     double *rate_S, *backlog_S;
@@ -138,18 +137,6 @@ open_replicas(Route *self, PyObject *firsts, PyObject *held_by, PyObject *shares
     return right;
 }
 
-static bool
-all_direct(const Route *self)
-{
-    for (Py_ssize_t s = 0; s < self->servers; s++) {
-        PyObject *lane = PyTuple_GetItem(self->lanes, s);
-        if (lane != Py_None && !((Lane *)lane)->direct) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static PyObject *
 route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -185,7 +172,6 @@ route_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         self->load_pairs = 1.0;
         self->levels = levels != 0;
         self->least_s = least_s;
-        self->at_once = all_direct(self) ? sysconf(_SC_NPROCESSORS_ONLN) : 0;
         self->calls = calloc((size_t)layers, sizeof *self->calls);
         self->rate_S = calloc((size_t)servers, sizeof *self->rate_S);
         self->backlog_S = calloc((size_t)servers, sizeof *self->backlog_S);
@@ -622,7 +608,6 @@ route_start(Route *self, PyObject *const *args, Py_ssize_t count)
         .share_N = self->replicas[2].view.buf,
         .rate_S = self->levels ? self->rate_S : NULL,
         .backlog_S = self->levels ? self->backlog_S : NULL,
-        .at_once = self->at_once,
     };
     Routed routed = {count_S, work_S, pairs_S, exchange->rows_R, exchange->ids_RK};
     bool ready = sent >= 0 && route(&routing, &routed) == 0 &&
