@@ -42,7 +42,9 @@ def main() -> None:
             # Serve between imports: expert servers, which the launcher now asks for, load beside the rest.
             while select.select([control], [], [], _PAUSE_S)[0]:
                 _serve(control, later)
-            _import([later.pop(0)])
+            # A request may have imported all of them.
+            _import(later[:1])
+            del later[:1]
         gc.enable()
         while True:
             _serve(control, later)

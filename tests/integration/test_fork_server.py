@@ -170,6 +170,29 @@ for _ in range(2):
     assert first[1] != second[1]
 
 
+def test_a_process_that_needs_all_imports_may_come_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("early_import", "late_import"):
+        (tmp_path / f"{name}.py").write_text("import time\ntime.sleep(0.5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    fork_server = ForkServer(CONTROL_MODULES, ["early_import", "late_import"])
+    try:
+        wait_ready([fork_server], 60)
+        # The fork server imports the first of them now.
+        client = ChildProcess(
+            "client", ["attention-client", "--help"], tmp_path, fork_server=fork_server
+        )
+        assert client.reap(30)
+        assert client.process.returncode == 0
+        monitor = ChildProcess("monitor", ["monitor"], tmp_path, fork_server=fork_server)
+        wait_ready([monitor], 30)
+        monitor.end()
+        assert fork_server.running
+    finally:
+        fork_server.end()
+
+
 # -- how a process ends -------------------------------------------------------------------------------
 
 
