@@ -2,18 +2,123 @@
 
 import copy
 import os
+import re
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FLOOR = Extension(
-    "benchmarks.dispatch._floor",
-    sources=["benchmarks/dispatch/_floor.c"],
-    depends=["eaas/wire/spin.h", "expert_server/kernels/direct.h"],
-    extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
-    define_macros=[("Py_LIMITED_API", "0x030B0000")],
-    py_limited_api=True,
+THREADED = ("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
+
+
+def files(folder: str, names: str) -> list[str]:
+    """Return the paths of the C files with these names."""
+    return [f"{folder}/{name}.c" for name in names.split()]
+
+
+def headers(paths: list[str]) -> list[str]:
+    """Return our own headers that files include, or that those include: whoever changes one builds again."""
+    found: set[str] = set()
+    ahead = list(paths)
+    while ahead:
+        path = ahead.pop()
+        with open(path, encoding="utf-8") as file:
+            names = re.findall(r'^#include "(.+)"', file.read(), re.MULTILINE)
+        included = {os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in names}
+        ahead += included - found
+        found |= included
+    return sorted(found)
+
+
+def extension(name: str, sources: list[str], *options: str) -> Extension:
+    """Describe an extension module, of Python's limited API, and its compiler options."""
+    is_threaded = "-pthread" in options
+    return Extension(
+        name,
+        sources=sources,
+        depends=headers(sources),
+        extra_compile_args=[*options, "-Wall", "-Wextra"],
+        # Its functions call each other, whatever else in the process has their names.
+        extra_link_args=["-Wl,-Bsymbolic"] if is_threaded else [],
+        libraries=["m", "pthread"] if is_threaded else ["m"],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")],
+        py_limited_api=True,
+    )
+
+
+CLIENT, POOL = "attention_client", "eaas/threads/pool.c"
+ENGINE, TENSORS = f"{CLIENT}/engines/transformers", f"{CLIENT}/exchange/tensors.c"
+POLICIES = "balancer/policies"
+FLOOR = extension(
+    "benchmarks.dispatch._floor", files("benchmarks/dispatch", "_floor"), "-O2", "-std=c11"
 )
+EXTENSIONS = [
+    FLOOR,
+    extension("eaas.wire._flags", files("eaas/wire", "_flags"), "-O2", "-std=c11"),
+    extension("eaas.minmax._minmax", files("eaas/minmax", "_minmax flow"), "-O3", "-std=c11"),
+    extension(
+        "attention_client.dispatch._dispatch",
+        files(f"{CLIENT}/dispatch", "_dispatch route level combine"),
+        *("-O3", "-std=c11"),
+    ),
+    extension(
+        "attention_client.exchange._exchange",
+        files(
+            CLIENT, "exchange/exchange exchange/lane exchange/tensors dispatch/route dispatch/level"
+        ),
+        *("-O3", "-std=c11"),
+    ),
+    extension(
+        "attention_client.engines.transformers.paged._paged",
+        [
+            *files(f"{ENGINE}/paged", "_paged attend attend_avx2 attend_avx512 attend_pairs"),
+            *(TENSORS, POOL),
+        ],
+        *THREADED,
+    ),
+    extension(
+        "attention_client.engines.transformers.dense._dense",
+        [*files(f"{ENGINE}/dense", "_dense product"), TENSORS, POOL],
+        *THREADED,
+    ),
+    extension(
+        "attention_client.scheduler.strategies._select",
+        files(f"{CLIENT}/scheduler/strategies", "_select balance servers difference"),
+        # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
+        *("-O3", "-std=c11", "-fno-trapping-math"),
+    ),
+    # A plain library: balancer/policies/compiled.py calls it.
+    extension(
+        "balancer.policies._native",
+        [
+            "eaas/minmax/flow.c",
+            *files(f"{POLICIES}/native", "heap keys replicate pack place refine"),
+            *files(f"{POLICIES}/native", "layout sparse spread scalpel match craft apart"),
+            *files(f"{POLICIES}/fractional", "plan rows layer items fill one_by_one"),
+            *files(f"{POLICIES}/fractional", "keep chains deal refill improve search spare swap"),
+            *files(f"{POLICIES}/fractional", "together together_moves together_start"),
+            *files(f"{POLICIES}/fractional", "together_plan window"),
+            *files(f"{POLICIES}/spares", "plan refill exchange"),
+        ],
+        # No fused operations: a plan is the same on every machine. Roots in vectors set no errno.
+        *("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"),
+        "-Wno-psabi",
+    ),
+    extension(
+        "expert_server.kernels._native",
+        [
+            POOL,
+            *files("expert_server/kernels/native", "module moe activation split convert pack"),
+            *files("expert_server/kernels/native", "gemm_amx gemm_amx_few gemm_avx512"),
+            *files("expert_server/kernels/native", "gemm_avx512_codes gemm_int gemm_portable"),
+        ],
+        *THREADED,
+    ),
+    extension(
+        "expert_server.loop._direct",
+        files("expert_server/loop", "_direct answer serve"),
+        *("-O2", "-std=c11", "-fvisibility=hidden"),
+    ),
+]
 
 
 class BuildInClone(build_ext):
@@ -39,239 +144,6 @@ class BuildInClone(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildInClone},
-    ext_modules=[
-        FLOOR,
-        Extension(
-            "eaas.wire._flags",
-            sources=["eaas/wire/_flags.c"],
-            depends=["eaas/wire/bell.h", "eaas/wire/spin.h"],
-            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "eaas.minmax._minmax",
-            sources=["eaas/minmax/_minmax.c", "eaas/minmax/flow.c"],
-            depends=["eaas/minmax/arrays.h", "eaas/minmax/flow.h"],
-            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "attention_client.dispatch._dispatch",
-            sources=[
-                f"attention_client/dispatch/{name}.c"
-                for name in ("_dispatch", "route", "level", "combine")
-            ],
-            depends=[
-                "eaas/minmax/arrays.h",
-                "attention_client/dispatch/route.h",
-                "attention_client/dispatch/level.h",
-            ],
-            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "attention_client.exchange._exchange",
-            sources=[
-                "attention_client/exchange/exchange.c",
-                "attention_client/exchange/lane.c",
-                "attention_client/exchange/tensors.c",
-                "attention_client/dispatch/route.c",
-                "attention_client/dispatch/level.c",
-            ],
-            depends=[
-                "eaas/minmax/arrays.h",
-                "eaas/wire/bell.h",
-                "eaas/wire/spin.h",
-                "attention_client/dispatch/route.h",
-                "attention_client/dispatch/level.h",
-                "attention_client/exchange/exchange.h",
-                "attention_client/exchange/tensors.h",
-            ],
-            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "attention_client.engines.transformers.paged._paged",
-            sources=[
-                *(
-                    f"attention_client/engines/transformers/paged/{name}.c"
-                    for name in ("_paged", "attend", "attend_avx2", "attend_avx512", "attend_pairs")
-                ),
-                "attention_client/exchange/tensors.c",
-                "eaas/threads/pool.c",
-            ],
-            depends=[
-                "eaas/threads/pool.h",
-                "eaas/minmax/arrays.h",
-                *(
-                    f"attention_client/engines/transformers/paged/{name}.h"
-                    for name in ("attend", "floats", "many", "one", "tile")
-                ),
-                "attention_client/exchange/tensors.h",
-            ],
-            extra_compile_args=[
-                *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),
-                *("-Wall", "-Wextra", "-Wno-psabi"),
-            ],
-            extra_link_args=["-Wl,-Bsymbolic"],
-            libraries=["m", "pthread"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "attention_client.engines.transformers.dense._dense",
-            sources=[
-                "attention_client/engines/transformers/dense/_dense.c",
-                "attention_client/engines/transformers/dense/product.c",
-                "attention_client/exchange/tensors.c",
-                "eaas/threads/pool.c",
-            ],
-            depends=[
-                "eaas/threads/pool.h",
-                "eaas/minmax/arrays.h",
-                "attention_client/engines/transformers/dense/product.h",
-                "attention_client/exchange/tensors.h",
-            ],
-            extra_compile_args=[
-                *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),
-                *("-Wall", "-Wextra", "-Wno-psabi"),
-            ],
-            extra_link_args=["-Wl,-Bsymbolic"],
-            libraries=["pthread"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "attention_client.scheduler.strategies._select",
-            sources=[
-                f"attention_client/scheduler/strategies/{name}.c"
-                for name in ("_select", "balance", "servers", "difference")
-            ],
-            depends=[
-                "attention_client/scheduler/strategies/rows.h",
-                "attention_client/scheduler/strategies/select.h",
-                "eaas/minmax/arrays.h",
-            ],
-            # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
-            extra_compile_args=["-O3", "-std=c11", "-fno-trapping-math", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        # A plain library: balancer/policies/compiled.py calls it.
-        Extension(
-            "balancer.policies._native",
-            sources=[
-                "eaas/minmax/flow.c",
-                *(
-                    f"balancer/policies/native/{name}.c"
-                    for name in (
-                        *("heap", "keys", "replicate", "pack", "place", "refine"),
-                        *("layout", "sparse", "spread", "scalpel", "match", "craft", "apart"),
-                    )
-                ),
-                *(
-                    f"balancer/policies/fractional/{name}.c"
-                    for name in (
-                        *("plan", "rows", "layer", "items", "fill", "one_by_one"),
-                        *("keep", "chains", "deal", "refill"),
-                        *(
-                            "improve",
-                            "search",
-                            "spare",
-                            "swap",
-                            "together",
-                            "together_moves",
-                            "together_start",
-                            "together_plan",
-                            "window",
-                        ),
-                    )
-                ),
-                *(f"balancer/policies/spares/{name}.c" for name in ("plan", "refill", "exchange")),
-            ],
-            depends=[
-                "eaas/minmax/flow.h",
-                *(
-                    f"balancer/policies/native/{name}.h"
-                    for name in (
-                        "export",
-                        "heap",
-                        "held",
-                        "keys",
-                        "planning",
-                        "replicate",
-                        "sparse",
-                    )
-                ),
-                *(
-                    f"balancer/policies/fractional/{name}.h"
-                    for name in ("layer", "items", "fill", "refill", "search", "together")
-                ),
-                "balancer/policies/spares/spares.h",
-            ],
-            # No fused operations: a plan is the same on every machine. Roots in vectors set no errno.
-            extra_compile_args=[
-                *("-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"),
-                *("-Wall", "-Wextra", "-Wno-psabi"),
-            ],
-            libraries=["m"],
-            py_limited_api=True,
-        ),
-        Extension(
-            "expert_server.kernels._native",
-            sources=[
-                "eaas/threads/pool.c",
-                *(
-                    f"expert_server/kernels/native/{name}.c"
-                    for name in (
-                        "module",
-                        "moe",
-                        "activation",
-                        "split",
-                        "convert",
-                        "pack",
-                        "gemm_amx",
-                        "gemm_amx_few",
-                        "gemm_avx512",
-                        "gemm_avx512_codes",
-                        "gemm_int",
-                        "gemm_portable",
-                    )
-                ),
-            ],
-            depends=[
-                "eaas/threads/pool.h",
-                "expert_server/kernels/direct.h",
-                *(f"expert_server/kernels/native/{name}.h" for name in ("amx", "codes", "native")),
-                "eaas/wire/spin.h",
-                "expert_server/kernels/native/gemm_portable.h",
-            ],
-            extra_compile_args=[
-                *("-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden"),
-                *("-Wall", "-Wextra", "-Wno-psabi"),
-            ],
-            # Its functions call each other, whatever else in the process has their names.
-            extra_link_args=["-Wl,-Bsymbolic"],
-            libraries=["m", "pthread"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-        Extension(
-            "expert_server.loop._direct",
-            sources=[f"expert_server/loop/{name}.c" for name in ("_direct", "answer", "serve")],
-            depends=[
-                "expert_server/loop/slots.h",
-                *(f"eaas/wire/{name}.h" for name in ("bell", "headers", "spin")),
-                "expert_server/kernels/direct.h",
-            ],
-            extra_compile_args=["-O2", "-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")],
-            py_limited_api=True,
-        ),
-    ],
+    ext_modules=EXTENSIONS,
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -40,6 +40,7 @@ class MemberEntry:
         reported: The state that the member reports; member.state is SUSPECT while there is a suspicion.
         arrivals: Its heartbeat arrivals, and whether they are late.
         progress: The progress of its work, and whether it is stuck.
+        session: Random number of its process; 0: unknown, as of members that a former monitor stored.
         accusation: Why its clients suspect it; None if they do not.
         busy_s: Its busy time, as last reported.
         loading_bytes: Bytes that its current load takes, as last reported.
@@ -52,6 +53,7 @@ class MemberEntry:
     reported: MemberState
     arrivals: Arrivals
     progress: Progress
+    session: int = 0
     accusation: str | None = None
     busy_s: float = 0.0
     loading_bytes: int = 0

@@ -171,6 +171,7 @@ class Registry:
         previous_incarnation: int,
         now: float,
         ended_pids: Collection[int] = (),
+        session: int = 0,
     ) -> tuple[int, list[MemberEvent]]:
         """Register a member: begin an incarnation, or continue a live one. Returns its number and the events.
 
@@ -179,6 +180,8 @@ class Registry:
             previous_incarnation: The former incarnation of a process that lives on, else 0.
             now: Monotonic seconds.
             ended_pids: Pids of earlier processes of this id on this host that their parent saw end.
+            session: Random number of the process, which its pid alone does not name: in a container that
+                starts again, the pid is the same. 0: unknown.
 
         Raises:
             ValueError: The member has no id, or reports a state that only the monitor sets.
@@ -187,6 +190,10 @@ class Registry:
         if not member.id:
             raise ValueError("a member needs an id")
         _require_own_state(member.id, member.state)
+        known = self._live.get(member.id)
+        if known is not None and session and known.session == session:
+            # The answer to its last registration was lost, so it does not know its incarnation.
+            previous_incarnation = known.member.incarnation
         ended = self._end_former(member, previous_incarnation, ended_pids, now)
         incarnation, reason = self._incarnation_of(member, previous_incarnation)
         before = self._live.get(member.id)
@@ -202,7 +209,8 @@ class Registry:
         else:
             self._reports.forget(member.id)
             progress = Progress(self._lease_s, member.progress, member.in_flight)
-            entry = MemberEntry(member, member.state, self._watch(member, now), progress)
+            arrivals = self._watch(member, now)
+            entry = MemberEntry(member, member.state, arrivals, progress, session)
         entry.member = replace(
             member,
             state=entry.state,

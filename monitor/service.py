@@ -232,6 +232,7 @@ class MonitorService:
                     request.previous_incarnation,
                     time.monotonic(),
                     request.ended_pids,
+                    request.session,
                 )
             self._publish(events)
             revision = self._registry.revision

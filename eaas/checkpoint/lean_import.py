@@ -84,7 +84,7 @@ def without_compiler() -> Iterator[None]:
         yield
     finally:
         # Who needs it from now on gets the real one.
-        if sys.modules[_COMPILER] is compiler:
+        if sys.modules.get(_COMPILER) is compiler:
             _remove(_COMPILER)
 
 

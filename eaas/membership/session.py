@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,6 +118,7 @@ class MemberSession:
         self._on_new_incarnation = on_new_incarnation
         self._on_replaced = on_replaced
         self._incarnation = 0
+        self._session = secrets.randbits(63) + 1
         self._lease_s = self._heartbeat_s = 0.0
         self._fold = MembershipFold()
         self._viewed = threading.Condition()
@@ -291,6 +293,7 @@ class MemberSession:
             member=member.to_proto(),
             previous_incarnation=self._incarnation,
             ended_pids=ended_pids(),
+            session=self._session,
         )
 
         def register(version: int) -> pb.RegisterResponse:

@@ -108,7 +108,7 @@ _FIELDS: dict[str, Range] = {
         (_WHOLE, "loaded_bytes loading_bytes"),
         (_WHOLE, "payload_capacity received_bytes result_capacity resume_at sent_bytes stride"),
         (_WHOLE, "batches visits"),
-        (_BITS64, "boot_id requests_at results_at"),
+        (_BITS64, "boot_id requests_at results_at session"),
         (Number(0, 2**32 - 1), "generation"),
         (_SIGNED, "from_revision life progress revision still_at_revision"),
         (_COUNT, "arena_fd arena_pid pid protocol_version"),

@@ -15,6 +15,7 @@ import functools
 import importlib.metadata
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -116,16 +117,26 @@ class Agent(Generic[_Token]):
             none = _bindings.nixlRegDList(_bindings.DRAM_SEG)
             return bytes(self._nixl.get_partial_agent_metadata(none, True))
 
-    def register(self, buffer: mmap, start: int, end: int) -> Region:
-        """Register `buffer[start:end]`, so that peers can write into it. Raises ConnectionLostError."""
-        view = np.frombuffer(buffer, np.uint8, end - start, start)
+    def register(self, buffer: mmap, spans: Sequence[tuple[int, int]]) -> Region:
+        """Register parts of a buffer, so that peers can write into them. A write lies in one of them.
+
+        Args:
+            buffer: The buffer.
+            spans: Start and end of each part, ascending.
+
+        Raises:
+            ConnectionLostError: NIXL refuses.
+        """
+        first = spans[0][0]
+        view = np.frombuffer(buffer, np.uint8, spans[-1][1] - first, first)
         address = view.ctypes.data
+        parts = [(address + start - first, end - start, 0, "") for start, end in spans]
         with self._lock:
             try:
-                registration = self._nixl.register_memory([(address, end - start, 0, "")], _MEMORY)
+                registration = self._nixl.register_memory(parts, _MEMORY)
                 description = bytes(self._nixl.get_partial_agent_metadata(registration))
             except _errors() as error:
-                raise ConnectionLostError(f"nixl: {end - start} bytes: {error}") from error
+                raise ConnectionLostError(f"nixl: {view.nbytes} bytes: {error}") from error
         return Region(address, description, view, registration)
 
     def deregister(self, region: Region) -> None:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from eaas.one_sided.agent import Region
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire import Arena
+from eaas.wire.slot import REQUEST_HEADER_BYTES, RESULT_HEADER_BYTES
 
-__all__ = ["READY", "SlotMemory", "pack_note", "slots_span", "unpack_note"]
+__all__ = ["READY", "SlotMemory", "pack_note", "slot_spans", "unpack_note"]
 
 READY = b"ready"
 """First note of each side: the sender is connected and has the addresses of the peer's slots."""
@@ -30,10 +31,19 @@ def unpack_note(note: bytes) -> tuple[int, int]:
     return slot, length
 
 
-def slots_span(arena: Arena, first: int, slots: int) -> tuple[int, int]:
-    """Compute start and end of a connection's slots in the arena, the region to register for the peer."""
-    end = arena.result_offset(first + slots - 1) + arena.result_stride
-    return arena.request_offset(first), end
+def slot_spans(
+    arena: Arena, first: int, slots: int, payload_capacity: int, result_capacity: int
+) -> list[tuple[int, int]]:
+    """Return start and end of each request and each result of a connection's slots in the arena.
+
+    Only these are registered for the peer: the rest of a slot may have no memory (`Arena.allocate`).
+    """
+    spans = []
+    for slot in range(first, first + slots):
+        request, result = arena.request_offset(slot), arena.result_offset(slot)
+        spans.append((request, request + REQUEST_HEADER_BYTES + payload_capacity))
+        spans.append((result, result + RESULT_HEADER_BYTES + result_capacity))
+    return spans
 
 
 class SlotMemory(NamedTuple):

@@ -22,7 +22,7 @@ import grpc
 from eaas.errors import ConnectionLostError
 from eaas.log import get_logger
 from eaas.one_sided import Agent, Poller, Region, nixl_version, why_not
-from eaas.one_sided.slots import READY, SlotMemory, pack_note, slots_span, unpack_note
+from eaas.one_sided.slots import READY, SlotMemory, pack_note, slot_spans, unpack_note
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
 from eaas.wire.slot import DOORBELL, REQUEST_HEADER_BYTES
@@ -149,9 +149,20 @@ class NixlEndpoint:
                 if not hold.enter_context(self._table.copying(grant)):
                     agent.forget(name)
                     raise ConnectionLostError("the connection is over")
-                region = agent.register(
-                    self._arena.buffer, *slots_span(self._arena, grant.first_slot, grant.slots)
-                )
+                try:
+                    region = agent.register(
+                        self._arena.buffer,
+                        slot_spans(
+                            self._arena,
+                            grant.first_slot,
+                            grant.slots,
+                            grant.payload_capacity,
+                            grant.result_capacity,
+                        ),
+                    )
+                except ConnectionLostError:
+                    agent.forget(name)
+                    raise
                 kept = hold.pop_all()
             peer = _Peer(grant, region, kept, SlotMemory.of(self._arena, region))
             self._peers[peer.name] = peer

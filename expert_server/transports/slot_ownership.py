@@ -102,7 +102,8 @@ class SlotTable:
         self._generations_of = array("Q", bytes(8 * arena.slots))
         self._bells_of = array("i", bytes(4 * arena.slots))
         self._capacities_of = array("Q", bytes(2 * 8 * arena.slots))
-        self._copying: Counter[int] = Counter()
+        # Slots that no grant gets: how many streams copy, and calls take memory.
+        self._reserved: Counter[int] = Counter()
         self._generations = itertools.count(1)
         self.changes = 0
 
@@ -130,16 +131,26 @@ class SlotTable:
             SharedMemoryError: There is no memory even for the smallest.
         """
         with self._lock:
-            former = [old for old in self._grants.values() if old.client_id == client_id]
-            latest = max((old.client_incarnation for old in former), default=0)
-            for old in former:
-                if old.client_incarnation <= client_incarnation or old.client_incarnation < latest:
-                    self._revoke(old)
+            self._revoke_former(client_id, client_incarnation)
             first = self._free_run(slots)
             if first is None:
                 return None
-            sizes = sizes or [(self._arena.payload_capacity, self._arena.result_capacity)]
-            capacities = self._allocate(first, slots, sizes)
+            run = range(first, first + slots)
+            self._reserved.update(run)
+        try:
+            # Without the lock, which the loop needs for each answer: the kernel clears the memory.
+            capacities = self._allocate(run, sizes)
+        except SharedMemoryError:
+            with self._lock:
+                self._reserved.subtract(run)
+            raise
+        with self._lock:
+            self._reserved.subtract(run)
+            if any(self._busy[slot] for slot in run):
+                # The loop found a request in a slot without an owner, and has not dropped it yet.
+                return None
+            # Another call of this client may have got slots meanwhile.
+            self._revoke_former(client_id, client_incarnation)
             grant = Grant(
                 uuid.uuid4().hex,
                 client_id,
@@ -150,7 +161,7 @@ class SlotTable:
                 *capacities,
                 time.monotonic(),
             )
-            for slot in range(first, first + slots):
+            for slot in run:
                 # In this order, so that a client that sees FREE also sees the new generation, and the loop
                 # sees the owner before the owner can write.
                 self._arena.server_offline(slot)
@@ -265,22 +276,20 @@ class SlotTable:
         with self._lock:
             valid = grant.connection_id in self._grants
             if valid:
-                self._copying.update(slots)
+                self._reserved.update(slots)
         try:
             yield valid
         finally:
             if valid:
                 with self._lock:
-                    self._copying.subtract(slots)
+                    self._reserved.subtract(slots)
 
-    def _allocate(
-        self, first: int, slots: int, sizes: Sequence[tuple[int, int]]
-    ) -> tuple[int, int]:
+    def _allocate(self, run: range, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Take memory for slots, size after size, so that a size without memory wastes little."""
         taken: tuple[int, int] | None = None
-        for size in sizes:
+        for size in sizes or [(self._arena.payload_capacity, self._arena.result_capacity)]:
             try:
-                self._arena.allocate(first, slots, *size)
+                self._arena.allocate(run.start, len(run), *size)
             except SharedMemoryError:
                 if taken is None:
                     raise
@@ -292,11 +301,18 @@ class SlotTable:
     def _free_run(self, slots: int) -> int | None:
         run = 0
         for slot, owner in enumerate(self._owner):
-            taken = owner is not None or self._busy[slot] or self._copying[slot] > 0
+            taken = owner is not None or self._busy[slot] or self._reserved[slot] > 0
             run = 0 if taken else run + 1
             if run == slots:
                 return slot - slots + 1
         return None
+
+    def _revoke_former(self, client_id: str, client_incarnation: int) -> None:
+        former = [old for old in self._grants.values() if old.client_id == client_id]
+        latest = max((old.client_incarnation for old in former), default=0)
+        for old in former:
+            if old.client_incarnation <= client_incarnation or old.client_incarnation < latest:
+                self._revoke(old)
 
     def _revoke_if(self, is_gone: Callable[[Grant], bool]) -> int:
         with self._lock:

@@ -66,8 +66,7 @@ def test_status_json(up: Any) -> None:
     document = json.loads(done.stdout)
     assert document.keys() == up.status().keys()
     assert {"epoch", "members", "coverage", "endpoint"} <= set(document)
-    # A busy monitor may be asked to register the balancer twice; its epochs are then 1,000 higher.
-    assert document["epoch"] % 1000 == 1
+    assert document["epoch"] == 1
     assert document["endpoint"].removesuffix("/v1") == endpoint
     assert document["coverage"] == {"uncovered": [], "min_replicas": 2, "min_nodes": 1}
     roles = sorted(m["role"] for m in document["members"])
@@ -78,8 +77,7 @@ def test_status_json(up: Any) -> None:
             *("id", "role", "pid", "host", "address"),
             *("state", "incarnation", "experts", "in_flight", "unreachable"),
         }
-        assert m["state"] == "SERVING"
-        assert m["incarnation"] == 1 or m["role"] == "balancer"
+        assert (m["state"], m["incarnation"]) == ("SERVING", 1)
         # From the last heartbeat, which may have been sent during an earlier request.
         assert m["in_flight"] >= 0
         assert m["pid"] in living
@@ -142,9 +140,9 @@ def test_top_as_json_and_in_a_pipe(up: Any) -> None:
     assert shown == {m["id"]: m["state"] for m in up.status()["members"]}
     done = up.home.run("top", "--endpoint", up.endpoint)
     assert (done.returncode, done.stderr) == (0, "")
-    head = done.stdout.splitlines()[0]
-    assert re.fullmatch(r"(\S+)   epoch \d*1   experts: at least 2 live, on 1 node", head)
-    assert head.startswith(up.endpoint)
+    assert done.stdout.startswith(
+        f"{up.endpoint}   epoch 1   experts: at least 2 live, on 1 node\n"
+    )
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

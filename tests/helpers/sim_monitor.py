@@ -36,7 +36,7 @@ class MonitorProcess(Process):
     def register(self, process: Process, previous: int) -> int:
         try:
             incarnation, events = self.registry.register(
-                process.member(), previous, self.sim.now, process.ended_pids
+                process.member(), previous, self.sim.now, process.ended_pids, process.pid
             )
         except IdTakenError as error:
             raise Refused from error

@@ -170,6 +170,29 @@ for _ in range(2):
     assert first[1] != second[1]
 
 
+def test_a_process_that_needs_all_imports_may_come_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("early_import", "late_import"):
+        (tmp_path / f"{name}.py").write_text("import time\ntime.sleep(0.5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    fork_server = ForkServer(CONTROL_MODULES, ["early_import", "late_import"])
+    try:
+        wait_ready([fork_server], 60)
+        # The fork server imports the first of them now.
+        client = ChildProcess(
+            "client", ["attention-client", "--help"], tmp_path, fork_server=fork_server
+        )
+        assert client.reap(30)
+        assert client.process.returncode == 0
+        monitor = ChildProcess("monitor", ["monitor"], tmp_path, fork_server=fork_server)
+        wait_ready([monitor], 30)
+        monitor.end()
+        assert fork_server.running
+    finally:
+        fork_server.end()
+
+
 # -- how a process ends -------------------------------------------------------------------------------
 
 
@@ -340,28 +363,6 @@ def test_a_fork_server_that_cannot_import_says_why() -> None:
     try:
         with pytest.raises(ClusterError, match=r"fork-server ended .*no_such_module"):
             wait_ready([fork_server], 60)
-    finally:
-        fork_server.end()
-
-
-def test_it_lives_on_after_a_request_that_hurries_its_imports(tmp_path: Path) -> None:
-    """The fork of an attention client waits for the modules that were to be imported between requests."""
-    fork_server = ForkServer(
-        CONTROL_MODULES, ("attention_client.main", "attention_client.generation")
-    )
-    try:
-        wait_ready([fork_server], 60)
-        client = ChildProcess(
-            "client", ["attention-client", "--help"], tmp_path, fork_server=fork_server
-        )
-        assert client.reap(60)
-        monitor = ChildProcess("monitor", ["monitor"], tmp_path, fork_server=fork_server)
-        try:
-            wait_ready([monitor], 60)
-        finally:
-            monitor.signal(signal.SIGKILL)
-            assert monitor.reap(30)
-        assert lives(fork_server.pid)
     finally:
         fork_server.end()
 

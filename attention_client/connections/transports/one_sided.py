@@ -21,7 +21,7 @@ from attention_client.connections.transports.granted import MirrorLink, disconne
 from eaas.errors import ConnectionLostError
 from eaas.log import get_logger
 from eaas.one_sided import Agent, Poller, Region, nixl_version
-from eaas.one_sided.slots import READY, SlotMemory, pack_note, slots_span, unpack_note
+from eaas.one_sided.slots import READY, SlotMemory, pack_note, slot_spans, unpack_note
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire import Arena, RequestHeader, SlotState
 
@@ -63,7 +63,10 @@ class _OneSidedLink(MirrorLink):
         self._receiver.start()
         try:
             self._region = self._agent.register(
-                self.arena.buffer, *slots_span(self.arena, 0, granted.slots)
+                self.arena.buffer,
+                slot_spans(
+                    self.arena, 0, granted.slots, self.payload_capacity, self.result_capacity
+                ),
             )
             self._own = SlotMemory.of(self.arena, self._region)
             self._join(self._own.message(self._region))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from balancer.policies import compiled
 from balancer.policies.types import Float
 
-__all__ = ["BLOCKS", "MEANS", "History", "Means", "block_means", "window_means"]
+__all__ = ["BLOCKS", "MEANS", "History", "Means", "window_means"]
 
 Means = npt.NDArray[np.float32]
 
@@ -48,11 +48,6 @@ def window_means(window_WLE: npt.NDArray[np.number]) -> tuple[Means, Float]:
         np.ascontiguousarray(window_WLE, kind), first_X, mean_LTE, block_NLE
     )
     return mean_LTE, block_NLE
-
-
-def block_means(window_WLE: npt.NDArray[np.number]) -> Float:
-    """float64 (N, L, E): the blocks of `window_means`."""
-    return window_means(window_WLE)[1]
 
 
 class History:

@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member", "protocol_version", "previous_incarnation", "ended_pids")
+    __slots__ = ("member", "protocol_version", "previous_incarnation", "ended_pids", "session")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDED_PIDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     member: _common_pb2.Member
     protocol_version: int
     previous_incarnation: int
     ended_pids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., protocol_version: _Optional[int] = ..., previous_incarnation: _Optional[int] = ..., ended_pids: _Optional[_Iterable[int]] = ...) -> None: ...
+    session: int
+    def __init__(self, member: _Optional[_Union[_common_pb2.Member, _Mapping]] = ..., protocol_version: _Optional[int] = ..., previous_incarnation: _Optional[int] = ..., ended_pids: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("incarnation", "lease_s", "heartbeat_s", "revision")

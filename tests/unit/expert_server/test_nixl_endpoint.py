@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from eaas.errors import ConnectionLostError
 from eaas.one_sided import Agent, nixl_version, why_not
 from eaas.one_sided.slots import READY, SlotMemory, pack_note
 from eaas.rpc.v1 import expert_pb2 as pb
 from eaas.wire import RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import Status
+from eaas.wire.slot import REQUEST_HEADER_BYTES, Status
 from endpoint_box import EndpointBox as Endpoint
 from endpoint_box import header_of
 from expert_server.transports import nixl_endpoint
@@ -32,7 +33,7 @@ class Peer:
         self.grant = grant
         self.agent: Agent[int] = Agent(name or grant.connection_id)
         self.memory = mmap.mmap(-1, 2 * SLOT)
-        self.region = self.agent.register(self.memory, 0, 2 * SLOT)
+        self.region = self.agent.register(self.memory, [(0, 2 * SLOT)])
         self.outbox: queue.SimpleQueue[pb.JoinRequest | None] = queue.SimpleQueue()
         self.stream = endpoint.stub.Join(iter(self.outbox.get, None), timeout=20)
 
@@ -92,6 +93,21 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     endpoint = Endpoint()
     yield endpoint
     endpoint.close()
+
+
+def test_a_write_beyond_the_granted_memory_does_not_begin(endpoint: Endpoint) -> None:
+    """The rest of the arena's slot may have no memory: the server would die of the write."""
+    grant = endpoint.table.grant("client", 1, 2, [(192, 128)])
+    assert grant is not None
+    peer = Peer(endpoint, grant)
+    peer.join()
+    most = REQUEST_HEADER_BYTES + grant.payload_capacity
+    with pytest.raises(ConnectionLostError):
+        peer.ask(1, length=most + 1)
+    peer.ask(1)
+    eventually(lambda: endpoint.state(1) == SlotState.WRITTEN)
+    leave(endpoint, grant)
+    peer.end()
 
 
 def leave(endpoint: Endpoint, grant: Grant) -> None:

@@ -1,4 +1,6 @@
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -62,6 +64,38 @@ def test_slots_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch, ar
     with pytest.raises(SharedMemoryError, match="full"):
         table.grant("c", 1, 2, sizes)
     assert table.clients() == {"a", "b"}
+
+
+def test_the_loop_and_other_clients_do_not_wait_for_a_grants_memory(
+    monkeypatch: pytest.MonkeyPatch, arena: Arena
+) -> None:
+    asked, given = threading.Event(), threading.Event()
+
+    def allocate(_arena: Arena, first: int, *_: int) -> None:
+        if first == 0:
+            asked.set()
+            assert given.wait(20)
+
+    monkeypatch.setattr(Arena, "allocate", allocate)
+    table = SlotTable(arena)
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(table.grant, "a", 1, 2)
+        assert asked.wait(20)
+        try:
+            assert owners(table, set()) == [None] * SLOTS
+            # The same client asks again, and another one does.
+            second, other = table.grant("a", 1, 2), table.grant("b", 1, 2)
+        finally:
+            given.set()
+        first = slow.result(20)
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert (first.first_slot, second.first_slot, other.first_slot) == (0, 2, 4)
+    # One connection of a client, the last one.
+    assert set(table.grants()) == {first, other}
+    assert states(arena)[2:4] == [SlotState.OFFLINE] * 2
+    assert table.grant("c", 1, 2) is not None
 
 
 def test_a_reconnecting_client_frees_its_former_slots(arena: Arena) -> None:

@@ -243,6 +243,22 @@ def test_a_process_that_was_seen_to_end_frees_its_id_at_once(
     assert registry.register(member(pid=3), 2, 0.2, ended) == (2, [])
 
 
+@pytest.mark.parametrize("ended", [[], [1]], ids=["", "its predecessor had its pid"])
+def test_a_registration_whose_answer_was_lost_is_repeated(
+    registry: Registry, ended: list[int]
+) -> None:
+    first = registry.register(member(pid=1), 0, 0.0, (), 10)[0]
+    second = registry.register(member(pid=1), 0, 0.1, ended, 20)[0]
+    assert second > first
+    assert registry.register(member(pid=1), 0, 0.2, ended, 20) == (second, [])
+    assert registry.heartbeat("a", second, 0.3, state=SERVING)
+    # A process that was declared dead does not know its next incarnation, either.
+    tick_until(registry, 0.3, 4.0)
+    third = registry.register(member(pid=1), second, 4.0, (), 20)[0]
+    assert third > second
+    assert registry.register(member(pid=1), second, 4.1, (), 20) == (third, [])
+
+
 @pytest.mark.parametrize(("pid", "host"), [(7, "h"), (1, "other")])
 def test_a_process_whose_end_was_not_seen_keeps_its_id(
     registry: Registry, pid: int, host: str
@@ -330,6 +346,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.registry = Registry(LEASE_S, HEARTBEAT_S, self.now)
         self.given: dict[str, int] = {}
+        self.sessions: dict[str, int] = {}
         self.watcher = Watcher()
         self.revision = 0
 
@@ -339,15 +356,24 @@ class RegistryMachine(RuleBasedStateMachine):
         state=STATES,
         claims=st.booleans(),
         ended=st.lists(PIDS, max_size=2),
+        has_session=st.booleans(),
     )
     def register(
-        self, member_id: str, pid: int, state: MemberState, claims: bool, ended: list[int]
+        self,
+        member_id: str,
+        pid: int,
+        state: MemberState,
+        claims: bool,
+        ended: list[int],
+        has_session: bool,
     ) -> None:
         known = {m.id: m for m in self.registry.members(self.now)}.get(member_id)
         previous = self.given.get(member_id, 0) if claims else 0
+        session = pid if has_session else 0
+        is_repeated = session != 0 and self.sessions.get(member_id) == session
         try:
             incarnation, _ = self.registry.register(
-                member(member_id, pid, state), previous, self.now, ended
+                member(member_id, pid, state), previous, self.now, ended, session
             )
         except IdTakenError:
             assert known is not None
@@ -360,11 +386,13 @@ class RegistryMachine(RuleBasedStateMachine):
             known is not None
             and not known.state.is_gone
             and known.pid == pid
-            and previous == known.incarnation
+            and (previous == known.incarnation or is_repeated)
         )
         before = self.given.get(member_id, 0)
         assert incarnation == before if goes_on else incarnation > before
         self.given[member_id] = incarnation
+        if not goes_on:
+            self.sessions[member_id] = session
 
     @precondition(lambda self: self.given)
     @rule(data=st.data(), state=STATES, stale=st.booleans())

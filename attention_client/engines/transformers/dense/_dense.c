@@ -33,7 +33,8 @@ read_product(PyObject *const *args, Product *product)
     for (int d = 0; d < out.dimensions - 1; d++) {
         out_rows *= out.size[d];
     }
-    if (x.size[x.dimensions - 1] != w.size[1] || out.size[out.dimensions - 1] != w.size[0] || out_rows != rows) {
+    if (w.size[1] == 0 || x.size[x.dimensions - 1] != w.size[1] || out.size[out.dimensions - 1] != w.size[0] ||
+        out_rows != rows) {
         return false;
     }
     *product = (Product){

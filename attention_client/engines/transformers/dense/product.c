@@ -168,7 +168,7 @@ static ptrdiff_t rows_of(size_t bytes, ptrdiff_t x_row) {
 
 bool multiply(const Product *product, Pool *pool) {
     const ptrdiff_t x_row = (product->inputs + STEP - 1) / STEP * STEP;
-    if (x_row == 0 || product->rows == 0) return true;
+    if (product->rows == 0) return true;
     const ptrdiff_t most = rows_of(BAND_BYTES, x_row), rows = product->rows < most ? product->rows : most;
     float *x = aligned_alloc(64, (size_t)(rows * x_row) * sizeof *x / 64 * 64 + 64);
     if (x == NULL) return false;

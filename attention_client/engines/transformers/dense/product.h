@@ -9,7 +9,7 @@
 #include "../../../../eaas/threads/pool.h"
 
 /* out (rows x channels) = x (rows x inputs) times the transpose of w (channels x inputs), plus bias; bfloat16. x and out are
- * contiguous; w has a row every `w_row` values. */
+ * contiguous; w has a row every `w_row` values. There is at least one input. */
 typedef struct {
     const uint16_t *x, *w, *bias; /* bias: or NULL */
     uint16_t *out;

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_map
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -98,102 +99,75 @@ def _paged_attention(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    if _current.error is None:
-        try:
-            return _outside().attend(layer, q, k, v, scale, softcap, sinks)
-        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
-            _current.error = error
-    return torch.zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[3], dtype=q.dtype)
+    return _outside().attend(layer, q, k, v, scale, softcap, sinks)
 
 
-def _paged_attention_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    sinks: torch.Tensor | None,
-    layer: int,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
+def _attended(q: torch.Tensor, _k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
 def _routed_experts(
     x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int
 ) -> torch.Tensor:
-    if _current.error is None:
-        try:
-            return _outside().routed_experts(layer, x, ids, scores)
-        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
-            _current.error = error
-    return torch.zeros_like(x)
-
-
-def _routed_experts_fake(
-    x: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, layer: int
-) -> torch.Tensor:
-    return torch.empty_like(x)
+    return _outside().routed_experts(layer, x, ids, scores)
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if _current.error is None:
-        try:
-            return _outside().linear(x, weight, bias)
-        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
-            _current.error = error
-    return _linear_fake(x, weight, bias).zero_()
+    return _outside().linear(x, weight, bias)
 
 
-def _linear_fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiplied(x: torch.Tensor, weight: torch.Tensor, _bias: torch.Tensor | None) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def _rotary(
-    positions: torch.Tensor, place: int, layer_type: str, width: int
+    positions: torch.Tensor, place: int, layer_type: str, _width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if _current.error is None:
-        try:
-            return _outside().rotary(positions, place, layer_type)
-        except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
-            _current.error = error
-    return torch.zeros(*positions.shape, width), torch.zeros(*positions.shape, width)
+    return _outside().rotary(positions, place, layer_type)
 
 
-def _rotary_fake(
-    positions: torch.Tensor, place: int, layer_type: str, width: int
+def _rotated(
+    positions: torch.Tensor, _place: int, _layer_type: str, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     made = positions.new_empty(*positions.shape, width, dtype=torch.float32)
     return made, torch.empty_like(made)
 
 
+def _define(signature: str, run: Callable[..., Any], empty: Callable[..., Any]) -> None:
+    """Define an operator that runs `run`; `empty` makes its results for tracing and after an error."""
+
+    def guarded(*arguments: Any) -> Any:
+        if _current.error is None:
+            try:
+                return run(*arguments)
+            except BaseException as error:  # noqa: BLE001 (`reaching` raises it)
+                _current.error = error
+        return tree_map(torch.zero_, empty(*arguments))
+
+    name = signature.partition("(")[0]
+    _library.define(signature)  # type: ignore[no-untyped-call]
+    _library.impl(name, guarded, "CPU")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"eaas::{name}", empty, lib=_library)
+
+
 _library = torch.library.Library("eaas", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _signature, _run, _fake in (
-    (
-        "paged_attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, int layer, float scale, "
-        "float softcap) -> Tensor",
-        _paged_attention,
-        _paged_attention_fake,
-    ),
-    (
-        "routed_experts(Tensor x, Tensor ids, Tensor scores, int layer) -> Tensor",
-        _routed_experts,
-        _routed_experts_fake,
-    ),
-    (
-        "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-        _linear,
-        _linear_fake,
-    ),
-    (
-        "rotary(Tensor positions, int place, str layer_type, int width) -> (Tensor, Tensor)",
-        _rotary,
-        _rotary_fake,
-    ),
-):
-    _name = _signature.partition("(")[0]
-    _library.define(_signature)  # type: ignore[no-untyped-call]
-    _library.impl(_name, _run, "CPU")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"eaas::{_name}", _fake, lib=_library)
+_define(
+    "paged_attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, int layer, float scale, "
+    "float softcap) -> Tensor",
+    _paged_attention,
+    _attended,
+)
+_define(
+    "routed_experts(Tensor x, Tensor ids, Tensor scores, int layer) -> Tensor",
+    _routed_experts,
+    lambda x, *_: torch.empty_like(x),
+)
+_define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _linear, _multiplied)
+_define(
+    "rotary(Tensor positions, int place, str layer_type, int width) -> (Tensor, Tensor)",
+    _rotary,
+    _rotated,
+)
 
 
 # -- transformers' attention interface ---------------------------------------------------------------------

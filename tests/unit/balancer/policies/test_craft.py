@@ -24,7 +24,6 @@ from balancer.policies.craft import (
     least_factor,
     replication_benefit,
 )
-from balancer.policies.craft_memory import ReplicaMemory
 from balancer.policies.problem import make_problem
 from simulator.traces import REGIMES, generate_trace
 
@@ -210,17 +209,6 @@ def test_most_of_the_gain_for_a_seventh_of_the_replicas(
     assert kept(lambda found: replayed(next_WLE, found)) > unseen
     # Memory is level: over all layers servers differ by one replica.
     assert np.ptp(craft.holds_LSE.sum(axis=(0, 2))) <= 1
-
-
-def test_memory_of_replicas() -> None:
-    # An expert of DeepSeek-R1 in bfloat16; the paper's cache share of EPLB on 64 GPUs is 19 %.
-    memory = ReplicaMemory(7168, 2048, 2, cache_bytes=58 * 88_080_384 / 0.19)
-    assert memory.expert_bytes == 88_080_384
-    assert memory.replica_bytes(58) == 58 * 88_080_384
-    assert memory.cache_share_lost(58) == pytest.approx(0.19)
-    assert memory.cache_share_lost(8) == pytest.approx(0.19 * 8 / 58)
-    assert memory.cache_share_lost(1e6) == 1.0
-    assert memory.most_replicas(0.1) == 30
 
 
 @pytest.mark.parametrize(("servers", "slots", "eight"), [(64, 320, True), (288, 576, False)])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from balancer.policies.fractional.forecast import forecast, scenarios
-from balancer.policies.fractional.window import block_means
+from balancer.policies.fractional.window import window_means
 
 
 def test_a_window_shorter_than_that_is_taken_as_it_is() -> None:
     window_WLE = np.random.default_rng(0).random((3, 2, 4))
-    np.testing.assert_allclose(block_means(window_WLE), window_WLE, rtol=1e-6)
-    assert forecast(block_means(window_WLE), 3, 2).shape == (2, 2, 4)
+    np.testing.assert_allclose(window_means(window_WLE)[1], window_WLE, rtol=1e-6)
+    assert forecast(window_means(window_WLE)[1], 3, 2).shape == (2, 2, 4)
 
 
 def test_loads_that_stay_are_forecast_by_a_long_mean() -> None:
@@ -49,7 +49,7 @@ def test_scenarios_have_the_noise_of_iterations_around_the_forecast() -> None:
     rng = np.random.default_rng(4)
     usual_LE = rng.uniform(20, 40, (1, 400))
     window_WLE = rng.poisson(usual_LE, (160, 1, 400))
-    blocks_NLE = block_means(window_WLE)
+    blocks_NLE = window_means(window_WLE)[1]
     said_BLE = np.tile(2 * usual_LE, (6, 1, 1))
     loads_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
     assert loads_BLE.mean() == pytest.approx(said_BLE.mean(), rel=0.02)
@@ -62,7 +62,7 @@ def test_an_expert_without_a_token_in_the_chosen_iterations_is_not_forgotten() -
     """Every other iteration is empty, and the scenarios use those."""
     window_WLE = np.zeros((12, 1, 16))
     window_WLE[::2, 0] = 1000 / np.arange(1, 17) ** 1.6
-    blocks_NLE = block_means(window_WLE)
+    blocks_NLE = window_means(window_WLE)[1]
     said_BLE = np.tile(blocks_NLE.mean(axis=0), (6, 1, 1))
     loads_BLE = scenarios(window_WLE, blocks_NLE, said_BLE)
     np.testing.assert_allclose(loads_BLE.mean(axis=0), said_BLE.mean(axis=0))

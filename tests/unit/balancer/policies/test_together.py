@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from balancer.policies import FractionalBalancer, plan
 from balancer.policies.fractional import layout as layout_module
 from balancer.policies.fractional.together import lay_out_together, noise, returns
-from balancer.policies.fractional.window import block_means
+from balancer.policies.fractional.window import window_means
 from balancer.policies.measure import par
 from balancer.policies.problem import make_problem
 
@@ -31,7 +31,7 @@ def topics(
 
 
 def found(window_WLE: np.ndarray) -> list[bool]:
-    blocks_NLE = block_means(window_WLE)
+    blocks_NLE = window_means(window_WLE)[1]
     length = len(window_WLE) / len(blocks_NLE)
     return returns(blocks_NLE, noise(window_WLE), length).tolist()
 

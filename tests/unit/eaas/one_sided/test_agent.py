@@ -26,7 +26,7 @@ class End:
     def __init__(self, name: str) -> None:
         self.agent: Agent[int] = Agent(name)
         self.memory = mmap.mmap(-1, LARGE)
-        self.region: Region = self.agent.register(self.memory, 0, LARGE)
+        self.region: Region = self.agent.register(self.memory, [(0, LARGE)])
         self.ended: list[tuple[int, str]] = []
         self.came: list[tuple[str, bytes]] = []
 
@@ -81,6 +81,26 @@ def test_an_address_outside_a_region_is_refused(ends: tuple[End, End]) -> None:
     with pytest.raises(ConnectionLostError):
         left.agent.write("stranger", left.region.address, start, 2, 0)
     assert not left.agent.sending()
+
+
+def test_parts_of_a_buffer_are_written_and_what_is_between_them_is_not(
+    ends: tuple[End, End],
+) -> None:
+    left, right = ends
+    memory = mmap.mmap(-1, 16384)
+    parts = right.agent.register(memory, [(1000, 2000), (6000, 16384)])
+    assert left.agent.learn(parts.description) == "right"
+    left.memory[:1000] = bytes([7]) * 1000
+    for start in (1000, 6000):
+        target = parts.address + start - 1000
+        left.agent.write("right", left.region.address, target, 1000, start, b"n")
+        eventually(lambda start=start: right.look() or left.look() or (start, "") in left.ended)
+        assert memory[start : start + 1000] == bytes([7]) * 1000
+        with pytest.raises(ConnectionLostError):
+            left.agent.write("right", left.region.address, target - 8, 1000, 0)
+    with pytest.raises(ConnectionLostError):
+        left.agent.write("right", left.region.address, parts.address, 1001, 0)
+    assert not any(memory[2000:6000])
 
 
 def test_a_forgotten_peer_is_unknown(ends: tuple[End, End]) -> None:

@@ -88,6 +88,9 @@ def test_tensors_of_other_layouts_have_the_same_product() -> None:
     # No row of it is contiguous: torch's.
     assert torch.allclose(linear(x[:, 1], weight.T, None, pool), expected, atol=0.1)
     assert linear(x[:0], wide, None, pool).shape == (0, 2, 12)
+    # A sum of nothing.
+    bias = drawn(5)
+    assert torch.equal(linear(x[:2, 0, :0], drawn(5, 0), bias, pool), bias.expand(2, 5))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
