@@ -244,9 +244,9 @@ setup(
                 ),
             ],
             depends=[
-                "eaas/threads/pool.h",
+                *("eaas/threads/pool.h", "eaas/threads/amx.h"),
                 "expert_server/kernels/direct.h",
-                *(f"expert_server/kernels/native/{name}.h" for name in ("amx", "codes", "native")),
+                *(f"expert_server/kernels/native/{name}.h" for name in ("codes", "native")),
                 "eaas/wire/spin.h",
                 "expert_server/kernels/native/gemm_portable.h",
             ],
