@@ -99,17 +99,20 @@ setup(
             sources=[
                 *(
                     f"attention_client/engines/transformers/paged/{name}.c"
-                    for name in ("_paged", "attend", "attend_avx2", "attend_avx512", "attend_pairs")
+                    for name in (
+                        *("_paged", "attend", "attend_avx2", "attend_avx512"),
+                        *("attend_pairs", "attend_tiles"),
+                    )
                 ),
                 "attention_client/exchange/tensors.c",
                 "eaas/threads/pool.c",
             ],
             depends=[
-                "eaas/threads/pool.h",
+                *("eaas/threads/pool.h", "eaas/threads/amx.h"),
                 "eaas/minmax/arrays.h",
                 *(
                     f"attention_client/engines/transformers/paged/{name}.h"
-                    for name in ("attend", "floats", "many", "one", "tile")
+                    for name in ("attend", "floats", "many", "one", "tile", "amx_tiles")
                 ),
                 "attention_client/exchange/tensors.h",
             ],
