@@ -70,7 +70,7 @@ EXTENSIONS = [
     extension(
         "attention_client.engines.transformers.paged._paged",
         [
-            *files(f"{ENGINE}/paged", "_paged attend attend_avx2 attend_avx512 attend_pairs"),
+            *files(f"{ENGINE}/paged", "_paged attend attend_avx2 attend_avx512 attend_pairs attend_tiles"),
             *(TENSORS, POOL),
         ],
         *THREADED,

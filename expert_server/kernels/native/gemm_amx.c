@@ -9,7 +9,7 @@
 #ifdef __x86_64__
 #include <string.h>
 
-#include "amx.h"
+#include "../../../eaas/threads/amx.h"
 #include "codes.h"
 
 #define AMX __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vbmi")))
@@ -24,23 +24,6 @@
 _Static_assert(BLOCK_K % SEGMENT == 0, "a section has whole segments");
 
 bool amx_works(void) { return can_decode() && CPU_HAS_TILES("amx-bf16"); }
-
-AMX void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t bytes_per_row[16];
-        uint8_t rows[16];
-    } config;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int t = 0; t < 8; t++) {
-        config.bytes_per_row[t] = bytes_per_row[t];
-        config.rows[t] = rows[t];
-    }
-    /* GCC's intrinsic declares only the first 8 bytes as read, so stores to the rest would be dropped. */
-    __asm__ volatile("" ::"m"(config));
-    _tile_loadconfig(&config);
-}
 
 /* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower 16), 6 and 7 weights. `rows`: of x, 1 to 32.
  * With at most 16 rows all four sums are of the upper rows. */

@@ -12,7 +12,7 @@
 #include "native.h"
 
 #ifdef __x86_64__
-#include "amx.h"
+#include "../../../eaas/threads/amx.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Prefetch distance: the hardware prefetcher stops at each 4 KiB page. */

@@ -145,8 +145,6 @@ Gemm gemm_amx_bf16_few, gemm_amx_fp8_few, gemm_amx_mxfp4_few;
 /* MXCSR of code that sums as tiles do: round to nearest, subnormals are zero, no exceptions. */
 #define AS_TILES_ROUND 0x9fc0
 bool amx_works(void);
-/* Configures the eight tiles. */
-void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]);
 Gemm gemm_avx512_bf16, gemm_avx512_f32, gemm_avx512_fp8, gemm_avx512_mxfp4;
 bool avx512_bf16_works(void), avx512_works(void), avx512_codes_works(void);
 Gemm gemm_amx_int8, gemm_amx_int4, gemm_amx_int4_groups, gemm_amx_int4_short, gemm_amx_int8_groups, gemm_amx_int8_zeros;

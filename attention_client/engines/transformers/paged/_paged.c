@@ -126,7 +126,7 @@ attend_part(void *context, int task, int Py_UNUSED(thread))
 static int
 cut(const Tensors *t, const Layer *layer, ptrdiff_t threads, Sequence **parts, size_t *bytes)
 {
-    const ptrdiff_t tokens = task_tokens(layer);
+    const ptrdiff_t tokens = task_tokens(layer, threads, t->q.size[2]);
     Py_ssize_t most = (t->past.size[0] + t->q.size[2] / tokens) * layer->kv_heads;
     *parts = malloc((size_t)(most ? most : 1) * sizeof **parts);
     if (*parts == NULL) {

@@ -3,8 +3,9 @@
 #define NAME attend_plain
 #include "floats.h"
 
-/* More rows pay for a conversion of the cache. */
+/* More rows pay for a conversion of the cache, or for tiles. */
 #define FEW_ROWS 8
+#define FEW_ROWS_BESIDE_TILES 2
 
 bool
 has_rows(const Layer *layer, const Sequence *sequence)
@@ -47,13 +48,26 @@ write_head(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head)
 bool
 is_one(const Layer *layer, const Sequence *sequence)
 {
-    return sequence->count == 1 && layer->heads / layer->kv_heads <= FEW_ROWS;
+    ptrdiff_t few = has_tiles(layer) ? FEW_ROWS_BESIDE_TILES : FEW_ROWS;
+    return sequence->count == 1 && layer->heads / layer->kv_heads <= few;
+}
+
+ptrdiff_t
+task_tokens(const Layer *layer, ptrdiff_t threads, ptrdiff_t tokens)
+{
+    ptrdiff_t large = tokens_of(layer, LARGE_TASK_ROWS);
+    bool is_enough = has_tiles(layer) && tokens / large * layer->kv_heads >= 4 * threads;
+    return is_enough ? large : tokens_of(layer, TASK_ROWS);
 }
 
 void
 attend(const Layer *layer, const Sequence *sequence)
 {
 #if defined(__x86_64__)
+    if (!is_one(layer, sequence) && has_tiles(layer)) {
+        attend_tiles(layer, sequence);
+        return;
+    }
     if (attend_pairs(layer, sequence)) {
         return;
     }

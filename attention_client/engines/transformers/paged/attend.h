@@ -35,16 +35,21 @@ typedef struct {
 /* Whether all rows of the cache that the sequence's tokens may have exist. */
 bool has_rows(const Layer *layer, const Sequence *sequence);
 
-/* Rows of queries (a token and a head) of one key-value head that one task computes, at most. */
+/* Rows of queries (a token and a head) of one key-value head that one task computes, at most. With more rows,
+ * tiles have less to read for each; with fewer, threads have more tasks to share. */
 #define TASK_ROWS 128
+#define LARGE_TASK_ROWS 256
 
-/* New tokens of a task. */
+/* New tokens of so many rows. */
 static inline ptrdiff_t
-task_tokens(const Layer *layer)
+tokens_of(const Layer *layer, ptrdiff_t rows)
 {
     ptrdiff_t group = layer->heads / layer->kv_heads;
-    return group < TASK_ROWS ? TASK_ROWS / group : 1;
+    return group < rows ? rows / group : 1;
 }
+
+/* New tokens of a task, for a number of threads and of the batch's tokens. */
+ptrdiff_t task_tokens(const Layer *layer, ptrdiff_t threads, ptrdiff_t tokens);
 
 /* Whether a sequence has one new token, with few heads for each key-value head: its cache is read through many heads. */
 bool is_one(const Layer *layer, const Sequence *sequence);
@@ -61,5 +66,8 @@ void attend_avx2(const Layer *layer, const Sequence *sequence);
 void attend_avx512(const Layer *layer, const Sequence *sequence);
 /* By products of pairs of bfloat16, with weights in bfloat16. False: this processor, or these sizes, have none. */
 bool attend_pairs(const Layer *layer, const Sequence *sequence);
+/* By products of tiles of bfloat16, likewise; not for `is_one`. */
+bool has_tiles(const Layer *layer);
+void attend_tiles(const Layer *layer, const Sequence *sequence);
 
 #endif

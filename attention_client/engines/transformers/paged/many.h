@@ -302,7 +302,7 @@ add_tile(const Layer *layer, Many *many, ptrdiff_t panel, ptrdiff_t begin, ptrdi
 INLINE void
 attend_many(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Many *many)
 {
-    ptrdiff_t group = layer->heads / layer->kv_heads, most = TASK_ROWS, tokens = task_tokens(layer);
+    ptrdiff_t group = layer->heads / layer->kv_heads, most = TASK_ROWS, tokens = tokens_of(layer, TASK_ROWS);
     /* More heads than rows are computed in several turns. */
     ptrdiff_t turn = group < most ? group : most;
     for (ptrdiff_t begun = sequence->from; begun < sequence->to; begun += tokens) {

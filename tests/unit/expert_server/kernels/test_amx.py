@@ -93,7 +93,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The extension with emulated tiles."""
     if missing():
         pytest.skip(f"the emulation needs {missing()}")
-    return build(tmp_path_factory.mktemp("emulated"))
+    return build(tmp_path_factory.mktemp("emulated"), "expert_server/kernels/native", "_native")
 
 
 @pytest.fixture

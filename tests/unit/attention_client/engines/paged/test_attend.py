@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_client.engines.transformers.paged._paged import attend, pool
+from emulated_amx import build, missing
 
 PAGE = 4
 
@@ -136,6 +138,7 @@ class Cache:
     def attend(self, q: Any, k: Any, v: Any, out: Any, **options: Any) -> None:
         new = torch.tensor([0, *self.batch.new])
         past = [keys.shape[1] - n for keys, n in zip(self.batch.keys, self.batch.new, strict=True)]
+        run = options.pop("attend", attend)
         arguments = {
             "tables": self.tables,
             "begins": new.cumsum(0).to(torch.int32),
@@ -148,7 +151,7 @@ class Cache:
             "sinks": None,
             "pool": None,
         } | options
-        attend(q, k, v, out, self.k, self.v, *arguments.values())
+        run(q, k, v, out, self.k, self.v, *arguments.values())
 
 
 def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -244,16 +247,69 @@ def test_a_pool_needs_a_thread() -> None:
         pool(0)
 
 
-def test_large_scores_do_not_overflow() -> None:
-    batch = Batch.random([(40, 3)], 4, 2, 64, 0, torch.float32)
+# Small and large tasks, blocks of keys that are cut by windows, rows that fill no tile or only one.
+LONG = [
+    Batch.random([(300, 150)], 4, 1, 64, 0, torch.bfloat16),
+    Batch.random([(0, 290), (131, 70)], 8, 4, 80, 0, torch.bfloat16, 48),
+    Batch.random([(40, 200)], 8, 8, 96, 50, torch.bfloat16),
+    Batch.random([(250, 140)], 6, 3, 128, 129, torch.bfloat16, 16),
+    Batch.random([(127, 2), (128, 1), (500, 4)], 16, 16, 16, 0, torch.bfloat16, 112),
+    Batch.random([(20, 5)], 260, 130, 48, 0, torch.bfloat16),
+    Batch.random([(20, 3)], 300, 300, 32, 0, torch.bfloat16),
+    Batch.random([(90, 60), (200, 1)], 32, 16, 576, 0, torch.bfloat16, 512, is_latent=True),
+]
+
+
+@pytest.mark.parametrize("batch", LONG, ids=range(len(LONG)))
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.0, False), (1.5, True)])
+def test_long_prompts(batch: Batch, softcap: float, has_sinks: bool) -> None:
+    sinks = torch.randn(batch.q.shape[1]) if has_sinks else None
+    for threads in (1, 2):
+        out, _ = batch.run(softcap=softcap, sinks=sinks, pool=pool(threads))
+        assert close(out, batch.expected(softcap, sinks))
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The extension with emulated tiles, whose checks end the process."""
+    if missing("avx512_bf16"):
+        pytest.skip(f"the emulation needs {missing('avx512_bf16')}")
+    folder = tmp_path_factory.mktemp("emulated")
+    return build(folder, "attention_client/engines/transformers/paged", "_paged")
+
+
+# Ten seconds of compilation, alone.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("batch", LONG, ids=range(len(LONG)))
+def test_emulated_tiles(emulated: ModuleType, batch: Batch) -> None:
+    sinks = torch.randn(batch.q.shape[1])
+    for softcap in (0.0, 1.5):
+        out, _ = batch.run(attend=emulated.attend, softcap=softcap, sinks=sinks)
+        assert close(out, batch.expected(softcap, sinks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_scores_do_not_overflow(dtype: torch.dtype) -> None:
+    batch = Batch.random([(40, 3)], 4, 2, 64, 0, dtype)
     batch.q *= 1000
     out, _ = batch.run()
     assert close(out, batch.expected())
 
 
-def test_nan_stays_in_its_sequence() -> None:
-    batch = Batch.random([(3, 2), (5, 1)], 4, 2, 64, 0, torch.float32)
-    batch.keys[0][:, 1] = torch.nan
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_grow_along_the_keys(dtype: torch.dtype) -> None:
+    """What was summed before is scaled at nearly every block of keys."""
+    batch = Batch.random([(300, 240)], 4, 2, 64, 0, dtype)
+    batch.keys[0] *= torch.linspace(0, 20, 540)[:, None].to(dtype)
+    out, _ = batch.run()
+    assert close(out, batch.expected())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nan_stays_in_its_sequence(dtype: torch.dtype) -> None:
+    batch = Batch.random([(3, 2), (5, 1), (140, 9)], 4, 2, 64, 0, dtype)
+    for poisoned in (batch.keys, batch.values):
+        poisoned[0][:, 1] = torch.nan
     out, _ = batch.run()
     assert out[0, :2].isnan().all()
     assert close(out[:, 2:], batch.expected()[:, 2:])

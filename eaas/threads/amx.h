@@ -1,0 +1,43 @@
+/* Tiles of Intel AMX: which of their instructions work here, and the sizes of a thread's tiles. Tests without such a CPU
+ * compile this code with AMX_EMULATION, the name of a header that defines the intrinsics and CPU_HAS_TILES. */
+#pragma once
+#include <immintrin.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef AMX_EMULATION
+#include AMX_EMULATION
+#else
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+/* Linux permits tiles only on request. */
+static inline bool linux_permits_tiles(void) {
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+#define CPU_HAS_TILES(FEATURE)                                                                                     \
+    (__builtin_cpu_supports("amx-tile") && __builtin_cpu_supports(FEATURE) && linux_permits_tiles())
+#endif
+
+/* Until `_tile_release` the thread's 8 tiles have these sizes. */
+__attribute__((target("amx-tile"))) static inline void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes_per_row[16];
+        uint8_t rows[16];
+    } config;
+    memset(&config, 0, sizeof config);
+    config.palette = 1;
+    for (int t = 0; t < 8; t++) {
+        config.bytes_per_row[t] = bytes_per_row[t];
+        config.rows[t] = rows[t];
+    }
+    /* GCC's intrinsic declares only the first 8 bytes as read, so stores to the rest would be dropped. */
+    __asm__ volatile("" ::"m"(config));
+    _tile_loadconfig(&config);
+}
