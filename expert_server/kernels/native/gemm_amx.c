@@ -1,4 +1,7 @@
-/* Products of bfloat16 rows with Intel AMX: tiles of 16 rows of 64 bytes. Few rows: gemm_amx_few.c.
+/* Products of bfloat16 rows with Intel AMX: tiles of up to 16 rows of 64 bytes. Few rows: gemm_amx_few.c.
+ *
+ * With bfloat16 weights, sums stay in their tiles for all of k. Meanwhile what is read next comes into the second
+ * cache, a few lines with each step: at some dozens of rows of an expert, memory and tiles take about as long.
  *
  * FP8 and MXFP4 weights become bfloat16 lines, exactly: a section of two panels at a time, in memory that stays in the L1
  * cache while all rows use it. MXFP4 lines have their scales, powers of two. FP8 lines do not: the sum of each segment
@@ -25,13 +28,37 @@ _Static_assert(BLOCK_K % SEGMENT == 0, "a section has whole segments");
 
 bool amx_works(void) { return can_decode() && CPU_HAS_TILES("amx-bf16"); }
 
-/* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower 16), 6 and 7 weights. `rows`: of x, 1 to 32.
- * With at most 16 rows all four sums are of the upper rows. */
-static void configure(int rows) {
-    const uint8_t upper = rows < ROWS ? rows : ROWS, lower = rows > ROWS ? rows - ROWS : upper;
+/* Tiles 0-3 are sums, 4 and 5 rows of x (the upper and the lower ones), 6 and 7 weights. */
+static void configure_rows(uint8_t upper, uint8_t lower) {
     amx_configure((const uint8_t[8]){upper, upper, lower, lower, upper, lower, ROWS, ROWS},
                   (const uint8_t[8]){LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES, LINE_BYTES,
                                      LINE_BYTES});
+}
+
+/* `rows`: of x, 1 to 32. With at most 16 rows all four sums are of the upper rows. */
+static void configure(int rows) {
+    const uint8_t upper = rows < ROWS ? rows : ROWS;
+    configure_rows(upper, rows > ROWS ? rows - ROWS : upper);
+}
+
+/* A part of what a thread reads next, fetched into its second cache while a block is computed. */
+typedef struct {
+    const char *at, *end;
+    int lines; /* With each step. */
+} Stream;
+#define STREAMS 2
+
+/* Part `part` of `parts` of a region, for a block of so many steps. */
+static Stream stream_of(Region region, int part, int parts, int steps) {
+    const size_t lines = (region.bytes + LINE_BYTES - 1) / LINE_BYTES;
+    const size_t begin = lines * (size_t)part / (size_t)parts, end = lines * ((size_t)part + 1) / (size_t)parts;
+    const int each = ((int)(end - begin) + steps - 1) / steps;
+    return (Stream){region.at + begin * LINE_BYTES, region.at + end * LINE_BYTES, each};
+}
+
+AMX static inline __attribute__((always_inline)) void fetch_next(Stream *stream) {
+    if (stream->at >= stream->end) return;
+    for (int i = 0; i < stream->lines; i++, stream->at += LINE_BYTES) _mm_prefetch(stream->at, _MM_HINT_T1);
 }
 
 AMX static inline void fetch_tile(const char *at) {
@@ -53,7 +80,7 @@ AMX static inline void fetch_tile(const char *at) {
 /* Up to 16 rows by `panels` (1 to 4, a constant where this is inlined). */
 AMX static inline __attribute__((always_inline)) void narrow(const int panels, const char *x, size_t x_stride,
                                                              const char *w, size_t panel_bytes, int k, float *c,
-                                                             size_t ldc, bool add, bool fetch) {
+                                                             size_t ldc, bool add, bool fetch, Stream *next) {
     BEGIN(0, c);
     if (panels > 1) BEGIN(1, c + PANEL);
     if (panels > 2) BEGIN(2, c + 2 * PANEL);
@@ -61,6 +88,8 @@ AMX static inline __attribute__((always_inline)) void narrow(const int panels, c
     for (int step = 0; step < k / STEP_K; step++) {
         if (fetch)
             for (int p = 0; p < panels; p++) FETCH(p);
+        if (next != NULL)
+            for (int i = 0; i < STREAMS; i++) fetch_next(&next[i]);
         _tile_loadd(4, x + (size_t)step * STEP_BYTES, x_stride);
         WEIGHTS(6, 0);
         _tile_dpbf16ps(0, 4, 6);
@@ -83,12 +112,12 @@ AMX static inline __attribute__((always_inline)) void narrow(const int panels, c
     if (panels > 3) END(3, c + 3 * PANEL);
 }
 
-/* 17 to 32 rows by 1 or 2 panels: each tile of x and of weights is used twice. */
+/* Two tiles of `height` rows by 1 or 2 panels: each tile of x and of weights is used twice. */
 AMX static inline __attribute__((always_inline)) void wide(const int panels, const char *x, size_t x_stride,
-                                                           const char *w, size_t panel_bytes, int k, float *c,
-                                                           size_t ldc, bool add, bool fetch) {
-    const char *lower_x = x + ROWS * x_stride;
-    float *lower_c = c + ROWS * ldc;
+                                                           int height, const char *w, size_t panel_bytes, int k,
+                                                           float *c, size_t ldc, bool add, Stream *next) {
+    const char *lower_x = x + (size_t)height * x_stride;
+    float *lower_c = c + (size_t)height * ldc;
     BEGIN(0, c);
     BEGIN(2, lower_c);
     if (panels > 1) BEGIN(1, c + PANEL);
@@ -99,8 +128,8 @@ AMX static inline __attribute__((always_inline)) void wide(const int panels, con
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, lower_x + (size_t)step * STEP_BYTES, x_stride);
         _tile_dpbf16ps(2, 5, 6);
-        if (fetch)
-            for (int p = 0; p < panels; p++) FETCH(p);
+        if (next != NULL)
+            for (int i = 0; i < STREAMS; i++) fetch_next(&next[i]);
         if (panels > 1) {
             WEIGHTS(7, 1);
             _tile_dpbf16ps(1, 4, 7);
@@ -113,27 +142,27 @@ AMX static inline __attribute__((always_inline)) void wide(const int panels, con
     if (panels > 1) END(3, lower_c + PANEL);
 }
 
-/* Up to 32 rows by one or two panels, with tiles configured for so many rows. */
-AMX static void block(int rows, int panels, const char *x, size_t x_stride, const char *w, size_t panel_bytes, int k,
-                      float *c, size_t ldc, bool add, bool fetch) {
-    if (rows > ROWS && panels == 2)
-        wide(2, x, x_stride, w, panel_bytes, k, c, ldc, add, fetch);
-    else if (rows > ROWS)
-        wide(1, x, x_stride, w, panel_bytes, k, c, ldc, add, fetch);
+/* One or two tiles of `height` rows by one or two panels. */
+AMX static void block(int tiles, int height, int panels, const char *x, size_t x_stride, const char *w,
+                      size_t panel_bytes, int k, float *c, size_t ldc, bool add, Stream *next) {
+    if (tiles == 2 && panels == 2)
+        wide(2, x, x_stride, height, w, panel_bytes, k, c, ldc, add, next);
+    else if (tiles == 2)
+        wide(1, x, x_stride, height, w, panel_bytes, k, c, ldc, add, next);
     else if (panels == 2)
-        narrow(2, x, x_stride, w, panel_bytes, k, c, ldc, add, false);
+        narrow(2, x, x_stride, w, panel_bytes, k, c, ldc, add, false, next);
     else
-        narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, add, false);
+        narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, add, false, next);
 }
 
 AMX static void one_tile_of_rows(const char *x, size_t x_stride, const char *w, size_t panel_bytes, int panels, int k,
                                  float *c, size_t ldc) {
     for (int p = 0; p < panels; p += 4, w += 4 * panel_bytes, c += 4 * PANEL)
         switch (panels - p) {
-        case 1: narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
-        case 2: narrow(2, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
-        case 3: narrow(3, x, x_stride, w, panel_bytes, k, c, ldc, false, true); break;
-        default: narrow(4, x, x_stride, w, panel_bytes, k, c, ldc, false, true);
+        case 1: narrow(1, x, x_stride, w, panel_bytes, k, c, ldc, false, true, NULL); break;
+        case 2: narrow(2, x, x_stride, w, panel_bytes, k, c, ldc, false, true, NULL); break;
+        case 3: narrow(3, x, x_stride, w, panel_bytes, k, c, ldc, false, true, NULL); break;
+        default: narrow(4, x, x_stride, w, panel_bytes, k, c, ldc, false, true, NULL);
         }
 }
 
@@ -168,8 +197,8 @@ AMX static void block_fp8(int rows, int panels, const char *x, size_t x_stride, 
                           size_t panel_bytes, int k, float *c, size_t ldc, bool add) {
     float sums[2 * ROWS][2 * PANEL] __attribute__((aligned(LINE_BYTES)));
     for (int at = 0; at < k; at += SEGMENT, add = true) {
-        block(rows, panels, x + (size_t)at * 2, x_stride, lines + (size_t)at * PANEL * 2, WIDE_BYTES, SEGMENT, sums[0],
-              2 * PANEL, false, false);
+        block(rows > ROWS ? 2 : 1, ROWS, panels, x + (size_t)at * 2, x_stride, lines + (size_t)at * PANEL * 2,
+              WIDE_BYTES, SEGMENT, sums[0], 2 * PANEL, false, NULL);
         w += CODES_BYTES(FP8);
         for (int p = 0; p < panels; p++) {
             const __m512 scale = _mm512_load_ps(w + (size_t)p * panel_bytes);
@@ -183,9 +212,9 @@ AMX static void block_fp8(int rows, int panels, const char *x, size_t x_stride, 
     }
 }
 
-/* One section of k at a time: all panels use its rows of x, all rows its weights. */
-AMX static void many_rows(Format weights, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
-                          int panels, int k, float *c, size_t ldc) {
+/* Codes, one section of k at a time: all panels use its rows of x, all rows its weights. */
+AMX static void many_rows_of_codes(Format weights, const char *x, size_t x_stride, int m, const char *w,
+                                   size_t panel_bytes, int panels, int k, float *c, size_t ldc) {
     char lines[2][WIDE_BYTES] __attribute__((aligned(LINE_BYTES)));
     int configured = 0;
     for (int at = 0; at < k; at += BLOCK_K)
@@ -203,12 +232,39 @@ AMX static void many_rows(Format weights, const char *x, size_t x_stride, int m,
                 if (rows != configured) configure(configured = rows);
                 if (weights == FP8)
                     block_fp8(rows, some, xs, x_stride, lines[0], ws, panel_bytes, width, cs, ldc, at > 0);
-                else if (weights == MXFP4)
-                    block(rows, some, xs, x_stride, lines[0], WIDE_BYTES, width, cs, ldc, at > 0, false);
                 else
-                    block(rows, some, xs, x_stride, ws, panel_bytes, width, cs, ldc, at > 0, row == 0);
+                    block(rows > ROWS ? 2 : 1, ROWS, some, xs, x_stride, lines[0], WIDE_BYTES, width, cs, ldc, at > 0,
+                          NULL);
             }
         }
+}
+
+AMX void gemm_amx_bf16_ahead(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels,
+                             int k, float *c, size_t ldc, const Ahead *ahead) {
+    if (m <= ROWS) {
+        gemm_amx_bf16(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        return;
+    }
+    /* Tiles of equal height: to configure them takes as long as a dozen products. */
+    const int tiles = (m + ROWS - 1) / ROWS, height = (m + tiles - 1) / tiles;
+    const int row_blocks = (tiles + 1) / 2, blocks = (panels + 1) / 2 * row_blocks, steps = k / STEP_K;
+    configure_rows(height, height);
+    for (int p = 0; p < panels; p += 2) {
+        const int rest = panels - p;
+        for (int i = 0; i < row_blocks; i++) {
+            const size_t row = (size_t)(2 * i * height);
+            Stream next[STREAMS];
+            if (ahead != NULL) {
+                const Region own = {w + (size_t)(p + 2) * panel_bytes, (size_t)(rest < 4 ? 1 : 2) * panel_bytes};
+                next[0] = stream_of(rest > 2 ? own : ahead->weights, i, row_blocks, steps);
+                next[1] = stream_of(ahead->rows, p / 2 * row_blocks + i, blocks, steps);
+            }
+            block(tiles - 2 * i < 2 ? 1 : 2, height, rest < 2 ? 1 : 2, x + row * x_stride, x_stride,
+                  w + (size_t)p * panel_bytes, panel_bytes, k, c + row * ldc + p * PANEL, ldc, false,
+                  ahead != NULL ? next : NULL);
+        }
+    }
+    _tile_release();
 }
 
 AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
@@ -220,11 +276,11 @@ AMX void gemm_amx_bf16(const char *x, size_t x_stride, int m, const char *w, siz
     if (m <= ROWS) {
         configure(m);
         one_tile_of_rows(x, x_stride, w, panel_bytes, panels, k, c, ldc);
+        /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
+        _tile_release();
     } else {
-        many_rows(BFLOAT16, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+        gemm_amx_bf16_ahead(x, x_stride, m, w, panel_bytes, panels, k, c, ldc, NULL);
     }
-    /* For a sleeping thread with live tiles, Linux saves 8 KiB. */
-    _tile_release();
 }
 
 AMX void gemm_amx_mxfp4(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
@@ -233,7 +289,7 @@ AMX void gemm_amx_mxfp4(const char *x, size_t x_stride, int m, const char *w, si
         gemm_amx_mxfp4_few(x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
         return;
     }
-    many_rows(MXFP4, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+    many_rows_of_codes(MXFP4, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
     _tile_release();
 }
 
@@ -246,7 +302,7 @@ AMX void gemm_amx_fp8(const char *x, size_t x_stride, int m, const char *w, size
     /* Products with scales round as those of few rows. */
     const unsigned mode = _mm_getcsr();
     _mm_setcsr(AS_TILES_ROUND);
-    many_rows(FP8, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
+    many_rows_of_codes(FP8, x, x_stride, m, w, panel_bytes, panels, k, c, ldc);
     _mm_setcsr(mode);
     _tile_release();
 }

@@ -29,6 +29,8 @@
 /* Rows of a copying task, and of a computing one. */
 #define GATHER_TASK_ROWS 64
 #define SPLIT_TASK_ROWS 16
+/* Rows of an expert from which on its products look ahead: with fewer, they do little else than read. */
+#define AHEAD_ROWS 17
 
 static inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
@@ -72,8 +74,8 @@ static size_t lay_out(Layer *layer, const GemmKind *kind, int threads, int hidde
 #define TAKE(field, type, bytes)                                                                                   \
     layer->field = (type *)(scratch + at);                                                                         \
     at += round_up(bytes, LINE_BYTES)
-    TAKE(x, char, rows * row_bytes(kind, hidden));
-    TAKE(hidden, char, rows * row_bytes(kind, intermediate));
+    TAKE(x, char, (rows + GEMM_SPARE_ROWS) * row_bytes(kind, hidden));
+    TAKE(hidden, char, (rows + GEMM_SPARE_ROWS) * row_bytes(kind, intermediate));
     TAKE(sums, float, (size_t)threads * BLOCK_ROWS * WIDE_PANELS * PANEL * sizeof(float));
     TAKE(active, int, (size_t)num_experts * sizeof(int));
     TAKE(first_row, int, ((size_t)num_experts + 1) * sizeof(int));
@@ -188,6 +190,32 @@ static void expect(const char *weights, size_t bytes) {
     for (size_t i = 0; i < bytes && i < EXPECTED_BYTES; i += LINE_BYTES) __builtin_prefetch(weights + i, 0, 2);
 }
 
+/* What a product reads first: it looks ahead for its other panels itself. */
+static Region first_panels(const char *weights, int panels, size_t panel_bytes) {
+    return (Region){weights, (size_t)min_int(panels, 2) * panel_bytes};
+}
+
+/* An expert's rows of `layer->x` or `layer->hidden`. */
+static Region rows_of(const Layer *layer, const char *rows, size_t stride, int place) {
+    const int first = layer->first_row[place], end = layer->first_row[place + 1];
+    return (Region){rows + (size_t)first * stride, (size_t)(end - first) * stride};
+}
+
+static bool looks_ahead(const Layer *layer, int place) {
+    const int rows = layer->first_row[place + 1] - layer->first_row[place];
+    return layer->moe->kind->ahead != NULL && rows >= AHEAD_ROWS;
+}
+
+/* The product of a block of rows. `ahead`: of an expert's first block, which reads the weights from memory; the others
+ * find them in the cache. NULL: it does not look ahead. */
+static void multiply(const GemmKind *kind, const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes,
+                     int panels, int k, float *c, const Ahead *ahead) {
+    if (ahead != NULL)
+        kind->ahead(x, x_stride, m, w, panel_bytes, panels, k, c, (size_t)panels * PANEL, ahead);
+    else
+        kind->gemm(x, x_stride, m, w, panel_bytes, panels, k, c, (size_t)panels * PANEL);
+}
+
 static void up(void *context, int task, int thread) {
     const Layer *layer = context;
     const Moe *moe = layer->moe;
@@ -199,17 +227,22 @@ static void up(void *context, int task, int thread) {
     const size_t panel_bytes = panel_bytes_of(kind->weights, layer->k_up);
     const char *w = up_weights(layer, task);
     const int next = task + layer->stride, tasks = layer->up_tasks_per_expert * layer->active_count;
-    if (next < tasks)
-        expect(up_weights(layer, next), layer->up_panels * panel_bytes);
-    else
-        expect(down_weights(layer, thread, 0), layer->down_panels * panel_bytes_of(kind->weights, layer->k_down));
+    const bool goes_on = next < tasks, looks = looks_ahead(layer, place);
+    const char *next_w = goes_on ? up_weights(layer, next) : down_weights(layer, thread, 0);
+    const int next_panels = goes_on ? layer->up_panels : layer->down_panels;
+    const size_t next_bytes = goes_on ? panel_bytes : panel_bytes_of(kind->weights, layer->k_down);
+    Ahead ahead = {.weights = first_panels(next_w, next_panels, next_bytes)};
+    if (!looks)
+        expect(next_w, next_panels * next_bytes);
+    else if (goes_on && next / layer->up_tasks_per_expert != place)
+        ahead.rows = rows_of(layer, layer->x, layer->x_stride, next / layer->up_tasks_per_expert);
     const float *bias = (const float *)expert->up_bias;
     const int out_panel = moe->activation.has_gate ? panel / 2 : panel;
     float *c = sums_of(layer, thread);
     for (int row = layer->first_row[place]; row < layer->first_row[place + 1]; row += BLOCK_ROWS) {
         const int m = min_int(BLOCK_ROWS, layer->first_row[place + 1] - row);
-        kind->gemm(layer->x + (size_t)row * layer->x_stride, layer->x_stride, m, w, panel_bytes, panels, layer->k_up,
-                   c, (size_t)panels * PANEL);
+        multiply(kind, layer->x + (size_t)row * layer->x_stride, layer->x_stride, m, w, panel_bytes, panels,
+                 layer->k_up, c, looks && row == layer->first_row[place] ? &ahead : NULL);
         for (int r = 0; r < m; r++)
             activate(&moe->activation, c + (size_t)r * panels * PANEL, bias ? bias + panel * PANEL : NULL, panels,
                      layer->hidden + (size_t)(row + r) * layer->hidden_stride +
@@ -232,14 +265,19 @@ static void down(void *context, int task, int thread) {
     for (int place = 0; place < layer->active_count; place++) {
         const char *w = down_weights(layer, task, place);
         const float *bias = (const float *)moe->experts[layer->active[place]].down_bias;
-        if (place + 1 < layer->active_count)
-            expect(down_weights(layer, task, place + 1), panels * panel_bytes);
-        else if (task + layer->stride < layer->down_tasks)
-            expect(down_weights(layer, task + layer->stride, 0), panels * panel_bytes);
+        const bool goes_on = place + 1 < layer->active_count, looks = looks_ahead(layer, place);
+        const int next = goes_on ? place + 1 : 0, next_task = goes_on ? task : task + layer->stride;
+        Ahead ahead = {0};
+        if (next_task < layer->down_tasks) {
+            const char *next_w = down_weights(layer, next_task, next);
+            ahead = (Ahead){first_panels(next_w, panels, panel_bytes),
+                            rows_of(layer, layer->hidden, layer->hidden_stride, next)};
+            if (!looks) expect(next_w, panels * panel_bytes);
+        }
         for (int row = layer->first_row[place]; row < layer->first_row[place + 1]; row += BLOCK_ROWS) {
             const int m = min_int(BLOCK_ROWS, layer->first_row[place + 1] - row);
-            kind->gemm(layer->hidden + (size_t)row * layer->hidden_stride, layer->hidden_stride, m, w, panel_bytes,
-                       panels, layer->k_down, c, (size_t)panels * PANEL);
+            multiply(kind, layer->hidden + (size_t)row * layer->hidden_stride, layer->hidden_stride, m, w, panel_bytes,
+                     panels, layer->k_down, c, looks && row == layer->first_row[place] ? &ahead : NULL);
             for (int r = 0; r < m; r++) {
                 const float score = layer->row_score[row + r], *sum = c + (size_t)r * panels * PANEL;
                 float *out = moe->out + (size_t)layer->row_token[row + r] * moe->hidden + first;

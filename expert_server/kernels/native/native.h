@@ -59,6 +59,22 @@
 typedef void Gemm(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
                   float *c, size_t ldc);
 
+typedef struct {
+    const char *at;
+    size_t bytes;
+} Region;
+
+/* What a thread reads after a product: the first two panels, and rows. */
+typedef struct {
+    Region weights, rows;
+} Ahead;
+
+/* The same product, which while it multiplies fetches its next weights and what comes after them; NULL: neither. It
+ * reads up to GEMM_SPARE_ROWS rows after x, whatever is there, and overwrites c up to a multiple of as many rows. */
+typedef void GemmAhead(const char *x, size_t x_stride, int m, const char *w, size_t panel_bytes, int panels, int k,
+                       float *c, size_t ldc, const Ahead *ahead);
+#define GEMM_SPARE_ROWS 16
+
 typedef enum {
     FLOAT32,
     BFLOAT16,
@@ -80,6 +96,7 @@ typedef struct {
     Format weights;      /* Format of the packed weights. */
     Format x;            /* Format of the rows. */
     Gemm *gemm;
+    GemmAhead *ahead;    /* NULL: none. */
 } GemmKind;
 
 /* All kinds in this build, the fastest first; ends with isa == NULL. */
@@ -137,6 +154,7 @@ static inline size_t panel_bytes_of(Format weights, int k) {
     return (size_t)(k / inputs_per_line(weights) + segments_of(weights, k)) * LINE_BYTES;
 }
 
+GemmAhead gemm_amx_bf16_ahead;
 Gemm gemm_amx_bf16, gemm_amx_fp8, gemm_amx_mxfp4;
 Gemm gemm_amx_bf16_few, gemm_amx_fp8_few, gemm_amx_mxfp4_few;
 /* The AMX products of bfloat16 rows leave up to this many to these. Of MXFP4, FMA costs more than decoding for tiles. */

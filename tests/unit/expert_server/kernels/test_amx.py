@@ -34,7 +34,7 @@ CLAMPED = ExpertForm(True, True, ClampedSwiglu().apply)
 SWIGLU = ExpertForm(True, False, swiglu)
 RELU = ExpertForm(False, False, functional.relu)
 # Few rows, one tile, tiles of unequal height, more than one block of rows.
-TOKENS = (1, 2, 4, 5, 15, 16, 17, 33, 512)
+TOKENS = (1, 2, 4, 5, 15, 16, 17, 33, 100, 512)
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,25 @@ def test_poison_stays_in_its_row(create: Create, weights: Weights) -> None:
             others = torch.arange(tokens) != 1
             assert torch.equal(out_TH[others], clean_TH[others])
             assert bool(out_TH[1].isnan().all())
+
+
+@pytest.mark.parametrize("rows", [17, 34, 49, 67, 130, 161])
+def test_tiles_that_reach_beyond_an_experts_rows(create: Create, rows: int) -> None:
+    """NaN of another expert's rows, and then of an earlier batch."""
+    weights = WEIGHTS[0]
+    kernel, reference = (
+        create(SWIGLU, weights),
+        ReferenceKernel([SWIGLU], KernelSpec(torch.float64)),
+    )
+    for each_kernel in (kernel, reference):
+        load(each_kernel, weights, SWIGLU, 200, 72)
+    x_TH, ids_TK, scores_TK, _ = batch(rows + 20, 200)
+    ids_TK[:rows], ids_TK[rows:], x_TH[rows:] = 0, 1, float("nan")
+    own = x_TH[:rows], ids_TK[:rows], scores_TK[:rows], 0
+    out_TH = kernel(x_TH, ids_TK, scores_TK, 0)[:rows].clone()
+    right_TH = reference(*own)
+    assert (out_TH - right_TH).norm() < weights.bound * right_TH.norm()
+    assert torch.equal(kernel(*own), out_TH)
 
 
 @each_of_floats
