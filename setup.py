@@ -70,14 +70,17 @@ EXTENSIONS = [
     extension(
         "attention_client.engines.transformers.paged._paged",
         [
-            *files(f"{ENGINE}/paged", "_paged attend attend_avx2 attend_avx512 attend_pairs attend_tiles"),
+            *files(
+                f"{ENGINE}/paged",
+                "_paged attend attend_avx2 attend_avx512 attend_pairs attend_tiles",
+            ),
             *(TENSORS, POOL),
         ],
         *THREADED,
     ),
     extension(
         "attention_client.engines.transformers.dense._dense",
-        [*files(f"{ENGINE}/dense", "_dense product"), TENSORS, POOL],
+        [*files(f"{ENGINE}/dense", "_dense product product_tiles"), TENSORS, POOL],
         *THREADED,
     ),
     extension(

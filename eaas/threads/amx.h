@@ -41,3 +41,31 @@ __attribute__((target("amx-tile"))) static inline void amx_configure(const uint8
     __asm__ volatile("" ::"m"(config));
     _tile_loadconfig(&config);
 }
+
+/* Transpose 4 by 4 words in each quarter. */
+__attribute__((target("avx512f"), always_inline)) static inline void transpose_lanes(__m512i *r) {
+    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+    r[0] = _mm512_unpacklo_epi64(a, c);
+    r[1] = _mm512_unpackhi_epi64(a, c);
+    r[2] = _mm512_unpacklo_epi64(b, d);
+    r[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+/* Transpose 16 by 16 words: what two tiles hold as rows and as columns. */
+__attribute__((target("avx512f"), always_inline)) static inline void transpose_words(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 4) transpose_lanes(r + i);
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+    }
+}

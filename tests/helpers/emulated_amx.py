@@ -16,12 +16,11 @@ _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 # What the emulation and the code around the tiles need; each CPU with AMX has it.
 _NEEDED = ("avx512f", "avx512bw", "avx512_vnni", "avx512vbmi")
+_CLIENT = ("eaas/threads/pool.c", "attention_client/exchange/tensors.c")
 _SOURCES = {
     "expert_server/kernels/native": ("eaas/threads/pool.c",),
-    "attention_client/engines/transformers/paged": (
-        "eaas/threads/pool.c",
-        "attention_client/exchange/tensors.c",
-    ),
+    "attention_client/engines/transformers/dense": _CLIENT,
+    "attention_client/engines/transformers/paged": _CLIENT,
 }
 
 
@@ -38,7 +37,7 @@ def build(folder: Path, sources: str, name: str) -> ModuleType:
 
     Args:
         folder: Where its file is.
-        sources: The directory of its sources, one of the two that use tiles.
+        sources: The directory of its sources, one of those that use tiles.
         name: Of the module.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Products with a model's dense weights, in bfloat16, on processors for which torch has only slow ones."""
+"""Products with a model's dense weights, in bfloat16, on processors for which torch has slower ones."""

@@ -90,7 +90,8 @@ PyInit__dense(void)
     PyObject *made = PyModule_Create(&module);
     if (made != NULL &&
         (!load_tensors() ||
-         PyModule_AddIntConstant(made, "multiplies", can_read_tensors() && can_multiply()) < 0)) {
+         PyModule_AddIntConstant(made, "multiplies", can_read_tensors() && can_multiply()) < 0 ||
+         PyModule_AddIntConstant(made, "has_tiles", has_tiles()) < 0)) {
         Py_CLEAR(made);
     }
     return made;

@@ -2,6 +2,8 @@ import torch
 
 multiplies: int
 """Whether `multiply` works: on this processor, and with this torch (2.10 or newer)."""
+has_tiles: int
+"""Whether it computes in tiles of Intel AMX."""
 
 def multiply(
     x: torch.Tensor,
@@ -26,5 +28,5 @@ def multiply(
         False if the arguments are others, and nothing was computed.
 
     Raises:
-        MemoryError: There is no memory for the rows in float32.
+        MemoryError: There is no memory for a copy of the rows.
     """

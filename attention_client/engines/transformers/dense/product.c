@@ -1,4 +1,4 @@
-/* Products on AVX2.
+/* Products on AVX2, and the choice of tiles.
  *
  * The matrix stays as it is stored: one row of it after the other, in bfloat16, and no second copy. A tile of the result is
  * some rows times four channels; each of its sums is a vector that runs along the inputs:
@@ -169,6 +169,7 @@ static ptrdiff_t rows_of(size_t bytes, ptrdiff_t x_row) {
 bool multiply(const Product *product, Pool *pool) {
     const ptrdiff_t x_row = (product->inputs + STEP - 1) / STEP * STEP;
     if (product->rows == 0) return true;
+    if (has_tiles()) return multiply_in_tiles(product, pool);
     const ptrdiff_t most = rows_of(BAND_BYTES, x_row), rows = product->rows < most ? product->rows : most;
     float *x = aligned_alloc(64, (size_t)(rows * x_row) * sizeof *x / 64 * 64 + 64);
     if (x == NULL) return false;

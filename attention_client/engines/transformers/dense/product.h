@@ -1,4 +1,4 @@
-/* Products of bfloat16 rows with a bfloat16 matrix, for processors that have no instruction for them. */
+/* Products of bfloat16 rows with a bfloat16 matrix, for processors with AVX2 only and those with tiles. */
 #ifndef EAAS_PRODUCT_H
 #define EAAS_PRODUCT_H
 
@@ -22,5 +22,9 @@ bool can_multiply(void);
 /* Sums are float32 and rounded once. A row's result does not depend on the rows beside it, nor on the threads.
  * False: there is no memory. */
 bool multiply(const Product *product, Pool *pool);
+
+/* The same in tiles of AMX, where this processor has them. */
+bool has_tiles(void);
+bool multiply_in_tiles(const Product *product, Pool *pool);
 
 #endif

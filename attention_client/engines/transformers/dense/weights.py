@@ -1,7 +1,9 @@
-"""Products with dense weights in bfloat16, on processors for which torch has only slow ones.
+"""Products with dense weights in bfloat16, on processors for which they are sooner here than in torch.
 
-torch multiplies bfloat16 with oneDNN where the processor has AVX-512. Elsewhere it has a plain loop, a tenth
-as fast as float32. Weights stay as they are stored: modules see parameters, and call F.linear as ever.
+torch multiplies bfloat16 with oneDNN where the processor has AVX-512; elsewhere it has a plain loop, a tenth
+as fast as float32. oneDNN reads the weights for a few rows at half of the speed that AMX tiles allow, and its
+threads would spin against the servers'. Weights stay as they are stored: modules see parameters, and call
+F.linear as ever.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attention_client.engines.transformers.dense._dense import multiplies, multiply
+from attention_client.engines.transformers.dense._dense import has_tiles, multiplies, multiply
 from attention_client.engines.transformers.paged._paged import pool
 
 __all__ = ["linear", "multiplies_here", "shared_pool", "use_own_products"]
@@ -26,7 +28,7 @@ against each other."""
 @functools.cache
 def multiplies_here() -> bool:
     """Whether this processor's products in bfloat16 are sooner here than in torch."""
-    return bool(multiplies) and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(multiplies) and bool(has_tiles or not torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear(

@@ -26,40 +26,6 @@ typedef struct {
     ptrdiff_t deep, tall;
 } __attribute__((aligned(64))) Tiles;
 
-/* Transpose 4 by 4 words in each quarter. */
-INLINE void
-transpose_lanes(__m512i *r)
-{
-    __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
-    __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
-    r[0] = _mm512_unpacklo_epi64(a, c);
-    r[1] = _mm512_unpackhi_epi64(a, c);
-    r[2] = _mm512_unpacklo_epi64(b, d);
-    r[3] = _mm512_unpackhi_epi64(b, d);
-}
-
-/* Transpose 16 by 16 words. */
-INLINE void
-transpose(__m512i *r)
-{
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 4) {
-        transpose_lanes(r + i);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-        t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-        t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-        t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-        r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-        r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-    }
-}
-
 /* Read values `at` to `at + DEPTH` of a row of `size`; what is beyond it is 0. */
 INLINE __m512i
 read_part(const char *row, ptrdiff_t at, ptrdiff_t size)
@@ -165,7 +131,7 @@ begin_rows(const Layer *layer, Tiles *tiles, ptrdiff_t token, ptrdiff_t position
             for (int lane = 0; lane < SIDE; lane++) {
                 words[lane] = read_part(q[lane], part * DEPTH, layer->head_size);
             }
-            transpose(words);
+            transpose_words(words);
             memcpy(tiles->q[column * tiles->deep + part], words, sizeof words);
         }
         memset(tiles->out[column * tiles->tall], 0, (size_t)tiles->tall * TILE_BYTES);
@@ -190,7 +156,7 @@ end_rows(const Layer *layer, Tiles *tiles, ptrdiff_t token, ptrdiff_t count, ptr
             for (int i = 0; i < SIDE; i++) {
                 values[i] = (__m512i)_mm512_mul_ps(_mm512_load_ps(tiles->out[column * tiles->tall + m][i]), factor);
             }
-            transpose(values);
+            transpose_words(values);
             for (ptrdiff_t lane = 0; lane < lanes; lane++) {
                 _mm256_storeu_si256((__m256i *)(to[lane] + m * SIDE * 2), (__m256i)_mm512_cvtneps_pbh((__m512)values[lane]));
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from attention_client.engines.transformers.dense import weights
-from attention_client.engines.transformers.dense._dense import multiplies, multiply
+from attention_client.engines.transformers.dense._dense import has_tiles, multiplies, multiply
 from attention_client.engines.transformers.dense.weights import (
     linear,
     shared_pool,
     use_own_products,
 )
+from emulated_amx import build, missing
 
 pytestmark = pytest.mark.skipif(not multiplies, reason="this processor has no AVX2")
 
@@ -49,6 +51,27 @@ def test_results_are_those_of_float64_rounded_once(
         # Half a unit in the last place of bfloat16, and the float32 sums' own error.
         sums = inputs * 2.0**-24 * F.linear(x.double().abs(), weight.double().abs())
         assert ((found - exact).abs() <= exact.abs() * 2.0**-8 + sums + 2.0**-20).all()
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The extension with emulated tiles, whose checks end the process."""
+    if missing("avx512_bf16"):
+        pytest.skip(f"the emulation needs {missing('avx512_bf16')}")
+    folder = tmp_path_factory.mktemp("emulated")
+    return build(folder, "attention_client/engines/transformers/dense", "_dense")
+
+
+@pytest.mark.parametrize("shape", SHAPES[:-2])
+def test_emulated_tiles(emulated: ModuleType, shape: tuple[int, int, int]) -> None:
+    rows, channels, inputs = shape
+    x, weight, bias = drawn(rows, inputs), drawn(channels, inputs, seed=1), drawn(channels, seed=2)
+    out = torch.empty(rows, channels, dtype=torch.bfloat16)
+    assert emulated.has_tiles
+    assert emulated.multiply(x, weight, bias, out, shared_pool(2))
+    assert torch.equal(out, linear(x, weight, bias, shared_pool(1))) or not has_tiles
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    assert torch.allclose(out.double(), exact, rtol=2.0**-8, atol=1e-4 * inputs)
 
 
 def test_a_row_is_the_same_alone_and_together_and_on_any_threads() -> None:
