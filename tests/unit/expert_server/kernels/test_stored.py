@@ -38,7 +38,7 @@ FORMATS = [
     StoredFormat(INT8, 256, has_zeros=True),
 ]
 # Rows that a product rounds to bfloat16, to 15 bits, or not at all.
-BOUND = {"avx512-bf16": 1e-2, "amx-int8": 5e-4, "avx512-vnni": 5e-4}
+BOUND = {"amx-bf16": 1e-2, "avx512-bf16": 1e-2, "amx-int8": 5e-4, "avx512-vnni": 5e-4}
 EXACT = 1e-5
 
 
