@@ -125,13 +125,14 @@ def test_a_start_finds_the_compiled_pass(
     eventually(lambda: is_compiled(again), 10)
 
 
+@pytest.mark.alone
 def test_answers_do_not_change_when_the_pass_is_ready(
     checkpoint: Callable[..., Path],
     start: Callable[..., LocalCluster],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """A load runs from the uncompiled start until after the switch."""
+    """A load runs from the uncompiled start until after the switch; compilation gets what it leaves."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = checkpoint("qwen3_moe")
     cluster = start(path, 2)

@@ -16,13 +16,14 @@
 
 #define TARGET __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")))
 #define INLINE TARGET static inline __attribute__((always_inline))
-#define PAIR 32  /* Channels or rows of two tiles. */
 #define SIDE 16  /* Rows of a tile, and words of a row. */
+#define PAIR 32  /* Channels or rows of two tiles. */
 #define DEPTH 32 /* Inputs of a tile. */
+#define LINE_BYTES 64
 #define TILE_BYTES 1024
-#define STRIP 128               /* Channels of one task. */
-#define BLOCK_BYTES (1 << 20)   /* Of the tiles of x that stay in the L2 cache beside a strip. */
-#define LEAST_SHARED (1 << 20)   /* Values of the matrix that one thread reads in 100 us. */
+#define STRIP 128              /* Channels of one task. */
+#define BLOCK_BYTES (1 << 20)  /* Of the tiles of x that stay in the L2 cache beside a strip. */
+#define LEAST_SHARED (1 << 20) /* Values of the matrix that one thread reads in 100 us. */
 
 typedef char Tile[TILE_BYTES];
 
@@ -104,22 +105,22 @@ INLINE void sum_tiles(const int tall, const int wide, const char *a, ptrdiff_t a
     for (ptrdiff_t step = 0; step < steps; step++, a += a_step) {
         for (int r = 0; ahead > 0 && r < tall * SIDE; r++) _mm_prefetch(a + r * a_row + ahead, _MM_HINT_T1);
         _tile_loadd(4, a, a_row);
-        _tile_loadd(6, b[step], 64);
+        _tile_loadd(6, b[step], LINE_BYTES);
         _tile_dpbf16ps(0, 4, 6);
         if (tall > 1) {
             _tile_loadd(5, a + SIDE * a_row, a_row);
             _tile_dpbf16ps(1, 5, 6);
         }
         if (wide > 1) {
-            _tile_loadd(7, b[steps + step], 64);
+            _tile_loadd(7, b[steps + step], LINE_BYTES);
             _tile_dpbf16ps(2, 4, 7);
         }
         if (tall > 1 && wide > 1) _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums[0][0], 64);
-    if (tall > 1) _tile_stored(1, sums[0][1], 64);
-    if (wide > 1) _tile_stored(2, sums[1][0], 64);
-    if (tall > 1 && wide > 1) _tile_stored(3, sums[1][1], 64);
+    _tile_stored(0, sums[0][0], LINE_BYTES);
+    if (tall > 1) _tile_stored(1, sums[0][1], LINE_BYTES);
+    if (wide > 1) _tile_stored(2, sums[1][0], LINE_BYTES);
+    if (tall > 1 && wide > 1) _tile_stored(3, sums[1][1], LINE_BYTES);
 }
 
 /* Copy a strip's channels, with zeros around them up to whole tiles: 32 channels after the other, each step of theirs. */
@@ -128,7 +129,8 @@ TARGET static void copy_strip(const Product *p, ptrdiff_t begin, ptrdiff_t end, 
         for (ptrdiff_t step = 0; step < steps; step++) {
             const __m512i line = channel < end ? read_values(p->w + channel * p->w_row, step * DEPTH, p->inputs)
                                                : _mm512_setzero_si512();
-            _mm512_store_si512(to + ((channel - begin) / PAIR * steps + step) * (PAIR * 64) + (channel - begin) % PAIR * 64, line);
+            const ptrdiff_t line_of_pair = ((channel - begin) / PAIR * steps + step) * PAIR + (channel - begin) % PAIR;
+            _mm512_store_si512(to + line_of_pair * LINE_BYTES, line);
         }
     }
 }
@@ -139,19 +141,19 @@ TARGET static void multiply_strip(void *context, int task, int thread) {
     const Product *p = block->product;
     const ptrdiff_t begin = (ptrdiff_t)task * STRIP, end = least(begin + STRIP, p->channels), steps = block->steps;
     const char *a = (const char *)(p->w + begin * p->w_row);
-    ptrdiff_t a_row = p->w_row * (ptrdiff_t)sizeof *p->w, a_step = 64;
+    ptrdiff_t a_row = p->w_row * (ptrdiff_t)sizeof *p->w, a_step = LINE_BYTES;
     if (block->copies != NULL) {
-        char *copy = block->copies + thread * STRIP * steps * 64;
+        char *copy = block->copies + thread * STRIP * steps * LINE_BYTES;
         copy_strip(p, begin, end, steps, copy);
-        a = copy, a_row = 64, a_step = PAIR * 64;
+        a = copy, a_row = LINE_BYTES, a_step = PAIR * LINE_BYTES;
     }
     amx_configure(rows, bytes);
-    for (ptrdiff_t row = 0; row < block->count; row += 2 * SIDE) {
+    for (ptrdiff_t row = 0; row < block->count; row += PAIR) {
         const Tile *b = block->x + row / SIDE * steps;
         const int wide = block->count - row > SIDE ? 2 : 1;
-        for (ptrdiff_t channel = begin; channel < end; channel += 2 * SIDE) {
+        for (ptrdiff_t channel = begin; channel < end; channel += PAIR) {
             const int tall = end - channel > SIDE ? 2 : 1;
-            const char *at = a + (channel - begin) * (block->copies != NULL ? steps * 64 : a_row);
+            const char *at = a + (channel - begin) * (block->copies != NULL ? steps * LINE_BYTES : a_row);
             const ptrdiff_t ahead = block->copies == NULL && row == 0 && channel + 2 * PAIR <= end ? PAIR * a_row : 0;
             float sums[2][2][SIDE * SIDE] __attribute__((aligned(64)));
             if (tall == 2 && wide == 2)
@@ -182,10 +184,11 @@ static void share(Pool *pool, Task *task, Block *block, int tasks) {
 
 bool multiply_in_tiles(const Product *p, Pool *pool) {
     const ptrdiff_t steps = (p->inputs + DEPTH - 1) / DEPTH, most = BLOCK_BYTES / TILE_BYTES / steps * SIDE;
-    const ptrdiff_t tiled = (p->rows + SIDE - 1) / SIDE * SIDE, rows = most < 2 * SIDE ? least(tiled, 2 * SIDE) : least(tiled, most);
+    const ptrdiff_t rows = least((p->rows + SIDE - 1) / SIDE * SIDE, most < PAIR ? PAIR : most);
     /* Tiles at the edges would hold what is beyond the matrix. */
     const bool copy = p->channels % SIDE > 0 || p->inputs % DEPTH > 0;
-    const ptrdiff_t x_bytes = rows / SIDE * steps * TILE_BYTES, copy_bytes = copy ? pool_threads(pool) * STRIP * steps * 64 : 0;
+    const ptrdiff_t x_bytes = rows / SIDE * steps * TILE_BYTES;
+    const ptrdiff_t copy_bytes = copy ? pool_threads(pool) * STRIP * steps * LINE_BYTES : 0;
     char *memory = aligned_alloc(64, (size_t)(x_bytes + copy_bytes));
     if (memory == NULL) return false;
     const int strips = (int)((p->channels + STRIP - 1) / STRIP);
