@@ -16,7 +16,10 @@ def files(folder: str, names: str) -> list[str]:
 
 
 def headers(paths: list[str]) -> list[str]:
-    """Return our own headers that files include, or that those include: whoever changes one builds again."""
+    """Return the headers of this project that files include, directly or through others.
+
+    A change to one of them rebuilds the extension.
+    """
     found: set[str] = set()
     ahead = list(paths)
     while ahead:

@@ -24,6 +24,19 @@ static inline bool linux_permits_tiles(void) {
     (__builtin_cpu_supports("amx-tile") && __builtin_cpu_supports(FEATURE) && linux_permits_tiles())
 #endif
 
+/* Whether tiles of bfloat16 and AVX512-BF16, for what surrounds them, work here. Asked once. */
+static inline bool bfloat16_tiles_work(void) {
+    static int known; /* 1: no, 2: yes */
+    int is_known = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (is_known == 0) {
+        const bool works = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl") && CPU_HAS_TILES("amx-bf16");
+        is_known = works ? 2 : 1;
+        __atomic_store_n(&known, is_known, __ATOMIC_RELAXED);
+    }
+    return is_known == 2;
+}
+
 /* Until `_tile_release` the thread's 8 tiles have these sizes. */
 __attribute__((target("amx-tile"))) static inline void amx_configure(const uint8_t rows[8], const uint8_t bytes_per_row[8]) {
     struct {

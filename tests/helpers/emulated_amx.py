@@ -37,7 +37,7 @@ def build(folder: Path, sources: str, name: str) -> ModuleType:
 
     Args:
         folder: Where its file is.
-        sources: The directory of its sources, one of those that use tiles.
+        sources: Directory of its C code, which uses tiles.
         name: Of the module.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-class ServiceBox:
+class ServiceBox(ABC):
     """Runs a command until `stop`.
 
     Args:
@@ -42,9 +43,9 @@ class ServiceBox:
             self.stop()
             raise
 
+    @abstractmethod
     def is_ready(self) -> bool:
         """Whether it answers."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         self.process.kill()

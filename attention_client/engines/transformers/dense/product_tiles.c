@@ -35,17 +35,7 @@ typedef struct {
     ptrdiff_t first, count, steps;
 } Block;
 
-bool has_tiles(void) {
-    static int known; /* of this processor; 1: no, 2: yes */
-    int is_known = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (is_known == 0) {
-        const bool has = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-                         __builtin_cpu_supports("avx512vl") && CPU_HAS_TILES("amx-bf16");
-        is_known = has ? 2 : 1;
-        __atomic_store_n(&known, is_known, __ATOMIC_RELAXED);
-    }
-    return is_known == 2;
-}
+bool has_tiles(void) { return bfloat16_tiles_work(); }
 
 static ptrdiff_t least(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 

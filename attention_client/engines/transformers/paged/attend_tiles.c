@@ -315,16 +315,8 @@ attend_head(const Layer *layer, const Sequence *sequence, ptrdiff_t kv_head, Til
 bool
 has_tiles(const Layer *layer)
 {
-    static int known; /* of this processor; 1: no, 2: yes */
-    int is_known = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (is_known == 0) {
-        bool has = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512vl") && CPU_HAS_TILES("amx-bf16");
-        is_known = has ? 2 : 1;
-        __atomic_store_n(&known, is_known, __ATOMIC_RELAXED);
-    }
     bool is_whole = layer->head_size % SIDE == 0 && layer->v_size % SIDE == 0;
-    return is_known == 2 && is_whole && layer->bfloat16 && layer->scale > 0;
+    return bfloat16_tiles_work() && is_whole && layer->bfloat16 && layer->scale > 0;
 }
 
 TARGET void
