@@ -92,9 +92,8 @@ test: setup-dev
 	$(BIN)/python -m pytest -m 'alone and not nightly' $(ALONE) || status=1; \
 	exit $$status
 
-# What needs a GPU, with a build of torch for CUDA in .venv; the tests skip without one. Expert servers have never run
-# on a GPU; an earlier version of the client's copies has. It ends within eight minutes in any case: pytest's own limit
-# for a session is looked at only between tests.
+# What needs a GPU, with a build of torch for CUDA in .venv; the tests skip without one. It ends within eight minutes in
+# any case: pytest's own limit for a session is looked at only between tests.
 test-gpu: setup-dev
 	timeout --kill-after=10 470 $(BIN)/python -m pytest -s tests/gpu
 

@@ -48,7 +48,7 @@ def main(
     ] = 2000,
     device: Annotated[
         str,
-        typer.Option(help="cuda: also make layer calls for tensors on a GPU (never run on one)."),
+        typer.Option(help="cuda: also make layer calls for tensors on a GPU."),
     ] = "cpu",
     plot: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""A layer call whose tensors are on a GPU, to a server that computes nothing. Never run on one.
+"""A layer call whose tensors are on a GPU, to a server that computes nothing.
 
 The copies are those of the engines (`attention_client.engines.staging`).
 """

@@ -223,8 +223,7 @@ class ExpertServerConfig(_Section):
     device: str = Field(
         "cpu",
         pattern=rf"^(cpu|cuda(:{GPU_NUMBER})?)$",
-        description="Device that holds the experts and computes: cpu, cuda (torch's current GPU) or cuda:N. "
-        "Never run on a GPU.",
+        description="Device that holds the experts and computes: cpu, cuda (torch's current GPU) or cuda:N.",
     )
     kernel: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",

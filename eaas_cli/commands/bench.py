@@ -109,7 +109,7 @@ def experts(
             show_default="5; of a GPU 20",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU (never run on one).")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, or cuda: a GPU.")] = "cpu",
     tune: Annotated[
         bool,
         typer.Option(

@@ -164,7 +164,7 @@ def expert_server(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Device that holds the experts and computes: cpu, cuda or cuda:N (never run on a GPU).",
+            help="Device that holds the experts and computes: cpu, cuda or cuda:N.",
             show_default="cpu",
         ),
     ] = None,

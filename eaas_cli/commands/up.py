@@ -92,7 +92,7 @@ def up(
         str | None,
         typer.Option(
             metavar="cuda:0,cuda:1,...|all",
-            help="GPUs that compute the experts, one server on each. Never run on a GPU.",
+            help="GPUs that compute the experts, one server on each.",
             show_default="the CPU",
         ),
     ] = None,

@@ -62,7 +62,8 @@ def test_row_24_ten_times_overload(chaos: ChaosWorld) -> None:
     most 10 %.
 
     Four clients own all slots of each server. The peak goodput is the better of one call at a time for each
-    client and of one call for each slot; the overload is ten calls at a time for each client.
+    client and of one call for each slot; the overload is ten calls at a time for each client. They take turns,
+    since other work on the machine comes and goes.
     """
     cluster = chaos.start()
     clients = [chaos.join(cluster, layer_timeout_s=3.0) for _ in range(4)]
@@ -70,26 +71,32 @@ def test_row_24_ten_times_overload(chaos: ChaosWorld) -> None:
     for server in SERVERS:
         chaos.throttle(server).slow(0.01)
     Callers(clients, len(clients) * slots, 1.0)  # Budgets are learned.
-    seconds = 2.0
-    peak = max(
-        (Callers(clients, len(clients) * n, seconds) for n in (1, slots)), key=lambda c: c.right
-    )
-    before = sums(clients)
-    over = Callers(clients, 10 * len(clients), seconds)
-    sent, again = (now - was for now, was in zip(sums(clients), before, strict=True))
-    assert peak.right > 20
-    assert not peak.wrong
-    assert not over.wrong
-    assert over.right >= 0.8 * peak.right, (over.right, peak.right)
+    each, full, over = [], [], []
+    sent = again = 0.0
+    for _ in range(4):
+        each.append(Callers(clients, len(clients), 1.0))
+        full.append(Callers(clients, len(clients) * slots, 1.0))
+        before = sums(clients)
+        over.append(Callers(clients, 10 * len(clients), 1.0))
+        more = [now - was for now, was in zip(sums(clients), before, strict=True)]
+        sent, again = sent + more[0], again + more[1]
+    peak, goodput = max(right(each), right(full)), right(over)
+    assert peak > 40
+    assert not sum(turn.wrong for turn in (*each, *full, *over))
+    assert goodput >= 0.8 * peak, (goodput, peak)
     # The slots are the queue: a call without a slot waits, and fails with a typed error in the end.
-    assert over.most_in_flight <= slots
-    assert all(isinstance(error, ExpertsUnavailableError) for error in over.errors)
+    assert max(turn.most_in_flight for turn in over) <= slots
+    assert all(isinstance(e, ExpertsUnavailableError) for turn in over for e in turn.errors)
     assert again <= 0.1 * sent, (again, sent)
     for server in SERVERS:
         chaos.throttle(server).reset()
     after = Callers(clients, len(clients), 0.5)
     assert after.right > 5, "the cluster must recover after the overload"
     assert not after.errors
+
+
+def right(turns: list[Callers]) -> int:
+    return sum(turn.right for turn in turns)
 
 
 def sums(clients: list[Any]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The benchmarks with --device cuda, on a GPU and with small sizes; skipped without one. Never run."""
+"""The benchmarks with --device cuda, on a GPU and with small sizes; skipped without one."""
 
 from __future__ import annotations
 

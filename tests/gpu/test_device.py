@@ -1,4 +1,4 @@
-"""Slots, loads and graphs of kernel `triton` on a GPU; skipped without one. Never run."""
+"""Slots, loads and graphs of kernel `triton` on a GPU; skipped without one."""
 
 from __future__ import annotations
 

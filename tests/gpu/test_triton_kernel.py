@@ -1,4 +1,4 @@
-"""Kernel `triton` on a GPU, against the reference in float64; skipped without one. Never run."""
+"""Kernel `triton` on a GPU, against the reference in float64; skipped without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU as the place of `eaas bench experts`. Never run on one.
+"""A GPU as the place of `eaas bench experts`.
 
 Events time the work of the current stream. A call's time includes pauses in which the device waits for the
 host to issue the next operator, as a server's batches do.

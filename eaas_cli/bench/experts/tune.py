@@ -1,4 +1,4 @@
-"""Measures kernel `triton`'s tiles on a GPU, and keeps the fastest for its servers. Never run on one."""
+"""Measures kernel `triton`'s tiles on a GPU, and keeps the fastest for its servers."""
 
 from __future__ import annotations
 

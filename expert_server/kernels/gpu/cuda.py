@@ -1,4 +1,4 @@
-"""A GPU, through torch. Never run: no machine that tests this project has one."""
+"""A GPU, through torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = get_logger(__name__)
 
 
 class Gpu(Device):
-    """The GPU cuda or cuda:N. Never run.
+    """The GPU cuda or cuda:N.
 
     Batches have a stream of high priority, loads one of low priority. Batches use memory of a load only after
     `loading` has waited, and the kernel keeps what a batch reads until `finish` has waited: torch's allocator
