@@ -62,8 +62,8 @@ def test_row_24_ten_times_overload(chaos: ChaosWorld) -> None:
     most 10 %.
 
     Four clients own all slots of each server. The peak goodput is the better of one call at a time for each
-    client and of one call for each slot; the overload is ten calls at a time for each client. They take turns,
-    since other work on the machine comes and goes.
+    client and of one call for each slot; the overload is ten calls at a time for each client. They take turns
+    since other work comes and goes.
     """
     cluster = chaos.start()
     clients = [chaos.join(cluster, layer_timeout_s=3.0) for _ in range(4)]

@@ -86,8 +86,8 @@ def is_many(rows: int, experts: int) -> bool:
     return rows >= _MANY_ROWS * max(1, experts)
 
 
-# Chosen by what compilers make of them: no spills for any architecture. On an H200 they take at most 6 % longer
-# than the fastest of `candidates`; `tuned.py` has what was measured on a device.
+# Chosen by what compilers make of them: no spills for any architecture. On an H200 they take at most 6 %
+# longer than the fastest of `candidates`; `tuned.py` has what was measured on a device.
 TILES = {
     Coding.BFLOAT16: Tiles(64, Tile(16, 64, 4, 4), Tile(64, 64, 4, 3)),
     Coding.FLOAT32: Tiles(16, Tile(16, 64, 8, 4), Tile(64, 64, 8, 3)),
