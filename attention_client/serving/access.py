@@ -1,4 +1,4 @@
-"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys.
+"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys, CORS.
 
 On loopback, Host and Origin defend against web pages in local browsers. A page can send requests to the
 browser's own machine. With DNS rebinding (the page's name resolves to 127.0.0.1 after the page has loaded) it
@@ -12,18 +12,19 @@ import base64
 import binascii
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_client.serving.dashboard.mount import is_page_path
 from attention_client.serving.errors import error_response
 from eaas.generation.errors import ApiError
 from eaas.net.api_keys import ApiKeys
 
-__all__ = ["Access"]
+__all__ = ["Access", "Cors"]
 
 # Health checks and Prometheus send no key.
 _OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
@@ -39,6 +40,8 @@ _UNKNOWN = ApiError(
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@\[\]\s]+)(:[0-9]*)?")
 # These methods change nothing, and a page cannot read the answers without CORS headers.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Headers of answers that a web page of another origin may read.
+_EXPOSED = ("X-Request-Id", "X-Eaas-Ignored-Fields", "Retry-After")
 
 
 class Access:
@@ -112,6 +115,35 @@ class Access:
         if len(headers) > 1 or len(keys) > 1:
             return False
         return any(map(self._keys.allow, [*headers, *(b"Bearer " + key for key in keys)]))
+
+
+class Cors(CORSMiddleware):
+    """ASGI middleware: answers preflight requests and adds CORS headers to answers, errors too.
+
+    It stands before the checks of keys, because a preflight request shows none. On loopback it acts only on
+    requests that name a right host and origin, whatever the method; the guard refuses the others or answers
+    without CORS headers. The dashboard stays closed to other origins.
+
+    Args:
+        app: The application with its checks.
+        origins: Allowed origins, or "*".
+        access: Decides which hosts and origins a request may name.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], access: Access) -> None:
+        super().__init__(app, origins, ("GET", "POST", "DELETE"), ("*",), expose_headers=_EXPOSED)
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a preflight request, or let the application answer and add headers."""
+        answer = super().__call__ if self._applies(scope) else self.app
+        await answer(scope, receive, send)
+
+    def _applies(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or is_page_path(scope["path"]):
+            return False
+        # As a POST: with CORS headers a page could also read the answer to a GET.
+        return self._access.wrong_host({**scope, "method": "POST"}) is None
 
 
 def _ask_password() -> Response:

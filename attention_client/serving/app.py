@@ -20,18 +20,16 @@ from attention_client.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.access import Access
-from attention_client.serving.cors import Cors
+from attention_client.serving.access import Access, Cors
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.defaults import Defaults
 from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
-from attention_client.serving.limits import ServeLimits
+from attention_client.serving.limits import Quota, ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.template import missing_template
-from attention_client.serving.quota import Quota
 from attention_client.serving.requests.chat import ChatHandler
 from attention_client.serving.requests.completion import TextHandler
 from attention_client.serving.requests.messages import MessagesHandler

@@ -9,8 +9,8 @@ from typing import Any
 
 from attention_client.serving.dashboard.chat_source import Piece
 from attention_client.serving.families.pieces import Served
+from attention_client.serving.limits import Quota
 from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.quota import Quota
 from attention_client.serving.requests.handler import Handler
 
 __all__ = ["page_chat"]

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from attention_client.serving.context_length import context_length
-from attention_client.serving.defaults import Defaults
+from attention_client.serving.defaults import Defaults, context_length
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.grammars.compiler import GrammarCompiler
