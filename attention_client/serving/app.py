@@ -29,9 +29,8 @@ from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
 from attention_client.serving.limits import Quota, ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.openapi import openapi_document
-from attention_client.serving.prompts.template import missing_template
-from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.completion import TextHandler
+from attention_client.serving.prompts.reader import missing_template
+from attention_client.serving.requests.completions import ChatHandler, TextHandler
 from attention_client.serving.requests.messages import MessagesHandler
 from attention_client.serving.requests.page_chat import page_chat
 from attention_client.serving.requests.responses import ResponsesHandler

@@ -4,6 +4,5 @@
 - `markup`: a family's markup as a tokenizer writes it.
 - `reader`: splits an answer into reasoning, calls and text.
 - `pieces`: these parts, of which the answers of all APIs are made.
-- `calls`: the format of calls that a grammar forces.
-- `pythonic`: calls that are written as in Python.
+- `calls`: the format of calls that a grammar forces, and calls that are written as in Python.
 """

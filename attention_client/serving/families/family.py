@@ -13,8 +13,7 @@ from typing import Any, Self
 from transformers.utils.chat_parsing.content_parsers import CONTENT_PARSERS
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
-from attention_client.serving.families.calls import CallFormat
-from attention_client.serving.families.pythonic import pythonic
+from attention_client.serving.families.calls import CallFormat, pythonic
 from eaas.errors import ConfigError
 
 __all__ = ["Family"]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
+from attention_client.serving.prompts.bodies import TokenizeRequest
 from attention_client.serving.prompts.converted import (
     ChatBody,
     ConvertedRequest,
@@ -16,7 +17,6 @@ from attention_client.serving.prompts.converted import (
     response_format,
 )
 from attention_client.serving.prompts.fields import Stops, Strict, other_fields
-from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
 from eaas.generation.errors import ApiError
 
 __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]

@@ -1,6 +1,6 @@
 """The prompt worker: a process of the attention client that reads large request bodies.
 
-`worker_process.WorkerProcess` starts it with the descriptor of a `Connection`. The first message is the
+`pool` starts it with the descriptor of a `Connection`. The first message is the
 settings (JSON), answered by an empty one when the worker is ready. Then each message is a class (MODULE:NAME)
 and, after a line break, a body. Its answer is a line of JSON ({"request", "found", "lengths"} or {"error"}),
 then the tokens of all prompts (4 bytes each).

@@ -9,11 +9,11 @@ from typing import Any
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
 from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.requests.detokenize import Detokenizer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
 from attention_client.serving.requests.service import Service
 from attention_client.serving.requests.stop import StopStrings
+from attention_client.serving.requests.token_texts import Detokenizer
 from eaas.generation.work import Delivery, Work
 
 __all__ = ["Generation"]

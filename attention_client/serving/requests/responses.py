@@ -11,10 +11,9 @@ from typing import Any
 from starlette.responses import Response
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed
-from attention_client.serving.prompts.responses_tools import call_item
+from attention_client.serving.prompts.responses_body import ResponsesRequest, call_item, sealed
 from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.chat import ChatHandler
+from attention_client.serving.requests.completions import ChatHandler
 from attention_client.serving.requests.report import Event, Report, read_arguments, respond
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from attention_client.serving.prompts.anthropic_body import CountRequest
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
+from attention_client.serving.prompts.bodies import DetokenizeRequest, TokenizeRequest
 from attention_client.serving.requests.service import More, Service
 
 __all__ = ["count_tokens", "detokenize", "tokenize"]

@@ -15,10 +15,14 @@ import pytest
 
 from attention_client.serving.prompts import pool as pool_module
 from attention_client.serving.prompts import worker_process
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas.generation.errors import ApiError
 from eaas_cli.demo_model.tokenizer import build_tokenizer
 

@@ -1,4 +1,4 @@
-"""Handler of /v1/chat/completions in the attention client: pieces of an answer to chat messages."""
+"""Handlers of /v1/chat/completions and /v1/completions: pieces of an answer become chat messages or text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from functools import partial
 from typing import Any, ClassVar
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.requests.form import Form, chat_form
 from attention_client.serving.requests.handler import Handler
-from attention_client.serving.requests.logprobs import LogprobsForm, chat_logprobs
+from attention_client.serving.requests.logprobs import (
+    CompletionLogprobs,
+    LogprobsForm,
+    chat_logprobs,
+)
 from attention_client.serving.requests.token_texts import TokenTexts
 
-__all__ = ["ChatHandler"]
+__all__ = ["ChatHandler", "TextHandler"]
 
 
 class ChatHandler(Handler):
@@ -60,6 +64,31 @@ class ChatHandler(Handler):
             message["content"] = content or None
             message["tool_calls"] = calls
         return {"message": message}
+
+
+class TextHandler(Handler):
+    """Handler of /v1/completions: answers as plain text."""
+
+    request_class = CompletionRequest
+    id_prefix = "cmpl"
+    answer_object = chunk_object = "text_completion"
+    prompt_by_choice = True
+
+    def default_tokens(self, request: CompletionRequest) -> int:
+        """Return OpenAI's default, 16, or the model's if it is less."""
+        return min(self._service.defaults.max_tokens or 16, 16)
+
+    def logprobs_form(self, request: CompletionRequest, texts: TokenTexts) -> LogprobsForm:
+        """Return a new converter of one choice's log-probabilities."""
+        return CompletionLogprobs(texts, skips_special=request.skips_special)
+
+    def chunk(self, piece: Any) -> dict[str, Any]:
+        """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
+        return {"text": "" if isinstance(piece, Finish) else piece}
+
+    def whole(self, pieces: list[Any]) -> dict[str, Any]:
+        """Join all pieces to the text of a choice that is not streamed."""
+        return {"text": "".join(pieces)}
 
 
 def _tool_call(call: Call) -> dict[str, Any]:
