@@ -14,6 +14,7 @@ from eaas.generation.sampling import Sampling
 
 __all__ = ["Defaults", "context_length"]
 
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 # Fields that change transformers' answers and not this endpoint's, with the value that changes nothing.
 _NOT_DONE: dict[str, Any] = {
     "bad_words_ids": [],
@@ -83,13 +84,9 @@ class Defaults:
         given = generation_config.to_dict()
         file = "config.json" if given.get("_from_model_config") else "generation_config.json"
         fields = GenerationFields.of(file, given)
-        sampling = Sampling(
-            temperature=_or(fields.temperature, 1.0) if fields.do_sample else 0.0,
-            top_p=_or(fields.top_p, 1.0),
-            top_k=max(_or(fields.top_k, 0), 0),
-            min_p=_or(fields.min_p, 0.0),
-            repetition_penalty=_or(fields.repetition_penalty, 1.0),
-        )
+        chosen = fields.model_dump(include=_SAMPLING, exclude_none=True)
+        settings = {"temperature": 1.0} | chosen | {"top_k": max(fields.top_k or 0, 0)}
+        sampling = Sampling(**settings if fields.do_sample else settings | {"temperature": 0.0})
         ends = fields.eos_token_id
         named = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
         vocabulary = config.get_text_config().vocab_size
@@ -98,10 +95,6 @@ class Defaults:
             name for name, neutral in _NOT_DONE.items() if given.get(name) not in (None, neutral)
         )
         return cls(sampling, fields.max_new_tokens, tuple(dict.fromkeys(known)), tuple(ignored))
-
-
-def _or(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
 
 
 def context_length(config: Any) -> int | None:

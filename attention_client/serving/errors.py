@@ -77,7 +77,9 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, f"The model failed: {type(error).__name__}: {error}", code="model_error")
 
 
-def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        return error_response(as_api_error(error), request.url.path)
     message, headers = str(error.detail), error.headers or {}
     if error.status_code == 404:
         message = f"No such URL: {request.url.path[:200]}. {_remedy(request)}"
@@ -86,12 +88,6 @@ def _of_http(request: Request, error: HTTPException) -> JSONResponse:
     response = error_response(ApiError(error.status_code, message), request.url.path)
     response.headers.update(headers)
     return response
-
-
-async def _answer(request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, HTTPException):
-        return _of_http(request, error)
-    return error_response(as_api_error(error), request.url.path)
 
 
 ERROR_HANDLERS = dict.fromkeys(

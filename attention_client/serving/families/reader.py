@@ -129,11 +129,6 @@ class AnswerReader:
         if shown and (left := self._markup.shown(end)):
             yield left
 
-    @property
-    def may_reason(self) -> bool:
-        """Whether answers can have reasoning."""
-        return self._markup.reasoning is not None
-
     def _closes(self, text: str) -> bool:
         """Whether text closes the call or the reasoning that the answer is inside."""
         regions = {_State.CALL: self._markup.calls, _State.REASONING: self._reasoning}

@@ -110,7 +110,10 @@ def _guided_form(request: ChatRequest, markup: Markup) -> Form:
         # The text has no markup, except calls in place of the text.
         reading = {"calls": Calls.INSTEAD if tools else Calls.NEVER, "is_content": not tools}
     one_call = constraint is None and (request.names_tool or request.parallel_tool_calls is False)
-    arguments = _arguments(tools)
+    arguments = [
+        Part(f"arguments{index}", "json", json.dumps(_closed(tool.parameters), ensure_ascii=False))
+        for index, tool in enumerate(tools)
+    ]
 
     def source(literal: Literal) -> Source:
         start, rules = _thought(request, markup, literal)
@@ -129,13 +132,6 @@ def _guided_form(request: ChatRequest, markup: Markup) -> Form:
         return (main, *parts, *arguments)
 
     return Form("tools" if constraint is None else constraint.field, source, reading=reading)
-
-
-def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
-    return [
-        Part(f"arguments{index}", "json", json.dumps(_closed(tool.parameters), ensure_ascii=False))
-        for index, tool in enumerate(tools)
-    ]
 
 
 def _closed(schema: Any) -> Any:

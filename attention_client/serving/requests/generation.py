@@ -70,7 +70,7 @@ class Generation:
     @property
     def reasoning_tokens(self) -> int | None:
         """Number of tokens so far whose text is reasoning; None: answers have none."""
-        return self._reader.reasoning_tokens if self._reader.may_reason else None
+        return None if self._form.markup.reasoning is None else self._reader.reasoning_tokens
 
     def start(self, deliver: Callable[[Delivery], None]) -> None:
         """Queue the sequence. `end` must follow."""

@@ -66,8 +66,7 @@ def sampling_of(
     request: GenerationRequest, defaults: Defaults, tokenizer: Any, grammar: Grammar | None
 ) -> Sampling:
     """Return the settings that all sequences of a request have."""
-    given = {name: getattr(request, name) for name in _SAME_NAMES}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = request.model_dump(include=_SAME_NAMES, exclude_none=True)
     if given.keys() & _CUTS and not defaults.sampling.temperature:
         given = {"temperature": 1.0} | given
     sampling = replace(defaults.sampling, **given)

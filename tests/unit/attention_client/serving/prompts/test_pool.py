@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from attention_client.serving.prompts import pool as pool_module
-from attention_client.serving.prompts import worker_process
 from attention_client.serving.prompts.bodies import (
     ChatRequest,
     CompletionRequest,
@@ -254,7 +253,7 @@ def test_a_worker_that_dies_or_hangs_fails_only_its_request(
             await pool.read(CompletionRequest, body)
         assert refused.value.status == 503
         await pool.read(CompletionRequest, body)
-        monkeypatch.setattr(worker_process, "_DEADLINE_S", 0.5)
+        monkeypatch.setattr(pool_module, "_DEADLINE_S", 0.5)
         running().suspend()
         with pytest.raises(ApiError, match=r"could not be read within 0\.5 s"):
             await pool.read(CompletionRequest, body)
