@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -21,18 +22,21 @@ from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.serving.access import Access, Cors
+from attention_client.serving.dashboard.chat_source import Piece
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.defaults import Defaults
 from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
+from attention_client.serving.families.pieces import Served
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
 from attention_client.serving.limits import Quota, ServeLimits
 from attention_client.serving.metrics.http import ServeMetrics
 from attention_client.serving.openapi import openapi_document
+from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.reader import missing_template
 from attention_client.serving.requests.completions import ChatHandler, TextHandler
+from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.messages import MessagesHandler
-from attention_client.serving.requests.page_chat import page_chat
 from attention_client.serving.requests.responses import ResponsesHandler
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
@@ -132,7 +136,7 @@ def build_app(
     _add_stored(app, stored)
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(names[0], partial(page_chat, handler, sequences))
+        dashboard.serve(names[0], partial(_page_chat, handler, sequences))
         app.router.routes.append(dashboard)
     app.add_middleware(
         RequestGuard,
@@ -213,3 +217,21 @@ def _health(good: bool, reason: str) -> Response:
     if good:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
+
+
+async def _page_chat(
+    handler: Handler, sequences: Quota, text: str, tokens: int
+) -> AsyncGenerator[Piece, None]:
+    """Answer in the dashboard's chat box (`ChatSource`). The answer counts towards the limit of requests."""
+    is_chat = handler.request_class is ChatRequest
+    said = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    options = {"max_tokens": tokens, "stream": True, "stream_options": {"include_servers": True}}
+    with sequences.share() as take:
+        take(1)
+        _, answer = await handler.answer(json.dumps(said | options).encode())
+        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+            async for _, piece in pieces:
+                if isinstance(piece, Served):
+                    yield piece.servers
+                elif isinstance(piece, str):
+                    yield piece

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from attention_client.serving.families.pieces import Call, Finish
 from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.requests.answer import Answer
+from attention_client.serving.requests.generation import Answer
 from attention_client.serving.requests.handler import EventStream
 from eaas.generation.errors import ApiError
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from attention_client.serving.families.pieces import Call, Finish, Reasoning
 from attention_client.serving.prompts.responses_body import ResponsesRequest, call_item, sealed
-from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.completions import ChatHandler
+from attention_client.serving.requests.generation import Answer
 from attention_client.serving.requests.report import Event, Report, read_arguments, respond
 from attention_client.serving.requests.service import More, Service
 from attention_client.serving.requests.stored import StoredResponses
