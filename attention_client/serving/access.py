@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -63,24 +64,27 @@ class Access:
             return error_response(wrong_host, path)
         if self._is_authorised(scope):
             return None
-        return _ask_password() if is_page_path(path) else error_response(_UNKNOWN, path)
+        if not is_page_path(path):
+            return error_response(_UNKNOWN, path)
+        return PlainTextResponse(
+            "The password is one of this endpoint's API keys; any user name will do.\n",
+            status_code=401,
+            headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
+        )
 
     def wrong_host(self, scope: Scope) -> ApiError | None:
         """Return the refusal of an HTTP request that names another host; None: the request may pass."""
         if self._hosts is None:
             return None
-        for name, value in scope["headers"]:
-            if name == b"host":
-                host = value.decode("latin-1")
-                found = _HOST_PORT.fullmatch(host)
-                # HTTP/1.0 clients may send no Host; browsers always do.
-                if host and (found is None or not self._knows(found[1])):
-                    return _refusal("Host", host)
-            elif name == b"origin" and scope["method"] not in _SAFE_METHODS:
-                origin = value.decode("latin-1")
-                if not self._knows_origin(origin):
-                    return _refusal("Origin", origin)
-        return None
+        headers = Headers(scope=scope)
+        for host in headers.getlist("host"):
+            found = _HOST_PORT.fullmatch(host)
+            # HTTP/1.0 clients may send no Host; browsers always do.
+            if host and (found is None or not self._knows(found[1])):
+                return _refusal("Host", host)
+        origins = [] if scope["method"] in _SAFE_METHODS else headers.getlist("origin")
+        wrong = next((origin for origin in origins if not self._knows_origin(origin)), None)
+        return None if wrong is None else _refusal("Origin", wrong)
 
     def _knows(self, host: str) -> bool:
         host = _plain(host)
@@ -144,14 +148,6 @@ class Cors(CORSMiddleware):
             return False
         # As a POST: with CORS headers a page could also read the answer to a GET.
         return self._access.wrong_host({**scope, "method": "POST"}) is None
-
-
-def _ask_password() -> Response:
-    return PlainTextResponse(
-        "The password is one of this endpoint's API keys; any user name will do.\n",
-        status_code=401,
-        headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
-    )
 
 
 def _as_bearer(header: bytes) -> bytes:

@@ -37,9 +37,8 @@ from attention_client.serving.prompts.reader import missing_template
 from attention_client.serving.requests.completions import ChatHandler, TextHandler
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.messages import MessagesHandler
-from attention_client.serving.requests.responses import ResponsesHandler
+from attention_client.serving.requests.responses import ResponsesHandler, StoredResponses
 from attention_client.serving.requests.service import More, Service
-from attention_client.serving.requests.stored import StoredResponses
 from attention_client.serving.requests.tokenization import count_tokens, detokenize, tokenize
 from attention_client.telemetry.tracing import RequestTraces
 from eaas import __version__

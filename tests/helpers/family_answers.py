@@ -15,7 +15,7 @@ from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.families.pieces import Call, Reasoning
 from attention_client.serving.families.reader import AnswerReader
-from attention_client.serving.requests.token_texts import Detokenizer
+from attention_client.serving.requests.text import Detokenizer
 from byte_tokenizer import byte_tokenizer
 
 __all__ = ["FAMILIES", "family_tokenizer", "markup_texts", "merged", "pieces_of"]

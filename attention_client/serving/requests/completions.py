@@ -12,9 +12,9 @@ from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import (
     CompletionLogprobs,
     LogprobsForm,
+    TokenTexts,
     chat_logprobs,
 )
-from attention_client.serving.requests.token_texts import TokenTexts
 
 __all__ = ["ChatHandler", "TextHandler"]
 

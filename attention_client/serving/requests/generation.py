@@ -15,8 +15,7 @@ from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
 from attention_client.serving.requests.service import Service
-from attention_client.serving.requests.stop import StopStrings
-from attention_client.serving.requests.token_texts import Detokenizer
+from attention_client.serving.requests.text import Detokenizer, StopStrings
 from eaas.generation.work import Delivery, Work
 
 __all__ = ["Answer", "Generation"]

@@ -26,9 +26,8 @@ from attention_client.serving.prompts.bodies import (
 )
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Answer, Generation
-from attention_client.serving.requests.logprobs import LogprobsForm
+from attention_client.serving.requests.logprobs import LogprobsForm, TokenTexts
 from attention_client.serving.requests.service import More, Service
-from attention_client.serving.requests.token_texts import TokenTexts
 from eaas.generation.errors import ApiError
 from eaas.generation.grammar import Grammar
 from eaas.generation.sampling import Sampling
@@ -111,35 +110,27 @@ class Handler:
             matcher = await service.grammars.compile(form.field, form.source)
             grammar = Grammar(matcher, service.grammars.end_tokens, form.field)
         sampling = _sampling_of(request, service.defaults, service.tokenizer, grammar)
+        # A grammar decides where the answer may end.
+        ignores_end = request.ignore_eos and grammar is None
+        end_tokens = tuple(request.stop_token_ids or ()) if ignores_end else sampling.end_tokens
+        options = request.stream_options
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []
         for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
             echo = request.echoed[index] if request.echoed else None
             for choice in range(request.n or 1):
-                name = f"{answer_id}-{len(generations)}" if generations else answer_id
-                work = self._work(request, name, prompt, budget, choice, sampling)
+                seed = secrets.randbits(63) if request.seed is None else request.seed + choice
+                work = Work(
+                    id=f"{answer_id}-{len(generations)}" if generations else answer_id,
+                    tokens=prompt,
+                    prompt_length=len(prompt),
+                    max_tokens=max(1, budget),  # the engine processes a prompt to its first token
+                    end_tokens=end_tokens,
+                    sampling=replace(sampling, seed=seed),
+                    servers=bool(options is not None and options.include_servers),
+                )
                 generations.append(Generation(service, request, form, work, echo))
         return request, Answer(answer_id, generations, sum(lengths))
-
-    @staticmethod
-    def _work(
-        request: Any, name: str, prompt: list[int], budget: int, choice: int, sampling: Sampling
-    ) -> Work:
-        options = request.stream_options
-        # A grammar decides where the answer may end.
-        ignores_end = request.ignore_eos and sampling.grammar is None
-        return Work(
-            id=name,
-            tokens=prompt,
-            prompt_length=len(prompt),
-            max_tokens=max(1, budget),  # the engine processes a prompt to its first token
-            end_tokens=tuple(request.stop_token_ids or ()) if ignores_end else sampling.end_tokens,
-            sampling=replace(
-                sampling,
-                seed=secrets.randbits(63) if request.seed is None else request.seed + choice,
-            ),
-            servers=bool(options is not None and options.include_servers),
-        )
 
     @abstractmethod
     def default_tokens(self, request: Any) -> int:

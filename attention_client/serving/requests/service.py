@@ -19,7 +19,7 @@ from attention_client.serving.prompts.body import RequestT
 from attention_client.serving.prompts.fields import MOST_PROMPTS
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
-from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
+from attention_client.serving.requests.logprobs import NumberedTexts, TokenTexts
 from eaas.generation.errors import ApiError, EngineStoppedError
 from eaas.generation.work import Engine
 
