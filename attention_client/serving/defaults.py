@@ -5,7 +5,7 @@ Its config.json, its generation_config.json and its tokenizer say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -110,18 +110,13 @@ def context_length(config: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return None
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # Of all layers, or of each type of layers that has its own.
+    ropes = [parameters] if "rope_type" in parameters else parameters.values()
     scaled = [
         (rope["original_max_position_embeddings"] if rope["rope_type"] == "yarn" else positions)
         * (rope.get("factor") or 1)
-        for rope in _ropes(getattr(config, "rope_parameters", None) or {})
-        if rope["rope_type"] not in _UNSCALED
+        for rope in ropes
+        if isinstance(rope, Mapping) and rope["rope_type"] not in _UNSCALED
     ]
     return int(max(scaled, default=positions))
-
-
-def _ropes(parameters: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the parameters of all layers, or of each type of layers that has its own."""
-    if "rope_type" in parameters:
-        yield parameters
-    else:
-        yield from (rope for rope in parameters.values() if isinstance(rope, Mapping))

@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
-from attention_client.serving.families.calls import CallFormat
+from attention_client.serving.families.family import CallFormat
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.families.pieces import Call, Reasoning
 

@@ -65,12 +65,11 @@ def _schema(value: Any) -> Any:
             raise ValueError("must be a JSON schema") from None
     if value is not None and not isinstance(value, (dict, bool)):
         raise ValueError("must be a JSON schema: an object")
-    check_depth(value)
-    return value
+    return check_depth(value)
 
 
-def check_depth(value: Any, most: int = _MOST_DEPTH) -> None:
-    """Raise ValueError for JSON that is nested so deeply that llguidance would refuse it.
+def check_depth(value: Any, most: int = _MOST_DEPTH) -> Any:
+    """Return JSON unchanged. Raises ValueError if it is nested so deeply that llguidance would refuse it.
 
     Python could parse such JSON, and then fail to write it where less of its stack is free.
     """
@@ -79,6 +78,7 @@ def check_depth(value: Any, most: int = _MOST_DEPTH) -> None:
     if isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
             check_depth(inner, most - 1)
+    return value
 
 
 _SCHEMA = {

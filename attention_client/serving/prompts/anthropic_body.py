@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from attention_client.serving.prompts.bodies import TokenizeRequest
+from attention_client.serving.prompts.body import Stops, Strict, other_fields
 from attention_client.serving.prompts.converted import (
     ChatBody,
     Converted,
@@ -16,7 +17,6 @@ from attention_client.serving.prompts.converted import (
     joined,
     response_format,
 )
-from attention_client.serving.prompts.fields import Stops, Strict, other_fields
 from eaas.generation.errors import ApiError
 
 __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
-from attention_client.serving.prompts.body import Body
-from attention_client.serving.prompts.fields import (
+from attention_client.serving.prompts.body import (
     BadWords,
     Bias,
+    Body,
     Prompts,
     Seed,
     Stops,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from attention_client.serving.grammars.constraint import check_depth
-from attention_client.serving.prompts.fields import Strict
+from attention_client.serving.prompts.body import Strict
 
 __all__ = ["FunctionCall", "FunctionTool", "Message", "Tool", "ToolCallIn"]
 
@@ -56,12 +56,7 @@ class FunctionCall(Strict):
     """A tool call that the model made in an earlier turn, perhaps with arguments that are no JSON."""
 
     name: str
-    arguments: Any = None
-
-    @model_validator(mode="after")
-    def _arguments_can_be_written(self) -> FunctionCall:
-        check_depth(self.arguments)
-        return self
+    arguments: Annotated[Any, AfterValidator(check_depth)] = None
 
     @property
     def text(self) -> str:

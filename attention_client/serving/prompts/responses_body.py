@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.body import Strict, other_fields
 from attention_client.serving.prompts.converted import (
     ChatBody,
     ConvertedRequest,
@@ -20,7 +21,6 @@ from attention_client.serving.prompts.converted import (
     joined,
     response_format,
 )
-from attention_client.serving.prompts.fields import Strict, other_fields
 from eaas.generation.errors import ApiError
 
 __all__ = ["ResponsesBody", "ResponsesRequest", "call_item", "input_items", "sealed"]

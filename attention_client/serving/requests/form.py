@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from dataclasses import field as data_field
 from typing import Any
 
-from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.family import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP, Markup
-from attention_client.serving.families.reader import AnswerReader, Calls
+from attention_client.serving.families.reader import Calls
 from attention_client.serving.grammars.compiler import Literal
 from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.grammars.source import Part, Source
@@ -61,10 +61,6 @@ class Form:
         if constraint is None:
             return cls()
         return cls(constraint.field, lambda _literal: (constraint.part,))
-
-    def reader(self) -> AnswerReader:
-        """Return a new reader of one answer."""
-        return AnswerReader(self.markup, **self.reading)
 
 
 def chat_form(request: ChatRequest, markup: Markup) -> Form:

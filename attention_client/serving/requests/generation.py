@@ -11,6 +11,7 @@ from typing import Any
 
 from attention_client.serving.errors import as_api_error
 from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
+from attention_client.serving.families.reader import AnswerReader
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
@@ -54,7 +55,7 @@ class Generation:
         )
         self._includes_stop = bool(request.include_stop_str_in_output)
         self._stop = StopStrings(request.stop, include=self._includes_stop)
-        self._reader = form.reader()
+        self._reader = AnswerReader(form.markup, **form.reading)
         self.ids: list[int] = []
         self._scored: list[Scored] = []
         # The first token that `take_ids` did not return; None: nor the prompt.

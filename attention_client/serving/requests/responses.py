@@ -22,7 +22,7 @@ from attention_client.serving.prompts.responses_body import (
 )
 from attention_client.serving.requests.completions import ChatHandler
 from attention_client.serving.requests.generation import Answer
-from attention_client.serving.requests.report import Event, Report, read_arguments, respond
+from attention_client.serving.requests.report import Event, Report, read_arguments
 from attention_client.serving.requests.service import More, Service
 from eaas.generation.errors import ApiError
 
@@ -133,7 +133,7 @@ class ResponsesHandler(ChatHandler):
         keep = partial(self._stored.keep, body) if request.repeated["store"] else None
         del body, whole  # may be megabytes
         report = ResponsesReport(request, answer, self._service.name, keep)
-        return await respond(request, answer, report)
+        return await report.respond(request)
 
 
 class ResponsesReport(Report):
