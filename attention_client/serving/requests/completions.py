@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from attention_client.serving.requests.form import Form, chat_form
+from attention_client.serving.requests.generation import Finish
 from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.logprobs import (
     CompletionLogprobs,

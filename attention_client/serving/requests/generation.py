@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
 from typing import Any
 
 from attention_client.serving.errors import as_api_error
-from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
-from attention_client.serving.families.reader import AnswerReader
+from attention_client.serving.families.reader import AnswerReader, Call, Reasoning
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
@@ -19,7 +19,27 @@ from attention_client.serving.requests.service import Service
 from attention_client.serving.requests.text import Detokenizer, StopStrings
 from eaas.generation.work import Delivery, Work
 
-__all__ = ["Answer", "Generation"]
+__all__ = ["Answer", "Finish", "Generation", "Served"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The expert servers that computed the next piece of text: (token, expert) pairs by server."""
+
+    servers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of an answer: "stop" (an end token or a stop string), "length" or "tool_calls".
+
+    Attributes:
+        reason: One of these.
+        stop: The request's stop string that ended the answer; None: none did.
+    """
+
+    reason: str
+    stop: str | None = None
 
 
 class Generation:

@@ -18,14 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from attention_client.serving.defaults import Defaults
 from attention_client.serving.errors import error_event
-from attention_client.serving.families.pieces import Finish, Served
 from attention_client.serving.prompts.bodies import (
     CompletionRequest,
     GenerationRequest,
     StreamOptions,
 )
 from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Answer, Generation
+from attention_client.serving.requests.generation import Answer, Finish, Generation, Served
 from attention_client.serving.requests.logprobs import LogprobsForm, TokenTexts
 from attention_client.serving.requests.service import More, Service
 from eaas.generation.errors import ApiError

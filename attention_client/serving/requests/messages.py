@@ -8,10 +8,10 @@ from typing import Any
 from starlette.responses import Response
 
 from attention_client.serving.errors import anthropic_body
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.anthropic_body import MessagesRequest
 from attention_client.serving.requests.completions import ChatHandler
-from attention_client.serving.requests.generation import Answer
+from attention_client.serving.requests.generation import Answer, Finish
 from attention_client.serving.requests.report import Event, Report, read_arguments
 from eaas.generation.errors import ApiError
 

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.responses import JSONResponse, Response
 
-from attention_client.serving.families.pieces import Call, Finish
+from attention_client.serving.families.reader import Call
 from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.requests.generation import Answer
+from attention_client.serving.requests.generation import Answer, Finish
 from attention_client.serving.requests.handler import EventStream
 from eaas.generation.errors import ApiError
 

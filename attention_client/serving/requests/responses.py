@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.prompts.body import load_json
 from attention_client.serving.prompts.responses_body import (
@@ -21,7 +21,7 @@ from attention_client.serving.prompts.responses_body import (
     sealed,
 )
 from attention_client.serving.requests.completions import ChatHandler
-from attention_client.serving.requests.generation import Answer
+from attention_client.serving.requests.generation import Answer, Finish
 from attention_client.serving.requests.report import Event, Report, read_arguments
 from attention_client.serving.requests.service import More, Service
 from eaas.generation.errors import ApiError
