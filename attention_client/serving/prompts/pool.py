@@ -1,6 +1,9 @@
 """Where the HTTP endpoint reads a request body, so that reading delays no other request's stream.
 
-Here, in a thread, or in the prompt worker, whose process this starts and ends.
+Here, in a thread, or in the prompt worker: `python -m attention_client.serving.prompts.pool` with the
+descriptor of a `Connection`. The first message is the settings (JSON), answered by an empty one when the
+worker is ready. Then each message is a class (MODULE:NAME) and, after a line break, a body. Its answer is a
+line of JSON ({"request", "found", "lengths"} or {"error"}), then the tokens of all prompts (4 bytes each).
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import contextlib
 import json
 import logging
 import os
+import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -19,14 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
 from multiprocessing.connection import Connection
+from pkgutil import resolve_name
 from typing import Any
 
 from attention_client.heap import trim_heap
-from attention_client.serving.prompts.body import RequestT, parse
+from attention_client.serving.prompts.body import Body, RequestT, parse
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
 from eaas.generation.errors import ApiError
 
-__all__ = ["PromptPool"]
+__all__ = ["PromptPool", "main"]
 
 _LOG = logging.getLogger(__name__)
 # Up to this size, reading takes less time than a switch to another thread.
@@ -35,7 +41,6 @@ _AT_ONCE_BYTES = 2 * 2**10
 # A thread may hold it for milliseconds, but megabytes take longer.
 _IN_THREAD_BYTES = 64 * 2**10
 _IDLE_S = 10.0
-_WORKER = "attention_client.serving.prompts.worker"
 _START_S = 60
 _DEADLINE_S = 30
 _END_S = 5.0
@@ -46,6 +51,10 @@ _ENVIRONMENT = {
     # Without this transformers warns about the missing torch.
     "TRANSFORMERS_VERBOSITY": "error",
 }
+# Of the worker.
+_NICENESS = 10  # generation has priority
+_MOST_MEMORY = 4 * 2**30  # bytes of address space
+_OOM_SCORE = "1000"  # the kernel kills this process first if memory runs out
 
 
 class PromptPool:
@@ -154,7 +163,7 @@ class _Worker:
             ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", _START_S, 0))
         self._channel = Connection(ours.detach())
         with theirs:
-            command = [sys.executable, "-m", _WORKER, str(theirs.fileno())]
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -167,7 +176,6 @@ class _Worker:
             "tokenizer": self._tokenizer.name_or_path,
             "chat_template": self._tokenizer.chat_template,
             "limits": asdict(self._limits),
-            "deadline_s": _DEADLINE_S,
         }
         try:
             self._ask(json.dumps(settings).encode(), _START_S)
@@ -180,3 +188,56 @@ class _Worker:
         if not self._channel.poll(timeout_s):
             raise TimeoutError
         return self._channel.recv_bytes()
+
+
+def main() -> None:
+    """Run the worker process: read bodies until the endpoint closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY or most > _MOST_MEMORY:
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, most))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(_OOM_SCORE)
+    with contextlib.suppress(EOFError), Connection(int(sys.argv[1])) as channel:
+        settings = json.loads(channel.recv_bytes())
+        reader = PromptReader(_tokenizer(settings), ModelLimits(**settings["limits"]))
+        os.nice(_NICENESS)
+        channel.send_bytes(b"")
+        while True:
+            name, _, body = channel.recv_bytes().partition(b"\n")
+            # The endpoint waits no longer than this. The alarm ends a long read if the endpoint has died.
+            signal.alarm(_DEADLINE_S)
+            channel.send_bytes(_answer(reader, resolve_name(name.decode()), body))
+            signal.alarm(0)
+            del body
+
+
+def _tokenizer(settings: dict[str, Any]) -> Any:
+    # Tokenizers do not need torch, whose import takes seconds and 200 MB.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(settings["tokenizer"], local_files_only=True)
+    tokenizer.chat_template = settings["chat_template"]
+    return tokenizer
+
+
+def _answer(reader: PromptReader, cls: type[Body], body: bytes) -> bytes:
+    try:
+        request, prompts = reader.read(cls, body)
+    except Exception as error:  # noqa: BLE001 (sent to the client)
+        failure = error
+        if not isinstance(error, ApiError):
+            _LOG.exception("a request could not be read")
+            reason = f"The request could not be read: {type(error).__name__}: {error}"
+            failure = ApiError(500, reason)
+        # The arguments of ApiError.
+        return json.dumps({"error": vars(failure)}).encode() + b"\n"
+    tokens = array("I", (token for prompt in prompts for token in prompt))
+    lengths = [len(prompt) for prompt in prompts]
+    answer = {"request": request.settings(), "found": request.found, "lengths": lengths}
+    return json.dumps(answer).encode() + b"\n" + tokens.tobytes()
+
+
+if __name__ == "__main__":
+    main()

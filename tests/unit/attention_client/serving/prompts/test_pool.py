@@ -27,7 +27,7 @@ from eaas_cli.demo_model.tokenizer import build_tokenizer
 
 LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000)
 PATIENCE_S = 60.0
-WORKER = "attention_client.serving.prompts.worker"
+WORKER = "attention_client.serving.prompts.pool"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "string"}}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "y"}'}}
 PADDING = {"metadata": "m" * 70_000}  # for the worker
