@@ -44,9 +44,8 @@ from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.anthropic_body import CountRequest
 from attention_client.serving.prompts.bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
 from attention_client.serving.prompts.reader import missing_template
-from attention_client.serving.requests.completions import ChatHandler, TextHandler
+from attention_client.serving.requests.completions import ChatHandler, Handler, TextHandler
 from attention_client.serving.requests.generation import Served
-from attention_client.serving.requests.handler import Handler
 from attention_client.serving.requests.messages import MessagesHandler
 from attention_client.serving.requests.responses import ResponsesHandler, StoredResponses
 from attention_client.serving.requests.service import More, Service

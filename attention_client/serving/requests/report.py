@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 
 from attention_client.serving.families.reader import Call
 from attention_client.serving.prompts.bodies import GenerationRequest
+from attention_client.serving.requests.completions import EventStream
 from attention_client.serving.requests.generation import Answer, Finish
-from attention_client.serving.requests.handler import EventStream
 from eaas.generation.errors import ApiError
 
 __all__ = ["Event", "Report", "read_arguments"]
