@@ -140,14 +140,12 @@ class Cors(CORSMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a preflight request, or let the application answer and add headers."""
-        answer = super().__call__ if self._applies(scope) else self.app
-        await answer(scope, receive, send)
-
-    def _applies(self, scope: Scope) -> bool:
-        if scope["type"] != "http" or is_page_path(scope["path"]):
-            return False
+        applies = scope["type"] == "http" and not is_page_path(scope["path"])
         # As a POST: with CORS headers a page could also read the answer to a GET.
-        return self._access.wrong_host({**scope, "method": "POST"}) is None
+        if applies and self._access.wrong_host({**scope, "method": "POST"}) is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 def _as_bearer(header: bytes) -> bytes:

@@ -5,15 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import chain
@@ -252,7 +244,7 @@ async def _tokenize(service: Service, body: bytes, _more: More) -> Response:
     # A list of numbers takes nine times the memory, for as long as the client reads.
     tokens = array("I", found)
     del found
-    texts: Iterable[str] = ["null"]
+    texts: Iterator[str] = iter(["null"])
     if request.return_token_strs:
         texts = chain("[", _items(tokens, service.tokenizer.convert_ids_to_tokens), "]")
     head = f'{{"count":{len(tokens)},"max_model_len":{service.max_model_len},"tokens":['

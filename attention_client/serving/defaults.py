@@ -12,9 +12,10 @@ from typing import Any, Self
 from eaas.checkpoint.generation_file import GenerationFields
 from eaas.generation.sampling import Sampling
 
-__all__ = ["Defaults", "context_length"]
+__all__ = ["SHARED_SETTINGS", "Defaults", "context_length"]
 
-_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+SHARED_SETTINGS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+"""Fields of `Sampling` that both generation_config.json and requests have, under the same names."""
 # Fields that change transformers' answers and not this endpoint's, with the value that changes nothing.
 _NOT_DONE: dict[str, Any] = {
     "bad_words_ids": [],
@@ -84,7 +85,7 @@ class Defaults:
         given = generation_config.to_dict()
         file = "config.json" if given.get("_from_model_config") else "generation_config.json"
         fields = GenerationFields.of(file, given)
-        chosen = fields.model_dump(include=_SAMPLING, exclude_none=True)
+        chosen = fields.model_dump(include=SHARED_SETTINGS, exclude_none=True)
         settings = {"temperature": 1.0} | chosen | {"top_k": max(fields.top_k or 0, 0)}
         sampling = Sampling(**settings if fields.do_sample else settings | {"temperature": 0.0})
         ends = fields.eos_token_id

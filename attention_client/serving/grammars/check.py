@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
-from attention_client.serving.grammars.source import Part
+from attention_client.serving.grammars import Part
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from attention_client.serving.grammars.source import Part
+from attention_client.serving.grammars import Part
 
 __all__ = [
     "Constraint",

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from attention_client.serving.defaults import Defaults
+from attention_client.serving.defaults import SHARED_SETTINGS, Defaults
 from attention_client.serving.errors import error_event
 from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.bodies import (
@@ -50,12 +50,7 @@ _GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
 _MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each of its choices
 _MOST_LOGPROBS = 2**20  # of one request
 _CUTS = {"top_p", "top_k", "min_p"}
-_SAME_NAMES = _CUTS | {
-    "temperature",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-}
+_SAME_NAMES = SHARED_SETTINGS | {"presence_penalty", "frequency_penalty"}
 _DONE = "data: [DONE]\n\n"
 # They ask proxies to pass events on at once.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -16,9 +16,9 @@ from typing import Any
 from attention_client.serving.families.family import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP, Markup
 from attention_client.serving.families.reader import Calls
+from attention_client.serving.grammars import Part, Source
 from attention_client.serving.grammars.compiler import Literal
 from attention_client.serving.grammars.constraint import Constraint
-from attention_client.serving.grammars.source import Part, Source
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.messages import FunctionTool
 
