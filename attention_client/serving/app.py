@@ -31,7 +31,7 @@ from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
 from attention_client.serving.limits import Quota, ServeLimits
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.openapi import openapi_document
 from attention_client.serving.prompts.anthropic_body import CountRequest
 from attention_client.serving.prompts.bodies import ChatRequest, DetokenizeRequest, TokenizeRequest

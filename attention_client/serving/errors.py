@@ -24,8 +24,6 @@ _OTHER_WORK = re.compile(
     r"fine_tuning|assistants|threads|realtime)(/|$)"
 )
 _MOST_SEGMENTS = 8  # before what may be a path of ours
-
-
 _ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.requests.completions import ChatHandler
 from attention_client.serving.requests.generation import Answer, Generation

@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
 from attention_client.serving.prompts.body import (
     BadWords,
     Bias,
     Body,
+    FieldError,
     Prompts,
     Seed,
     Stops,
@@ -23,6 +23,7 @@ from attention_client.serving.prompts.body import (
     Whole,
     other_fields,
 )
+from attention_client.serving.prompts.constraint import ConstraintFields
 from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
 from eaas.checkpoint.generation_file import MinP, RepetitionPenalty, TopK, TopP
 

@@ -26,7 +26,6 @@ from pydantic import (
 )
 from pydantic_core import from_json
 
-from attention_client.serving.grammars.constraint import FieldError
 from eaas.generation.errors import ApiError
 
 __all__ = [
@@ -36,6 +35,7 @@ __all__ = [
     "BadWords",
     "Bias",
     "Body",
+    "FieldError",
     "ModelName",
     "Prompts",
     "RequestT",
@@ -44,6 +44,7 @@ __all__ = [
     "Strict",
     "ToolChoice",
     "Whole",
+    "check_depth",
     "load_json",
     "other_fields",
     "parse",
@@ -60,9 +61,31 @@ _STOP_CHARACTERS = 1024
 _MOST_BIASED = 1024
 _MOST_BAD_WORDS = 128
 _INT64 = 2**63
+_MOST_DEPTH = 100
 
 MOST_PROMPTS = 1024
 """Most prompts of one request."""
+
+
+class FieldError(ValueError):
+    """A wrong value of a field that depends on other fields; raised where pydantic does not know its name."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+
+
+def check_depth(value: Any, most: int = _MOST_DEPTH) -> Any:
+    """Return JSON unchanged. Raises ValueError if it is nested so deeply that llguidance would refuse it.
+
+    Python could parse such JSON, and then fail to write it where less of its stack is free.
+    """
+    if most == 0:
+        raise ValueError(f"is nested more than {_MOST_DEPTH} levels deep")
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            check_depth(inner, most - 1)
+    return value
 
 
 class Strict(BaseModel):
@@ -75,8 +98,6 @@ class Strict(BaseModel):
 
 NO_EFFECT = "Has no effect on the answer."
 """The description of a known field that changes no answer of this engine."""
-
-
 REFUSED = "Is not supported: refused, except for a value that changes nothing."
 """The description of a known field that this engine does not have."""
 

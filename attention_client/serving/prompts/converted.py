@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import Body, parse
+from attention_client.serving.prompts.constraint import Constraint
 from eaas.generation.errors import ApiError
 
 __all__ = ["ChatBody", "Converted", "ConvertedRequest", "called", "joined", "response_format"]

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
-from attention_client.serving.grammars.constraint import check_depth
-from attention_client.serving.prompts.body import Strict
+from attention_client.serving.prompts.body import Strict, check_depth
 
 __all__ = ["FunctionCall", "FunctionTool", "Message", "Tool", "ToolCallIn"]
 

@@ -18,8 +18,8 @@ from attention_client.serving.families.markup import NO_MARKUP, Markup
 from attention_client.serving.families.reader import Calls
 from attention_client.serving.grammars import Part, Source
 from attention_client.serving.grammars.compiler import Literal
-from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.constraint import Constraint
 from attention_client.serving.prompts.messages import FunctionTool
 
 __all__ = ["Form", "chat_form"]

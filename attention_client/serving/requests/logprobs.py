@@ -126,31 +126,24 @@ class CompletionLogprobs:
 
     def __call__(self, scored: Scored) -> dict[str, Any]:
         """Return the `logprobs` of the next tokens; null for a token that nothing precedes."""
-        tokens: list[str] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        found: dict[str, list[Any]] = {name: [] for name in names}
         for token, logprob, likeliest in _rows(scored):
-            tokens.append(self._texts.text(token))
-            offsets.append(self._offset)
+            found["tokens"].append(self._texts.text(token))
+            found["text_offset"].append(self._offset)
             if not (self._skips_special and self._texts.is_special(token)):
                 self._offset += len(self._decoder.decode(self._texts.data(token)))
             if math.isnan(logprob):
-                logprobs.append(None)
-                tops.append(None)
+                found["token_logprobs"].append(None)
+                found["top_logprobs"].append(None)
                 continue
-            logprobs.append(max(logprob, _LEAST))
+            found["token_logprobs"].append(max(logprob, _LEAST))
             # Of tokens with the same text, the likeliest counts.
             top: dict[str, float] = {}
             for likely, value in (*likeliest, (token, logprob)):
                 top.setdefault(self._texts.text(likely), max(value, _LEAST))
-            tops.append(top)
-        return {
-            "tokens": tokens,
-            "token_logprobs": logprobs,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+            found["top_logprobs"].append(top)
+        return found
 
 
 def _rows(scored: Scored) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:

@@ -14,7 +14,7 @@ from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.body import MOST_PROMPTS, RequestT
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits

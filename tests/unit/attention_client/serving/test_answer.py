@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Answer, Finish, Generation

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.families.reader import Call, Calls, Reasoning
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.generation import Answer, Finish, Generation
