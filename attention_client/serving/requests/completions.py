@@ -242,10 +242,8 @@ class ChatHandler(Handler):
     def form(self, request: ChatRequest) -> Form:
         """Return the form that the answer must have, a constraint or tool calls."""
         letters = request.constraint is not None and request.constraint.is_raw
-        skips_special = request.skips_special
-        return chat_form(
-            request, self._service.markup(skips_special=skips_special, letters=letters)
-        )
+        markup = self._service.markup(skips_special=request.skips_special, letters=letters)
+        return chat_form(request, markup)
 
     def logprobs_form(self, request: ChatRequest, texts: TokenTexts) -> LogprobsForm:
         """Return a new converter of one choice's log-probabilities."""

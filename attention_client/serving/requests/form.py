@@ -15,7 +15,7 @@ from typing import Any
 
 from attention_client.serving.families.family import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP, Markup
-from attention_client.serving.families.reader import Calls
+from attention_client.serving.families.reader import AnswerReader, Calls
 from attention_client.serving.grammars import Part, Source
 from attention_client.serving.grammars.compiler import Literal
 from attention_client.serving.prompts.bodies import ChatRequest
@@ -61,6 +61,10 @@ class Form:
         if constraint is None:
             return cls()
         return cls(constraint.field, lambda _literal: (constraint.part,))
+
+    def reader(self) -> AnswerReader:
+        """Return a new reader of one answer."""
+        return AnswerReader(self.markup, **self.reading)
 
 
 def chat_form(request: ChatRequest, markup: Markup) -> Form:

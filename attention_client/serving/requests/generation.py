@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from attention_client.serving.errors import as_api_error
-from attention_client.serving.families.reader import AnswerReader, Call, Reasoning
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.bodies import GenerationRequest
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
@@ -75,7 +75,7 @@ class Generation:
         )
         self._includes_stop = bool(request.include_stop_str_in_output)
         self._stop = StopStrings(request.stop, include=self._includes_stop)
-        self._reader = AnswerReader(form.markup, **form.reading)
+        self._reader = form.reader()
         self.ids: list[int] = []
         self._scored: list[Scored] = []
         # The first token that `take_ids` did not return; None: nor the prompt.
