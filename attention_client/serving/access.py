@@ -1,4 +1,4 @@
-"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys.
+"""Access checks of every HTTP request, before any application: Host and Origin headers, API keys, CORS.
 
 On loopback, Host and Origin defend against web pages in local browsers. A page can send requests to the
 browser's own machine. With DNS rebinding (the page's name resolves to 127.0.0.1 after the page has loaded) it
@@ -12,18 +12,20 @@ import base64
 import binascii
 import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_client.serving.dashboard.mount import is_page_path
 from attention_client.serving.errors import error_response
 from eaas.generation.errors import ApiError
 from eaas.net.api_keys import ApiKeys
 
-__all__ = ["Access"]
+__all__ = ["Access", "Cors"]
 
 # Health checks and Prometheus send no key.
 _OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/metrics"})
@@ -39,6 +41,8 @@ _UNKNOWN = ApiError(
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@\[\]\s]+)(:[0-9]*)?")
 # These methods change nothing, and a page cannot read the answers without CORS headers.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Headers of answers that a web page of another origin may read.
+_EXPOSED = ("X-Request-Id", "X-Eaas-Ignored-Fields", "Retry-After")
 
 
 class Access:
@@ -60,24 +64,27 @@ class Access:
             return error_response(wrong_host, path)
         if self._is_authorised(scope):
             return None
-        return _ask_password() if is_page_path(path) else error_response(_UNKNOWN, path)
+        if not is_page_path(path):
+            return error_response(_UNKNOWN, path)
+        return PlainTextResponse(
+            "The password is one of this endpoint's API keys; any user name will do.\n",
+            status_code=401,
+            headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
+        )
 
     def wrong_host(self, scope: Scope) -> ApiError | None:
         """Return the refusal of an HTTP request that names another host; None: the request may pass."""
         if self._hosts is None:
             return None
-        for name, value in scope["headers"]:
-            if name == b"host":
-                host = value.decode("latin-1")
-                found = _HOST_PORT.fullmatch(host)
-                # HTTP/1.0 clients may send no Host; browsers always do.
-                if host and (found is None or not self._knows(found[1])):
-                    return _refusal("Host", host)
-            elif name == b"origin" and scope["method"] not in _SAFE_METHODS:
-                origin = value.decode("latin-1")
-                if not self._knows_origin(origin):
-                    return _refusal("Origin", origin)
-        return None
+        headers = Headers(scope=scope)
+        for host in headers.getlist("host"):
+            found = _HOST_PORT.fullmatch(host)
+            # HTTP/1.0 clients may send no Host; browsers always do.
+            if host and (found is None or not self._knows(found[1])):
+                return _refusal("Host", host)
+        origins = [] if scope["method"] in _SAFE_METHODS else headers.getlist("origin")
+        wrong = next((origin for origin in origins if not self._knows_origin(origin)), None)
+        return None if wrong is None else _refusal("Origin", wrong)
 
     def _knows(self, host: str) -> bool:
         host = _plain(host)
@@ -114,12 +121,31 @@ class Access:
         return any(map(self._keys.allow, [*headers, *(b"Bearer " + key for key in keys)]))
 
 
-def _ask_password() -> Response:
-    return PlainTextResponse(
-        "The password is one of this endpoint's API keys; any user name will do.\n",
-        status_code=401,
-        headers={"WWW-Authenticate": 'Basic realm="Expert-as-a-Service", charset="UTF-8"'},
-    )
+class Cors(CORSMiddleware):
+    """ASGI middleware: answers preflight requests and adds CORS headers to answers, errors too.
+
+    It stands before the checks of keys, because a preflight request shows none. On loopback it acts only on
+    requests that name a right host and origin, whatever the method; the guard refuses the others or answers
+    without CORS headers. The dashboard stays closed to other origins.
+
+    Args:
+        app: The application with its checks.
+        origins: Allowed origins, or "*".
+        access: Decides which hosts and origins a request may name.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], access: Access) -> None:
+        super().__init__(app, origins, ("GET", "POST", "DELETE"), ("*",), expose_headers=_EXPOSED)
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a preflight request, or let the application answer and add headers."""
+        applies = scope["type"] == "http" and not is_page_path(scope["path"])
+        # As a POST: with CORS headers a page could also read the answer to a GET.
+        if applies and self._access.wrong_host({**scope, "method": "POST"}) is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 def _as_bearer(header: bytes) -> bytes:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
@@ -20,32 +23,31 @@ from attention_client.generation.live_admission import LiveAdmission, Scheduling
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
-from attention_client.serving.access import Access
-from attention_client.serving.cors import Cors
+from attention_client.serving.access import Access, Cors
+from attention_client.serving.dashboard.chat_source import Piece
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.defaults import Defaults
 from attention_client.serving.errors import ERROR_HANDLERS
 from attention_client.serving.families.family import Family
 from attention_client.serving.guard import MORE_SEQUENCES, RequestGuard
-from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.limits import Quota, ServeLimits
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.openapi import openapi_document
-from attention_client.serving.prompts.template import missing_template
-from attention_client.serving.quota import Quota
-from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.completion import TextHandler
+from attention_client.serving.prompts.anthropic_body import CountRequest
+from attention_client.serving.prompts.bodies import ChatRequest, DetokenizeRequest, TokenizeRequest
+from attention_client.serving.prompts.reader import missing_template
+from attention_client.serving.requests.completions import ChatHandler, Handler, TextHandler
+from attention_client.serving.requests.generation import Served
 from attention_client.serving.requests.messages import MessagesHandler
-from attention_client.serving.requests.page_chat import page_chat
-from attention_client.serving.requests.responses import ResponsesHandler
+from attention_client.serving.requests.responses import ResponsesHandler, StoredResponses
 from attention_client.serving.requests.service import More, Service
-from attention_client.serving.requests.stored import StoredResponses
-from attention_client.serving.requests.tokenization import count_tokens, detokenize, tokenize
 from attention_client.telemetry.tracing import RequestTraces
 from eaas import __version__
 
 __all__ = ["build_app"]
 
 _Answer = Callable[[bytes, More], Awaitable[Response]]
+_AT_ONCE = 8192  # tokens that are written in one step; a thread takes the steps
 
 
 def build_app(
@@ -125,17 +127,17 @@ def build_app(
         "/v1/chat/completions": chat.handle_request,
         "/v1/completions": text.handle_request,
         "/v1/messages": MessagesHandler(service).handle_request,
-        "/v1/messages/count_tokens": partial(count_tokens, service),
+        "/v1/messages/count_tokens": partial(_count_tokens, service),
         "/v1/responses": ResponsesHandler(service, stored).handle_request,
-        "/tokenize": partial(tokenize, service),
-        "/detokenize": partial(detokenize, service),
+        "/tokenize": partial(_tokenize, service),
+        "/detokenize": partial(_detokenize, service),
     }
     for path, answer in post.items():
         _add_post(app, path, answer)
     _add_stored(app, stored)
     if dashboard is not None:
         handler = text if missing_template(tokenizer) else chat
-        dashboard.serve(names[0], partial(page_chat, handler, sequences))
+        dashboard.serve(names[0], partial(_page_chat, handler, sequences))
         app.router.routes.append(dashboard)
     app.add_middleware(
         RequestGuard,
@@ -216,3 +218,55 @@ def _health(good: bool, reason: str) -> Response:
     if good:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "unhealthy", "reason": reason}, status_code=503)
+
+
+async def _page_chat(
+    handler: Handler, sequences: Quota, text: str, tokens: int
+) -> AsyncGenerator[Piece, None]:
+    """Answer in the dashboard's chat box (`ChatSource`). The answer counts towards the limit of requests."""
+    is_chat = handler.request_class is ChatRequest
+    said = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    options = {"max_tokens": tokens, "stream": True, "stream_options": {"include_servers": True}}
+    with sequences.share() as take:
+        take(1)
+        _, answer = await handler.answer(json.dumps(said | options).encode())
+        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+            async for _, piece in pieces:
+                if isinstance(piece, Served):
+                    yield piece.servers
+                elif isinstance(piece, str):
+                    yield piece
+
+
+async def _tokenize(service: Service, body: bytes, _more: More) -> Response:
+    """Answer with the tokens of a text or of chat messages, which may be millions. Raises ApiError."""
+    request, (found,) = await service.read(TokenizeRequest, body)
+    # A list of numbers takes nine times the memory, for as long as the client reads.
+    tokens = array("I", found)
+    del found
+    texts: Iterator[str] = iter(["null"])
+    if request.return_token_strs:
+        texts = chain("[", _items(tokens, service.tokenizer.convert_ids_to_tokens), "]")
+    head = f'{{"count":{len(tokens)},"max_model_len":{service.max_model_len},"tokens":['
+    content = chain([head], _items(tokens, list), ['],"token_strs":'], texts, "}")
+    headers = request.ignored_header
+    return StreamingResponse(content, headers=headers, media_type="application/json")
+
+
+def _items(tokens: Sequence[int], convert: Any) -> Iterator[str]:
+    """Yield the items of a JSON list in parts, because each part holds the interpreter's lock."""
+    for begin in range(0, len(tokens), _AT_ONCE):
+        part = json.dumps(convert(list(tokens[begin : begin + _AT_ONCE])), separators=(",", ":"))
+        yield f"{',' if begin else ''}{part[1:-1]}"
+
+
+async def _detokenize(service: Service, body: bytes, _more: More) -> Response:
+    """Answer with the text of tokens. Raises ApiError."""
+    request, _ = await service.read(DetokenizeRequest, body)
+    return JSONResponse({"prompt": request.found["text"]}, headers=request.ignored_header)
+
+
+async def _count_tokens(service: Service, body: bytes, _more: More) -> Response:
+    """Answer with the number of tokens of chat messages. Raises ApiError."""
+    request, (tokens,) = await service.read(CountRequest, body)
+    return JSONResponse({"input_tokens": len(tokens)}, headers=request.ignored_header)

@@ -1,15 +1,21 @@
-"""What a checkpoint decides for requests that do not: its generation_config.json and its tokenizer."""
+"""What a checkpoint decides: the longest sequence, and what requests leave out.
+
+Its config.json, its generation_config.json and its tokenizer say so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from eaas.checkpoint.generation_file import GenerationFields
 from eaas.generation.sampling import Sampling
 
-__all__ = ["Defaults"]
+__all__ = ["SHARED_SETTINGS", "Defaults", "context_length"]
 
+SHARED_SETTINGS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+"""Fields of `Sampling` that both generation_config.json and requests have, under the same names."""
 # Fields that change transformers' answers and not this endpoint's, with the value that changes nothing.
 _NOT_DONE: dict[str, Any] = {
     "bad_words_ids": [],
@@ -44,6 +50,9 @@ _NOT_DONE: dict[str, Any] = {
     "watermarking_config": None,
 }
 
+# Their max_position_embeddings is the extended length already.
+_UNSCALED = ("default", "llama3", "longrope")
+
 
 @dataclass(frozen=True)
 class Defaults:
@@ -76,13 +85,9 @@ class Defaults:
         given = generation_config.to_dict()
         file = "config.json" if given.get("_from_model_config") else "generation_config.json"
         fields = GenerationFields.of(file, given)
-        sampling = Sampling(
-            temperature=_or(fields.temperature, 1.0) if fields.do_sample else 0.0,
-            top_p=_or(fields.top_p, 1.0),
-            top_k=max(_or(fields.top_k, 0), 0),
-            min_p=_or(fields.min_p, 0.0),
-            repetition_penalty=_or(fields.repetition_penalty, 1.0),
-        )
+        chosen = fields.model_dump(include=SHARED_SETTINGS, exclude_none=True)
+        settings = {"temperature": 1.0} | chosen | {"top_k": max(fields.top_k or 0, 0)}
+        sampling = Sampling(**settings if fields.do_sample else settings | {"temperature": 0.0})
         ends = fields.eos_token_id
         named = [*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id]
         vocabulary = config.get_text_config().vocab_size
@@ -93,5 +98,26 @@ class Defaults:
         return cls(sampling, fields.max_new_tokens, tuple(dict.fromkeys(known)), tuple(ignored))
 
 
-def _or(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
+def context_length(config: Any) -> int | None:
+    """Return the most tokens of a sequence, as vLLM derives it; None: the config has no limit.
+
+    YaRN extends `original_max_position_embeddings` by its factor, whatever `max_position_embeddings` says:
+    model cards add YaRN to a config and leave the old length there. Other scalings extend
+    `max_position_embeddings`. Unlike vLLM, which serves LongRoPE's original length, this is the extended one.
+
+    Args:
+        config: transformers' config of a text model, which has every spelling as `rope_parameters`.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # Of all layers, or of each type of layers that has its own.
+    ropes = [parameters] if "rope_type" in parameters else parameters.values()
+    scaled = [
+        (rope["original_max_position_embeddings"] if rope["rope_type"] == "yarn" else positions)
+        * (rope.get("factor") or 1)
+        for rope in ropes
+        if isinstance(rope, Mapping) and rope["rope_type"] not in _UNSCALED
+    ]
+    return int(max(scaled, default=positions))

@@ -24,8 +24,6 @@ _OTHER_WORK = re.compile(
     r"fine_tuning|assistants|threads|realtime)(/|$)"
 )
 _MOST_SEGMENTS = 8  # before what may be a path of ours
-
-
 _ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -77,7 +75,9 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, f"The model failed: {type(error).__name__}: {error}", code="model_error")
 
 
-def _of_http(request: Request, error: HTTPException) -> JSONResponse:
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        return error_response(as_api_error(error), request.url.path)
     message, headers = str(error.detail), error.headers or {}
     if error.status_code == 404:
         message = f"No such URL: {request.url.path[:200]}. {_remedy(request)}"
@@ -86,12 +86,6 @@ def _of_http(request: Request, error: HTTPException) -> JSONResponse:
     response = error_response(ApiError(error.status_code, message), request.url.path)
     response.headers.update(headers)
     return response
-
-
-async def _answer(request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, HTTPException):
-        return _of_http(request, error)
-    return error_response(as_api_error(error), request.url.path)
 
 
 ERROR_HANDLERS = dict.fromkeys(

@@ -16,9 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from attention_client.serving.access import Access
 from attention_client.serving.dashboard.mount import is_page_path
 from attention_client.serving.errors import error_response
-from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.quota import Quota
+from attention_client.serving.limits import Quota, ServeLimits
+from attention_client.serving.metrics import ServeMetrics
 from eaas.generation.errors import ApiError
 
 __all__ = ["MORE_SEQUENCES", "RequestGuard"]

@@ -14,9 +14,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from attention_client.serving.prompts.anthropic_body import CountBody, MessagesBody
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from attention_client.serving.prompts.responses_body import ResponsesBody
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas import __version__
 
 __all__ = ["openapi_document"]

@@ -15,10 +15,14 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from attention_client.serving.prompts.anthropic_body import CountBody, MessagesBody
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.prompts.responses_body import ResponsesBody
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas.generation.errors import ApiError
 from http_box import Box
 

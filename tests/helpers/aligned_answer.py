@@ -13,7 +13,7 @@ import regex
 from transformers.utils.chat_parsing.content_parsers import process_field
 
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.pieces import Call, Reasoning
+from attention_client.serving.families.reader import Call, Reasoning
 
 __all__ = ["Alignment", "joined"]
 

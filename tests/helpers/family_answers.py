@@ -13,9 +13,8 @@ from tokenizers import AddedToken
 
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.pieces import Call, Reasoning
-from attention_client.serving.families.reader import AnswerReader
-from attention_client.serving.requests.detokenize import Detokenizer
+from attention_client.serving.families.reader import AnswerReader, Call, Reasoning
+from attention_client.serving.requests.text import Detokenizer
 from byte_tokenizer import byte_tokenizer
 
 __all__ = ["FAMILIES", "family_tokenizer", "markup_texts", "merged", "pieces_of"]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from attention_client.generation.sampling import Chooser, choose_tokens
+from attention_client.serving.grammars import Part, Source
 from attention_client.serving.grammars.compiler import GrammarCompiler, Literal
-from attention_client.serving.grammars.source import Part, Source
 from eaas.generation.grammar import Grammar
 from eaas.generation.sampling import Sampling
 from eaas.generation.work import Work

@@ -14,11 +14,10 @@ from tokenizers import AddedToken
 
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.generation import Generation
+from attention_client.serving.requests.completions import ChatHandler
+from attention_client.serving.requests.generation import Answer, Generation
 from eaas.generation.sampling import GREEDY
 from eaas.generation.work import Delivery, Work
 from family_answers import markup_texts

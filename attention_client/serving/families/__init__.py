@@ -1,9 +1,6 @@
 """How the models of each family write an answer: one JSON file a family, and what reads them.
 
-- `family`: the file of a family, and the choice of one for a checkpoint.
+- `family`: the file of a family, the format of calls that a grammar forces, the choice for a checkpoint.
 - `markup`: a family's markup as a tokenizer writes it.
-- `reader`: splits an answer into reasoning, calls and text.
-- `pieces`: these parts, of which the answers of all APIs are made.
-- `calls`: the format of calls that a grammar forces.
-- `pythonic`: calls that are written as in Python.
+- `reader`: splits an answer into reasoning, calls and text, of which the answers of all APIs are made.
 """

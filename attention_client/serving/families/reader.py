@@ -12,18 +12,48 @@ from __future__ import annotations
 
 import enum
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from dataclasses import field as data_field
 from typing import Any
 
 from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
-from attention_client.serving.families.calls import CallFormat
+from attention_client.serving.families.family import CallFormat
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.pieces import Call, Reasoning
 
-__all__ = ["AnswerReader", "Calls"]
+__all__ = ["AnswerReader", "Call", "Calls", "Reasoning"]
+
+
+def _new_id() -> str:
+    # Nine letters and digits: the templates of Mistral's models take no others.
+    return secrets.token_hex(5)[:9]
+
+
+class Reasoning(str):
+    """Text of the model's reasoning. A piece that is a plain string is text of the answer."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call in the model's answer.
+
+    Attributes:
+        index: Its position among the answer's calls.
+        name: The function.
+        arguments: A JSON object as a string.
+        id: Names the call in the message with its result.
+    """
+
+    index: int
+    name: str
+    arguments: str
+    id: str = data_field(default_factory=_new_id, compare=False)
+
 
 Piece = str | Call
 
@@ -128,11 +158,6 @@ class AnswerReader:
         yield from self._advance(final=True)
         if shown and (left := self._markup.shown(end)):
             yield left
-
-    @property
-    def may_reason(self) -> bool:
-        """Whether answers can have reasoning."""
-        return self._markup.reasoning is not None
 
     def _closes(self, text: str) -> bool:
         """Whether text closes the call or the reasoning that the answer is inside."""

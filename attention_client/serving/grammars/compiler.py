@@ -16,9 +16,9 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
+from attention_client.serving.grammars import Part, Source
 from attention_client.serving.grammars.check import __name__ as _CHECK
 from attention_client.serving.grammars.check import matcher_of
-from attention_client.serving.grammars.source import Part, Source
 from eaas.generation.errors import ApiError
 
 __all__ = ["GrammarCompiler", "Literal"]

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to the attention client's endpoint: its deadlines, its pings, its eviction."""
+"""One HTTP/1.1 connection to the attention client's endpoint: its heads, deadlines, pings, its eviction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -13,7 +14,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from attention_client.serving.errors import error_response
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.connections import Connection, Connections, State
-from attention_client.serving.network.parser import Parser
 from eaas.generation.errors import ApiError
 
 __all__ = ["HttpConnection"]
@@ -22,6 +22,7 @@ __all__ = ["HttpConnection"]
 _LINGER_S = 1.0
 # After its client's end of file, a connection is probed after this time, then after twice this time, ...
 _FIRST_PROBE_S = 0.2
+_MOST_HEAD_BYTES = 16 * 2**10  # request line and headers
 _PING = h11.Data(data=b": ping\n\n")
 _CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
 
@@ -39,7 +40,7 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
 
     def __init__(self, limits: ServeLimits, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
-        self.conn = Parser()
+        self.conn = _Parser()
         self._limits = limits
         self._connections = connections
         # No byte has arrived since the start or the last answer.
@@ -160,3 +161,68 @@ class HttpConnection(H11Protocol, Connection):  # type: ignore[misc]
     def _wait(self, timeout_s: float, then: Callable[[], None]) -> None:
         self._timer.cancel()
         self._timer = self.loop.call_later(timeout_s, then)
+
+
+class _Parser(h11.Connection):
+    """h11's parser, with the rules of HTTP/1.1 that it leaves to its user.
+
+    Refuses large heads and ambiguous lengths; knows whether an answer is a stream of events.
+
+    Attributes:
+        is_event_stream: Whether the last answer that began is a stream of server-sent events.
+        is_quiet: Set by its user; False after anything was sent.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, _MOST_HEAD_BYTES)
+        self.is_event_stream = False
+        self.is_quiet = True
+
+    def next_event(self) -> Any:
+        """Return the next event. Raises h11.RemoteProtocolError for a head that is refused."""
+        event = super().next_event()
+        if type(event) is not h11.Request:
+            return event
+        self._check(event)
+        return event if event.target.startswith(b"/") else _in_origin_form(event)
+
+    def send(self, event: Any) -> Any:
+        """Encode an event of the answer."""
+        self.is_quiet = False
+        if type(event) is h11.Response:
+            kinds = (value for name, value in event.headers if name == b"content-type")
+            self.is_event_stream = any(kind.startswith(b"text/event-stream") for kind in kinds)
+        return super().send(event)
+
+    def _check(self, head: h11.Request) -> None:
+        # h11 itself checks only heads that arrive in several parts.
+        fields = sum(len(name) + len(value) + 4 for name, value in head.headers)
+        if len(head.target) + fields > _MOST_HEAD_BYTES:
+            raise h11.RemoteProtocolError("The head is too large.", error_status_hint=431)
+        if not head.http_version.startswith(b"1."):
+            raise h11.RemoteProtocolError("HTTP/1.1 is spoken here.", error_status_hint=505)
+        names = {name for name, _ in head.headers}
+        # A proxy may have read another length (RFC 9112, 6.1).
+        if b"transfer-encoding" in names and (
+            b"content-length" in names or head.http_version < b"1.1"
+        ):
+            raise h11.RemoteProtocolError(
+                "Transfer-Encoding beside Content-Length or in HTTP/1.0.", error_status_hint=400
+            )
+
+
+def _in_origin_form(head: h11.Request) -> h11.Request:
+    """Return a head whose target is a URL, as proxies get it, with path and Host (RFC 9112, 3.2.2)."""
+    try:
+        url = urlsplit(head.target.decode("ascii"))
+    except ValueError as error:
+        raise h11.RemoteProtocolError(str(error)) from error
+    if url.scheme.lower() not in ("http", "https"):
+        return head
+    headers = [(name, value) for name, value in head.headers if name != b"host"]
+    return h11.Request(
+        method=head.method,
+        target=(url.path or "/") + (f"?{url.query}" if url.query else ""),
+        headers=[(b"host", url.netloc.encode()), *headers],
+        http_version=head.http_version,
+    )

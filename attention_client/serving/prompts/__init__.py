@@ -1,7 +1,8 @@
 """Reads request bodies for the HTTP endpoint, before generation: JSON to settings and prompt tokens.
 
-- `reader`: parses a body, applies the chat template, tokenizes.
-- `pool`: runs the reader in a thread or in the worker process, so that other streams do not wait.
-- `worker`, `worker_process`: the process that reads large bodies. It starts fast, without torch.
-- `length`: the least number of tokens of a text, from its length alone.
+- `body`, `messages`, `constraint`: what bodies have in common, and their parts.
+- `bodies`, `anthropic_body`, `responses_body`: each path's body; `converted`: other APIs' as a chat request.
+- `reader`: parses a body, applies the chat template, tokenizes; `history`: in the form that a template shows.
+- `pool`: runs the reader in a thread or a process, so that other streams do not wait. The process reads large
+  bodies, and starts fast, without torch.
 """

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from attention_client.serving.prompts.bodies import TokenizeRequest
+from attention_client.serving.prompts.body import Stops, Strict, other_fields
 from attention_client.serving.prompts.converted import (
     ChatBody,
+    Converted,
     ConvertedRequest,
     called,
-    convert,
     joined,
     response_format,
 )
-from attention_client.serving.prompts.fields import Stops, Strict, other_fields
-from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
 from eaas.generation.errors import ApiError
 
 __all__ = ["CountBody", "CountRequest", "MessagesBody", "MessagesRequest"]
@@ -179,10 +179,7 @@ class MessagesRequest(ConvertedRequest):
         return None if self.max_tokens else 0
 
 
-class CountRequest(TokenizeRequest):
+class CountRequest(Converted, TokenizeRequest):
     """The request for the tokens of a prompt that a body of /v1/messages/count_tokens stands for."""
 
-    @classmethod
-    def read(cls, fields: dict[str, Any]) -> Self:
-        """Validate a body and convert it. Raises ApiError (400) that names the field of the body."""
-        return convert(cls, CountBody, fields)
+    body_class: ClassVar[type[ChatBody]] = CountBody

@@ -1,4 +1,4 @@
-"""The JSON bodies of the HTTP endpoint's two generating paths.
+"""The JSON bodies of OpenAI's generating paths, and of /tokenize and /detokenize in vLLM's form.
 
 A known field that changes the answer is supported, or refused with a reason. A field without an effect on
 the answer (bookkeeping of OpenAI's API) is accepted.
@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from attention_client.serving.grammars.constraint import ConstraintFields, FieldError
-from attention_client.serving.prompts.body import Body
-from attention_client.serving.prompts.fields import (
+from attention_client.serving.prompts.body import (
     BadWords,
     Bias,
+    Body,
+    FieldError,
     Prompts,
     Seed,
     Stops,
@@ -23,10 +23,17 @@ from attention_client.serving.prompts.fields import (
     Whole,
     other_fields,
 )
+from attention_client.serving.prompts.constraint import ConstraintFields
 from attention_client.serving.prompts.messages import FunctionTool, Message, Tool
 from eaas.checkpoint.generation_file import MinP, RepetitionPenalty, TopK, TopP
 
-__all__ = ["ChatRequest", "CompletionRequest", "GenerationRequest", "TemplateFields"]
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerationRequest",
+    "TokenizeRequest",
+]
 
 _MOST_CHOICES = 128
 _MOST_TOP = 20
@@ -224,3 +231,29 @@ class ChatRequest(GenerationRequest, TemplateFields, other_fields("ChatRequest")
     def token_budget(self) -> int | None:
         """Most tokens of the request's answer; the newer name of the field wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(Body, TemplateFields):
+    """Body of /tokenize: a prompt, or the messages of a chat."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_text(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs either prompt or messages")
+        return self
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether to add the tokenizer's special tokens, which a chat template has already added."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
+
+class DetokenizeRequest(Body):
+    """Body of /detokenize: token ids."""
+
+    tokens: list[int]

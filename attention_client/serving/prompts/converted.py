@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
-from attention_client.serving.grammars.constraint import Constraint
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import Body, parse
+from attention_client.serving.prompts.constraint import Constraint
 from eaas.generation.errors import ApiError
 
-__all__ = ["ChatBody", "ConvertedRequest", "called", "convert", "joined", "response_format"]
-
-_Request = TypeVar("_Request", bound=Body)
+__all__ = ["ChatBody", "Converted", "ConvertedRequest", "called", "joined", "response_format"]
 
 
 class ChatBody(Body):
@@ -44,31 +42,32 @@ class ChatBody(Body):
         return cls.names.get(name, "") + field.removeprefix(name)
 
 
-def convert(cls: type[_Request], body_class: type[ChatBody], fields: dict[str, Any]) -> _Request:
-    """Validate a body and convert it. Raises ApiError (400) that names the field of the body."""
-    body = parse(body_class, fields)
-    chat = {name: value for name, value in body.for_chat().items() if value not in (None, [], {})}
-    try:
-        request = parse(cls, chat)
-    except ApiError as error:
-        if error.param is None:
-            raise
-        name = body.named(error.param)
-        message = error.message.replace(error.param, name)
-        raise ApiError(400, message, param=name, code=error.code) from None
-    request.found.update(body.found)
-    return request
-
-
-class ConvertedRequest(ChatRequest):
-    """The chat request that the body of another API stands for."""
+class Converted(Body):
+    """A request for which the body of another API stands."""
 
     body_class: ClassVar[type[ChatBody]]
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Self:
         """Validate a body and convert it. Raises ApiError (400) that names the field of the body."""
-        return convert(cls, cls.body_class, fields)
+        body = parse(cls.body_class, fields)
+        chat = {
+            name: value for name, value in body.for_chat().items() if value not in (None, [], {})
+        }
+        try:
+            request = super().read(chat)
+        except ApiError as error:
+            if error.param is None:
+                raise
+            name = body.named(error.param)
+            message = error.message.replace(error.param, name)
+            raise ApiError(400, message, param=name, code=error.code) from None
+        request.found.update(body.found)
+        return request
+
+
+class ConvertedRequest(Converted, ChatRequest):
+    """The chat request that the body of another API stands for."""
 
     @property
     def constraint(self) -> Constraint | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from pydantic_core import from_json
 
-from attention_client.serving.grammars.constraint import check_depth
+from attention_client.serving.prompts.body import check_depth
 from eaas.generation.errors import ApiError
 
 __all__ = ["History", "history_form", "is_plain"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
-from attention_client.serving.grammars.constraint import check_depth
-from attention_client.serving.prompts.fields import Strict
+from attention_client.serving.prompts.body import Strict, check_depth
 
 __all__ = ["FunctionCall", "FunctionTool", "Message", "Tool", "ToolCallIn"]
 
@@ -17,7 +16,7 @@ _THOUGHTS = ("thinking", "reasoning")
 _ROLES = {"developer": "system", "function": "tool"}  # templates use the second name
 
 
-class ContentPart(BaseModel):
+class ContentPart(Strict):
     """A part of a message's content: text, or reasoning of the model."""
 
     type: str
@@ -52,18 +51,11 @@ def _content(value: Any) -> Any:
     return parts
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(Strict):
     """A tool call that the model made in an earlier turn, perhaps with arguments that are no JSON."""
 
-    model_config = ConfigDict(strict=True)
-
     name: str
-    arguments: Any = None
-
-    @model_validator(mode="after")
-    def _arguments_can_be_written(self) -> FunctionCall:
-        check_depth(self.arguments)
-        return self
+    arguments: Annotated[Any, AfterValidator(check_depth)] = None
 
     @property
     def text(self) -> str:
@@ -73,10 +65,8 @@ class FunctionCall(BaseModel):
         return json.dumps(self.arguments or {}, ensure_ascii=False)
 
 
-class ToolCallIn(BaseModel):
+class ToolCallIn(Strict):
     """A tool call in a message of the history."""
-
-    model_config = ConfigDict(strict=True)
 
     id: str | None = None
     type: Literal["function"] | None = None
@@ -89,10 +79,8 @@ class ToolCallIn(BaseModel):
         return {"id": self.id or "", "type": "function", "function": function}
 
 
-class Message(BaseModel):
+class Message(Strict):
     """One chat message."""
-
-    model_config = ConfigDict(strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
@@ -139,10 +127,10 @@ class Message(BaseModel):
         }
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(Strict):
     """A function that the model may call."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     name: str
 

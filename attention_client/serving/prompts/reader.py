@@ -8,19 +8,22 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import jinja2
+
 from attention_client.serving.prompts.bodies import (
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerationRequest,
+    TokenizeRequest,
 )
 from attention_client.serving.prompts.body import RequestT, load_json
 from attention_client.serving.prompts.history import History, history_form, is_plain
 from attention_client.serving.prompts.responses_body import ResponsesRequest
-from attention_client.serving.prompts.template import missing_template, render
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
+from eaas.checkpoint.chat_templates import DEFAULT, no_default
 from eaas.generation.errors import ApiError
 
-__all__ = ["ModelLimits", "PromptReader"]
+__all__ = ["ModelLimits", "PromptReader", "missing_template"]
 
 _BEGINNING = 16  # characters for each token that fits; a usual text has four or five
 _MOST_CHARACTERS = 4 * 2**20  # of a text from tokens; a token may be hundreds of characters
@@ -109,7 +112,7 @@ class PromptReader:
         if not is_plain(messages):
             messages = self._history_form(tools is not None).of(messages)
         apply = functools.partial(
-            render, self._tokenizer, request.messages_field, messages,
+            _rendered, self._tokenizer, request.messages_field, messages,
             tools=tools, documents=request.documents or None,
             continue_final_message=bool(request.continue_final_message), **extra,
         )  # fmt: skip
@@ -128,7 +131,7 @@ class PromptReader:
     def _find_history_form(self, tools: bool) -> History:
         """Find the form of histories of the template for chats with tools, or without."""
         fields: dict[str, Any] = {"tools": [] if tools else None, "add_generation_prompt": True}
-        return history_form(functools.partial(render, self._tokenizer, "messages", **fields))
+        return history_form(functools.partial(_rendered, self._tokenizer, "messages", **fields))
 
     def _check_template(self, request: ChatRequest | TokenizeRequest) -> None:
         """Refuse what the template does not have."""
@@ -207,3 +210,48 @@ def _after(text: str, closed: str, last: str) -> str:
         return text[len(closed) :]
     _, found, end = text.rpartition(last.strip()) if last.strip() else ("", "", "")
     return end if found else ""
+
+
+def missing_template(tokenizer: Any, *, tools: bool = False) -> str:
+    """Say why a tokenizer has no template for chats, with tools or without; empty if it has one."""
+    template = tokenizer.chat_template
+    if not template:
+        return "This model has no chat template. Use /v1/completions instead."
+    usable = {DEFAULT, "tool_use"} if tools else {DEFAULT}
+    if isinstance(template, dict) and not usable & template.keys():
+        return no_default(list(template))
+    return ""
+
+
+def _rendered(tokenizer: Any, field: str, messages: list[dict[str, Any]], **arguments: Any) -> str:
+    """Make the text of a prompt.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        field: The request's field with the messages.
+        messages: The messages, in the form of chat templates.
+        arguments: Of `render_jinja_template`, and the template's variables.
+
+    Raises ApiError (400): the template refuses the messages, or its code fails.
+    """
+    # The prompt worker hides torch before transformers is imported.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        # Not `apply_chat_template`: it drops a content of None, for which some templates ask.
+        (text,), _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=tokenizer.get_chat_template(tools=arguments.get("tools")),
+            **tokenizer.special_tokens_map | arguments,
+        )
+        # No tokenizer takes half of a surrogate pair, which a template may have as an escape.
+        text.encode()
+        return str(text)
+    except Exception as error:  # whatever the template's code raises
+        # With TemplateError itself, templates refuse orders of roles that they do not support.
+        refuses = type(error) is jinja2.TemplateError or isinstance(error, ValueError)
+        if refuses and not isinstance(error, UnicodeError):
+            reason = f"The model's chat template refuses these messages: {error}"
+        else:
+            reason = f"The model's chat template fails on these messages: {type(error).__name__}: {error}"
+        raise ApiError.invalid(field, reason) from error

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from dataclasses import field as data_field
 from typing import Any
 
-from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.family import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP, Markup
 from attention_client.serving.families.reader import AnswerReader, Calls
+from attention_client.serving.grammars import Part, Source
 from attention_client.serving.grammars.compiler import Literal
-from attention_client.serving.grammars.constraint import Constraint
-from attention_client.serving.grammars.source import Part, Source
 from attention_client.serving.prompts.bodies import ChatRequest
+from attention_client.serving.prompts.constraint import Constraint
 from attention_client.serving.prompts.messages import FunctionTool
 
 __all__ = ["Form", "chat_form"]
@@ -110,7 +110,10 @@ def _guided_form(request: ChatRequest, markup: Markup) -> Form:
         # The text has no markup, except calls in place of the text.
         reading = {"calls": Calls.INSTEAD if tools else Calls.NEVER, "is_content": not tools}
     one_call = constraint is None and (request.names_tool or request.parallel_tool_calls is False)
-    arguments = _arguments(tools)
+    arguments = [
+        Part(f"arguments{index}", "json", json.dumps(_closed(tool.parameters), ensure_ascii=False))
+        for index, tool in enumerate(tools)
+    ]
 
     def source(literal: Literal) -> Source:
         start, rules = _thought(request, markup, literal)
@@ -129,13 +132,6 @@ def _guided_form(request: ChatRequest, markup: Markup) -> Form:
         return (main, *parts, *arguments)
 
     return Form("tools" if constraint is None else constraint.field, source, reading=reading)
-
-
-def _arguments(tools: Sequence[FunctionTool]) -> list[Part]:
-    return [
-        Part(f"arguments{index}", "json", json.dumps(_closed(tool.parameters), ensure_ascii=False))
-        for index, tool in enumerate(tools)
-    ]
 
 
 def _closed(schema: Any) -> Any:

@@ -1,22 +1,45 @@
-"""One sequence's generation on the HTTP event loop: the engine's tokens in, pieces of a choice out."""
+"""The answer to one request on the HTTP event loop: the engine's tokens in, pieces of its choices out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
 from typing import Any
 
-from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
+from attention_client.serving.errors import as_api_error
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.requests.detokenize import Detokenizer
 from attention_client.serving.requests.form import Form
 from attention_client.serving.requests.logprobs import Scored
 from attention_client.serving.requests.service import Service
-from attention_client.serving.requests.stop import StopStrings
+from attention_client.serving.requests.text import Detokenizer, StopStrings
 from eaas.generation.work import Delivery, Work
 
-__all__ = ["Generation"]
+__all__ = ["Answer", "Finish", "Generation", "Served"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The expert servers that computed the next piece of text: (token, expert) pairs by server."""
+
+    servers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of an answer: "stop" (an end token or a stop string), "length" or "tool_calls".
+
+    Attributes:
+        reason: One of these.
+        stop: The request's stop string that ended the answer; None: none did.
+    """
+
+    reason: str
+    stop: str | None = None
 
 
 class Generation:
@@ -70,7 +93,7 @@ class Generation:
     @property
     def reasoning_tokens(self) -> int | None:
         """Number of tokens so far whose text is reasoning; None: answers have none."""
-        return self._reader.reasoning_tokens if self._reader.may_reason else None
+        return None if self._form.markup.reasoning is None else self._reader.reasoning_tokens
 
     def start(self, deliver: Callable[[Delivery], None]) -> None:
         """Queue the sequence. `end` must follow."""
@@ -194,6 +217,67 @@ class Generation:
         self._last = now
         self.ids.append(token)
         self._metrics.generation_tokens.inc()
+
+
+class Answer:
+    """Runs the sequences of one request; a failure of one, or the client's departure, ends all of them.
+
+    Args:
+        request_id: The answer's id.
+        generations: The sequences in the order of their choices.
+        prompt_tokens: Tokens of all prompts; a prompt counts once, however many choices it has.
+    """
+
+    def __init__(
+        self, request_id: str, generations: Sequence[Generation], prompt_tokens: int
+    ) -> None:
+        self.id = request_id
+        self.created = int(time.time())  # for the client; nothing is decided by it
+        self.generations = generations
+        self._prompt_tokens = prompt_tokens
+
+    def usage(self, index: int | None = None) -> dict[str, Any]:
+        """Return the token counts so far of one choice, or of all, in OpenAI's form."""
+        counted, prompt = self.generations, self._prompt_tokens
+        if index is not None:
+            counted = [counted[index]]
+            prompt = len(counted[0].prompt)
+        completion = sum(len(each.ids) for each in counted)
+        counts: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+        reasoning = [n for each in counted if (n := each.reasoning_tokens) is not None]
+        if reasoning:
+            counts["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning)}
+        return counts
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
+        """Yield each piece of a choice (`Generation.take`) with the choice's index, as they arrive.
+
+        The first step queues all sequences; closing the iterator cancels them. Raises ApiError.
+        """
+        queue: asyncio.Queue[tuple[int, Delivery]] = asyncio.Queue()
+        reason = "abort"
+        try:
+            for index, generation in enumerate(self.generations):
+                generation.start(lambda each, at=index: queue.put_nowait((at, each)))  # type: ignore[misc]
+            running = len(self.generations)
+            while running:
+                index, delivery = await queue.get()
+                generation = self.generations[index]
+                if not generation.runs:
+                    continue  # a delivery that was under way when a stop string matched
+                for piece in generation.take(delivery):
+                    yield index, piece
+                running -= not generation.runs
+        except Exception as error:
+            reason = "error"
+            raise as_api_error(error) from error
+        finally:
+            for generation in self.generations:
+                generation.end(reason)
 
 
 def _joined(pieces: list[Any]) -> Iterator[Any]:

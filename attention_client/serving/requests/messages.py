@@ -8,11 +8,11 @@ from typing import Any
 from starlette.responses import Response
 
 from attention_client.serving.errors import anthropic_body
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.anthropic_body import MessagesRequest
-from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.report import Event, Report, read_arguments, respond
+from attention_client.serving.requests.completions import ChatHandler
+from attention_client.serving.requests.generation import Answer, Finish
+from attention_client.serving.requests.report import Event, Report, read_arguments
 from eaas.generation.errors import ApiError
 
 __all__ = ["MessagesHandler", "MessagesReport"]
@@ -39,7 +39,7 @@ class MessagesHandler(ChatHandler):
 
     async def respond(self, request: Any, answer: Answer) -> Response:
         """Return the answer to a request. Raises ApiError."""
-        return await respond(request, answer, MessagesReport(request, answer, self._service.name))
+        return await MessagesReport(request, answer, self._service.name).respond(request)
 
 
 class MessagesReport(Report):

@@ -11,13 +11,13 @@ from typing import Any
 from pydantic_core import from_json
 from starlette.responses import JSONResponse, Response
 
-from attention_client.serving.families.pieces import Call, Finish
+from attention_client.serving.families.reader import Call
 from attention_client.serving.prompts.bodies import GenerationRequest
-from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.handler import EventStream
+from attention_client.serving.requests.completions import EventStream
+from attention_client.serving.requests.generation import Answer, Finish
 from eaas.generation.errors import ApiError
 
-__all__ = ["Event", "Report", "read_arguments", "respond"]
+__all__ = ["Event", "Report", "read_arguments"]
 
 Event = dict[str, Any]
 
@@ -37,6 +37,25 @@ class Report(ABC):
         self._answer = answer
         self._kind: type | None = None  # of the open item: str, Reasoning or Call
         self._texts: list[str] = []
+
+    async def respond(self, request: GenerationRequest) -> Response:
+        """Return the answer to a request: the object, or its events. Raises ApiError."""
+        if request.stream:
+            return EventStream(self._stream(), request.ignored_header)
+        async for _, piece in self._answer.pieces():
+            for _event in self.add(piece):
+                pass
+        return JSONResponse(self.whole, headers=request.ignored_header)
+
+    async def _stream(self) -> AsyncIterator[str]:
+        yield _sent(self.begin())
+        try:
+            async with aclosing(self._answer.pieces()) as pieces:  # type: ignore[type-var]
+                async for _, piece in pieces:
+                    if events := _sent(self.add(piece)):
+                        yield events
+        except ApiError as error:
+            yield _sent(self.fail(error))
 
     @abstractmethod
     def begin(self) -> Iterator[Event]:
@@ -87,28 +106,6 @@ class Report(ABC):
         """Return the counts of tokens, and those of reasoning."""
         counts = self._answer.usage()
         return counts, counts.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-
-
-async def respond(request: GenerationRequest, answer: Answer, report: Report) -> Response:
-    """Return the answer to a request: a report's object, or its events. Raises ApiError."""
-    headers = request.ignored_header
-    if request.stream:
-        return EventStream(_stream(report, answer), headers)
-    async for _, piece in answer.pieces():
-        for _event in report.add(piece):
-            pass
-    return JSONResponse(report.whole, headers=headers)
-
-
-async def _stream(report: Report, answer: Answer) -> AsyncIterator[str]:
-    yield _sent(report.begin())
-    try:
-        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
-            async for _, piece in pieces:
-                if events := _sent(report.add(piece)):
-                    yield events
-    except ApiError as error:
-        yield _sent(report.fail(error))
 
 
 def _sent(events: Iterable[Event]) -> str:

@@ -1,30 +1,35 @@
-"""Handler of /v1/responses in the attention client: chat answers in the form of OpenAI's newer API."""
+"""Handler of /v1/responses: chat answers in the form of OpenAI's newer API, kept as history of later ones."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed
-from attention_client.serving.prompts.responses_tools import call_item
-from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.report import Event, Report, read_arguments, respond
+from attention_client.serving.families.reader import Call, Reasoning
+from attention_client.serving.limits import ServeLimits
+from attention_client.serving.prompts.body import load_json
+from attention_client.serving.prompts.responses_body import (
+    ResponsesRequest,
+    call_item,
+    input_items,
+    sealed,
+)
+from attention_client.serving.requests.completions import ChatHandler
+from attention_client.serving.requests.generation import Answer, Finish
+from attention_client.serving.requests.report import Event, Report, read_arguments
 from attention_client.serving.requests.service import More, Service
-from attention_client.serving.requests.stored import StoredResponses
 from eaas.generation.errors import ApiError
 
-__all__ = ["ResponsesHandler", "ResponsesReport"]
+__all__ = ["ResponsesHandler", "ResponsesReport", "StoredResponses"]
 
+_PREVIOUS = "previous_response_id"
 _MOST_READ = 8  # bodies with their history that are read at the same time; each may be megabytes
-
-
 # By type of an item: the prefix of its id, and the event of its text, whose last word is the text's field.
 _KINDS = {
     "message": ("msg", "output_text"),
@@ -32,6 +37,74 @@ _KINDS = {
     "function_call": ("fc", "function_call_arguments"),
     "custom_tool_call": ("ctc", "custom_tool_call_input"),
 }
+
+
+class _Turn(NamedTuple):
+    body: bytes  # of the request; it is read again only if it becomes history
+    response: bytes
+    previous: str | None
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.response)
+
+
+class StoredResponses:
+    """Responses by id. The oldest that no one uses go first when there is no more room.
+
+    Used on the event loop only.
+
+    Args:
+        limits: How many responses, and how many bytes of requests and responses.
+    """
+
+    def __init__(self, limits: ServeLimits) -> None:
+        self._limits = limits
+        self._turns: dict[str, _Turn] = {}
+        self._bytes = 0
+
+    async def with_history(self, body: bytes) -> bytes:
+        """Return a body whose input begins with the history that it names.
+
+        Raises ApiError (400): a response of the history is not stored, or the history is too long.
+        """
+        if _PREVIOUS.encode() not in body:  # most bodies need not be read here
+            return body
+        fields = await asyncio.to_thread(load_json, body)
+        previous, turns = fields.get(_PREVIOUS), []
+        while isinstance(previous, str):
+            if previous not in self._turns:
+                message = _unknown(previous)
+                raise ApiError.invalid(_PREVIOUS, message, "previous_response_not_found")
+            turn = self._turns[previous] = self._turns.pop(previous)  # now the newest
+            turns.append(turn)
+            previous = turn.previous
+        most = self._limits.max_body_bytes
+        if sum(turn.size for turn in turns) > most:
+            reason = f"The conversation is larger than {most} bytes. Begin a new one."
+            raise ApiError.invalid(_PREVIOUS, reason)
+        return await asyncio.to_thread(_joined, turns, fields)
+
+    def keep(self, body: bytes, response: dict[str, Any]) -> None:
+        """Store the body of a request with its response."""
+        written = json.dumps(response, separators=(",", ":")).encode()
+        turn = _Turn(body, written, response[_PREVIOUS])
+        self._turns[response["id"]] = turn
+        self._bytes += turn.size
+        most, most_bytes = self._limits.max_stored_responses, self._limits.max_stored_bytes
+        while len(self._turns) > most or self._bytes > most_bytes:
+            self.remove(next(iter(self._turns)))
+
+    def get(self, name: str) -> bytes:
+        """Return a response as JSON. Raises ApiError (404)."""
+        if name not in self._turns:
+            raise ApiError(404, _unknown(name), code="response_not_found")
+        return self._turns[name].response
+
+    def remove(self, name: str) -> None:
+        """Forget a response, which ends the history of later ones. Raises ApiError (404)."""
+        self.get(name)
+        self._bytes -= self._turns.pop(name).size
 
 
 class ResponsesHandler(ChatHandler):
@@ -55,12 +128,12 @@ class ResponsesHandler(ChatHandler):
             whole = await self._stored.with_history(body)
             request, answer = await self.answer(whole)
         assert isinstance(request, ResponsesRequest)
-        if request.repeated["previous_response_id"] and whole is body:
+        if request.repeated[_PREVIOUS] and whole is body:
             raise ApiError(400, "Write the name previous_response_id without escapes.")
         keep = partial(self._stored.keep, body) if request.repeated["store"] else None
         del body, whole  # may be megabytes
         report = ResponsesReport(request, answer, self._service.name, keep)
-        return await respond(request, answer, report)
+        return await report.respond(request)
 
 
 class ResponsesReport(Report):
@@ -169,3 +242,17 @@ class ResponsesReport(Report):
     def _event(self, kind: str, **fields: Any) -> Event:
         self._number += 1
         return {"type": f"response.{kind}", **fields, "sequence_number": self._number - 1}
+
+
+def _unknown(name: str) -> str:
+    return f"No response {name!r} is stored here: it never was, or newer ones took its place."
+
+
+def _joined(turns: list[_Turn], fields: dict[str, Any]) -> bytes:
+    items: list[Any] = []
+    for turn in reversed(turns):
+        items += input_items(json.loads(turn.body)["input"]) + json.loads(turn.response)["output"]
+    given = input_items(fields.get("input"))
+    if turns and isinstance(given, list):  # else the body is refused
+        fields["input"] = items + given
+    return json.dumps(fields).encode()

@@ -9,18 +9,16 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-from attention_client.serving.context_length import context_length
-from attention_client.serving.defaults import Defaults
+from attention_client.serving.defaults import Defaults, context_length
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.prompts.body import RequestT
-from attention_client.serving.prompts.fields import MOST_PROMPTS
+from attention_client.serving.metrics import ServeMetrics
+from attention_client.serving.prompts.body import MOST_PROMPTS, RequestT
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits
-from attention_client.serving.requests.token_texts import NumberedTexts, TokenTexts
+from attention_client.serving.requests.logprobs import NumberedTexts, TokenTexts
 from eaas.generation.errors import ApiError, EngineStoppedError
 from eaas.generation.work import Engine
 

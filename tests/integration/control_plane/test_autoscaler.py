@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
 from control_plane import SERVING, MetricsServer, Plane, eventually
 from eaas.config import AutoscalerConfig

@@ -13,7 +13,7 @@ import torch
 
 from attention_client.generation import sequential
 from attention_client.generation.live_admission import LiveAdmission
-from attention_client.serving.requests.token_texts import TokenTexts
+from attention_client.serving.requests.logprobs import TokenTexts
 from http_box import CHAT, VOCABULARY, Box, events, tiny_model
 
 pytestmark = pytest.mark.integration

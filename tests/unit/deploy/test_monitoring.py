@@ -12,7 +12,7 @@ import yaml
 from prometheus_client import CollectorRegistry, Metric
 
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
 from balancer.live.control import Signals

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from attention_client.serving.families.pieces import Finish
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
-from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Generation
+from attention_client.serving.requests.generation import Answer, Finish, Generation
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 from eaas.generation.errors import ApiError

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import DeepseekV3Config, GptOssConfig, PreTrainedConfig, Qwen3MoeConfig
 
-from attention_client.serving.context_length import context_length
+from attention_client.serving.defaults import context_length
 from eaas_cli.demo_model.published import published_config
 
 FACTORS = {"short_factor": [1.0] * 64, "long_factor": [1.0] * 64}

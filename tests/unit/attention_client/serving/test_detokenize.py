@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.requests.detokenize import Detokenizer
+from attention_client.serving.requests.text import Detokenizer
 from byte_tokenizer import byte_tokenizer
 
 # The worst case: every character beyond ASCII takes several tokens.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attention_client.generation.guide import Guide
-from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.family import BARE, JSON_LIST, CallFormat
 from attention_client.serving.families.markup import NO_MARKUP
 from attention_client.serving.grammars.compiler import GrammarCompiler
 from attention_client.serving.prompts.bodies import ChatRequest

@@ -9,13 +9,11 @@ from prometheus_client import CollectorRegistry
 
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.families.pieces import Call, Finish, Reasoning
-from attention_client.serving.families.reader import Calls
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.families.reader import Call, Calls, Reasoning
+from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
-from attention_client.serving.requests.answer import Answer
 from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Generation
+from attention_client.serving.requests.generation import Answer, Finish, Generation
 from byte_tokenizer import byte_tokenizer
 from eaas.errors import ExpertsUnavailableError
 from eaas.generation.errors import ApiError

@@ -12,9 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from attention_client.serving.access import Access
 from attention_client.serving.guard import RequestGuard
-from attention_client.serving.limits import ServeLimits
-from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.quota import Quota
+from attention_client.serving.limits import Quota, ServeLimits
+from attention_client.serving.metrics import ServeMetrics
 
 LARGEST = 10
 PATHS = ("/v1/completions", "/tokenize", "/detokenize", "/_nicegui_ws/socket.io/")

@@ -14,9 +14,8 @@ from prometheus_client import CollectorRegistry
 from attention_client.serving.defaults import Defaults
 from attention_client.serving.families.family import Family
 from attention_client.serving.families.markup import Markup
-from attention_client.serving.metrics.http import ServeMetrics
-from attention_client.serving.requests.chat import ChatHandler
-from attention_client.serving.requests.handler import Handler
+from attention_client.serving.metrics import ServeMetrics
+from attention_client.serving.requests.completions import ChatHandler, Handler
 from attention_client.serving.requests.messages import MessagesHandler
 from byte_tokenizer import byte_tokenizer
 from eaas.generation.sampling import GREEDY

@@ -15,8 +15,12 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from attention_client.generation.scores import score
-from attention_client.serving.requests.logprobs import CompletionLogprobs, Scored, chat_logprobs
-from attention_client.serving.requests.token_texts import TokenTexts
+from attention_client.serving.requests.logprobs import (
+    CompletionLogprobs,
+    Scored,
+    TokenTexts,
+    chat_logprobs,
+)
 from byte_tokenizer import byte_tokenizer
 from eaas.generation.scores import Scores
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.families.pieces import Call, Finish, Reasoning, Served
+from attention_client.serving.families.reader import Call, Reasoning
 from attention_client.serving.prompts.anthropic_body import MessagesRequest
 from attention_client.serving.prompts.responses_body import ResponsesRequest
+from attention_client.serving.requests.generation import Finish, Served
 from attention_client.serving.requests.messages import MessagesReport
 from attention_client.serving.requests.report import Report, read_arguments
 from attention_client.serving.requests.responses import ResponsesReport

@@ -3,7 +3,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.requests.stop import StopStrings
+from attention_client.serving.requests.text import StopStrings
 
 TEXT = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=3)

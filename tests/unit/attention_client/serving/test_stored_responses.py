@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.serving.limits import ServeLimits
-from attention_client.serving.requests.stored import StoredResponses
+from attention_client.serving.requests.responses import StoredResponses
 from eaas.generation.errors import ApiError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from attention_client.serving.metrics.http import ServeMetrics
+from attention_client.serving.metrics import ServeMetrics
 
 # The gauges and counters that vLLM's dashboard, the Gateway API's endpoint picker and KEDA ask for.
 ASKED = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.families.pythonic import pythonic
+from attention_client.serving.families.family import pythonic
 from attention_client.serving.families.reader import AnswerReader, Calls
 from family_answers import FAMILIES, family_tokenizer, merged, pieces_of
 

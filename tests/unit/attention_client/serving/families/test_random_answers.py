@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aligned_answer import Alignment, joined
-from attention_client.serving.families.calls import BARE, JSON_LIST, CallFormat
-from attention_client.serving.families.pieces import Reasoning
+from attention_client.serving.families.family import BARE, JSON_LIST, CallFormat
+from attention_client.serving.families.reader import Reasoning
 from attention_client.serving.prompts.bodies import ChatRequest
 from attention_client.serving.prompts.body import parse
 from family_answers import FAMILIES, markup_texts

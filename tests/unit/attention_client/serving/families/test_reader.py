@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.families.calls import CallFormat
-from attention_client.serving.families.family import Family
+from attention_client.serving.families.family import CallFormat, Family
 from attention_client.serving.families.markup import NO_MARKUP, Markup
 from attention_client.serving.families.reader import AnswerReader, Calls
 from byte_tokenizer import byte_tokenizer

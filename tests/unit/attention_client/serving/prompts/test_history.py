@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
+from attention_client.serving.prompts.bodies import ChatRequest, TokenizeRequest
 from chat_prompts import assistant, call, prompt, result
 from eaas.generation.errors import ApiError
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
-from attention_client.serving.prompts.body import parse
-from attention_client.serving.prompts.fields import NO_EFFECT, REFUSED
+from attention_client.serving.prompts.body import NO_EFFECT, REFUSED, parse
 from eaas.generation.errors import ApiError
 from vllm_python import NEEDS_VLLM, ROOT, run
 

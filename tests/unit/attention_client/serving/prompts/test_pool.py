@@ -14,17 +14,20 @@ import psutil
 import pytest
 
 from attention_client.serving.prompts import pool as pool_module
-from attention_client.serving.prompts import worker_process
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
+from attention_client.serving.prompts.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from attention_client.serving.prompts.pool import PromptPool
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas.generation.errors import ApiError
 from eaas_cli.demo_model.tokenizer import build_tokenizer
 
 LIMITS = ModelLimits(max_model_len=60_000, vocabulary=1000)
 PATIENCE_S = 60.0
-WORKER = "attention_client.serving.prompts.worker"
+WORKER = "attention_client.serving.prompts.pool"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "string"}}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "y"}'}}
 PADDING = {"metadata": "m" * 70_000}  # for the worker
@@ -250,7 +253,7 @@ def test_a_worker_that_dies_or_hangs_fails_only_its_request(
             await pool.read(CompletionRequest, body)
         assert refused.value.status == 503
         await pool.read(CompletionRequest, body)
-        monkeypatch.setattr(worker_process, "_DEADLINE_S", 0.5)
+        monkeypatch.setattr(pool_module, "_DEADLINE_S", 0.5)
         running().suspend()
         with pytest.raises(ApiError, match=r"could not be read within 0\.5 s"):
             await pool.read(CompletionRequest, body)

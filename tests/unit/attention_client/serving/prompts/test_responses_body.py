@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_client.serving.prompts.responses_body import ResponsesRequest, sealed
-from attention_client.serving.prompts.responses_tools import call_item
+from attention_client.serving.prompts.responses_body import ResponsesRequest, call_item, sealed
 from eaas.generation.errors import ApiError
 
 FUNCTION = {

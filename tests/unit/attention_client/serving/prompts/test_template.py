@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from attention_client.serving.prompts.bodies import ChatRequest
-from attention_client.serving.prompts.reader import ModelLimits, PromptReader
+from attention_client.serving.prompts.bodies import ChatRequest, TokenizeRequest
+from attention_client.serving.prompts.reader import ModelLimits, PromptReader, missing_template
 from attention_client.serving.prompts.responses_body import ResponsesRequest
-from attention_client.serving.prompts.template import missing_template
-from attention_client.serving.prompts.tokenize_bodies import TokenizeRequest
 from eaas.generation.errors import ApiError
 from eaas_cli.demo_model.tokenizer import build_tokenizer
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from attention_client.serving.prompts.bodies import DetokenizeRequest, TokenizeRequest
 from attention_client.serving.prompts.body import parse
 from attention_client.serving.prompts.reader import ModelLimits, PromptReader
-from attention_client.serving.prompts.tokenize_bodies import DetokenizeRequest, TokenizeRequest
 from eaas.generation.errors import ApiError
 
 

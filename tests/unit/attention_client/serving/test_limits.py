@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_client.serving.errors import error_response
-from attention_client.serving.quota import Quota
+from attention_client.serving.limits import Quota
 from eaas.generation.errors import ApiError
 
 

@@ -8,30 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from attention_client.serving.grammars.source import Part
+from attention_client.serving.grammars import Part
+from attention_client.serving.prompts.body import FieldError, Strict, check_depth
 
-__all__ = [
-    "Constraint",
-    "ConstraintFields",
-    "FieldError",
-    "JsonSchema",
-    "ResponseFormat",
-    "StructuredOutputs",
-    "check_depth",
-]
+__all__ = ["Constraint", "ConstraintFields", "JsonSchema", "ResponseFormat", "StructuredOutputs"]
 
 _MOST_BYTES = 64 * 2**10
-_MOST_DEPTH = 100
 _ANY_OBJECT = {"type": "object"}
 _Kind = Literal["json", "regex", "choice", "grammar"]
-
-
-class FieldError(ValueError):
-    """A wrong value of a field that depends on other fields; raised where pydantic does not know its name."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(reason)
-        self.field = field
 
 
 @dataclass(frozen=True)
@@ -52,10 +36,6 @@ class Constraint:
         return self.part.kind in ("regex", "grammar")
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
 def _schema(value: Any) -> Any:
     """Return a JSON schema that is an object, or text that holds one."""
     if isinstance(value, str):
@@ -65,20 +45,7 @@ def _schema(value: Any) -> Any:
             raise ValueError("must be a JSON schema") from None
     if value is not None and not isinstance(value, (dict, bool)):
         raise ValueError("must be a JSON schema: an object")
-    check_depth(value)
-    return value
-
-
-def check_depth(value: Any, most: int = _MOST_DEPTH) -> None:
-    """Raise ValueError for JSON that is nested so deeply that llguidance would refuse it.
-
-    Python could parse such JSON, and then fail to write it where less of its stack is free.
-    """
-    if most == 0:
-        raise ValueError(f"is nested more than {_MOST_DEPTH} levels deep")
-    if isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            check_depth(inner, most - 1)
+    return check_depth(value)
 
 
 _SCHEMA = {
@@ -102,7 +69,7 @@ _Format = Annotated[
 ]
 
 
-class NamedSchema(_Fields):
+class NamedSchema(Strict):
     """The JSON schema of an answer in OpenAI's form. An answer always follows it, strict or not."""
 
     name: str
@@ -111,7 +78,7 @@ class NamedSchema(_Fields):
     strict: bool | None = None
 
 
-class ResponseFormat(_Fields):
+class ResponseFormat(Strict):
     """OpenAI's form of a constraint."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -133,7 +100,7 @@ class ResponseFormat(_Fields):
         return self
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(Strict):
     """vLLM's form of a constraint: exactly one field."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
@@ -186,8 +153,7 @@ class ConstraintFields(BaseModel):
     @property
     def constraint(self) -> Constraint | None:
         """The form that the answer must have; None: any text."""
-        found = self._constraints()
-        return found[0] if found else None
+        return next(iter(self._constraints()), None)
 
     def _constraints(self) -> list[Constraint]:
         form = self.response_format or ResponseFormat(type="text")

@@ -1,4 +1,7 @@
-"""Common part of the attention client's generating handlers: from an HTTP body to the answer."""
+"""Handlers of /v1/chat/completions and /v1/completions, from an HTTP body to the answer.
+
+The other generating paths have the chat handler's first half: the body becomes the engine's work.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,38 @@ from typing import Any, ClassVar
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from attention_client.serving.defaults import SHARED_SETTINGS, Defaults
 from attention_client.serving.errors import error_event
-from attention_client.serving.families.pieces import Finish, Served
-from attention_client.serving.prompts.bodies import GenerationRequest, StreamOptions
-from attention_client.serving.requests.answer import Answer
-from attention_client.serving.requests.form import Form
-from attention_client.serving.requests.generation import Generation
-from attention_client.serving.requests.logprobs import LogprobsForm
+from attention_client.serving.families.reader import Call, Reasoning
+from attention_client.serving.prompts.bodies import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+)
+from attention_client.serving.requests.form import Form, chat_form
+from attention_client.serving.requests.generation import Answer, Finish, Generation, Served
+from attention_client.serving.requests.logprobs import (
+    CompletionLogprobs,
+    LogprobsForm,
+    TokenTexts,
+    chat_logprobs,
+)
 from attention_client.serving.requests.service import More, Service
-from attention_client.serving.requests.token_texts import TokenTexts
-from attention_client.serving.requests.work import check_size, sampling_of
 from eaas.generation.errors import ApiError
 from eaas.generation.grammar import Grammar
 from eaas.generation.sampling import Sampling
 from eaas.generation.work import Work
 
-__all__ = ["EventStream", "Handler"]
+__all__ = ["ChatHandler", "EventStream", "Handler", "TextHandler"]
 
 # More log-probabilities than this are formatted in a thread, so that they delay no other request.
 _AT_ONCE = 2**10
+_GREEDY_BELOW = 1e-5  # temperature; scores divided by less overflow
+_MOST_PROMPT_TOKENS = 2**20  # of one request, each prompt counted once for each of its choices
+_MOST_LOGPROBS = 2**20  # of one request
+_CUTS = {"top_p", "top_k", "min_p"}
+_SAME_NAMES = SHARED_SETTINGS | {"presence_penalty", "frequency_penalty"}
 _DONE = "data: [DONE]\n\n"
 # They ask proxies to pass events on at once.
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -92,41 +108,33 @@ class Handler:
         if limit is None:
             most, room = self.default_tokens(request), service.max_model_len
             budgets = [min(most, room - length) for length in lengths]
-        check_size(request, lengths, budgets, service.max_sequences)
+        _check_size(request, lengths, budgets, service.max_sequences)
         form, grammar = self.form(request), None
         if form.source is not None:
             matcher = await service.grammars.compile(form.field, form.source)
             grammar = Grammar(matcher, service.grammars.end_tokens, form.field)
-        sampling = sampling_of(request, service.defaults, service.tokenizer, grammar)
+        sampling = _sampling_of(request, service.defaults, service.tokenizer, grammar)
+        # A grammar decides where the answer may end.
+        ignores_end = request.ignore_eos and grammar is None
+        end_tokens = tuple(request.stop_token_ids or ()) if ignores_end else sampling.end_tokens
+        options = request.stream_options
         answer_id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         generations: list[Generation] = []
         for index, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
             echo = request.echoed[index] if request.echoed else None
             for choice in range(request.n or 1):
-                name = f"{answer_id}-{len(generations)}" if generations else answer_id
-                work = self._work(request, name, prompt, budget, choice, sampling)
+                seed = secrets.randbits(63) if request.seed is None else request.seed + choice
+                work = Work(
+                    id=f"{answer_id}-{len(generations)}" if generations else answer_id,
+                    tokens=prompt,
+                    prompt_length=len(prompt),
+                    max_tokens=max(1, budget),  # the engine processes a prompt to its first token
+                    end_tokens=end_tokens,
+                    sampling=replace(sampling, seed=seed),
+                    servers=bool(options is not None and options.include_servers),
+                )
                 generations.append(Generation(service, request, form, work, echo))
         return request, Answer(answer_id, generations, sum(lengths))
-
-    @staticmethod
-    def _work(
-        request: Any, name: str, prompt: list[int], budget: int, choice: int, sampling: Sampling
-    ) -> Work:
-        options = request.stream_options
-        # A grammar decides where the answer may end.
-        ignores_end = request.ignore_eos and sampling.grammar is None
-        return Work(
-            id=name,
-            tokens=prompt,
-            prompt_length=len(prompt),
-            max_tokens=max(1, budget),  # the engine processes a prompt to its first token
-            end_tokens=tuple(request.stop_token_ids or ()) if ignores_end else sampling.end_tokens,
-            sampling=replace(
-                sampling,
-                seed=secrets.randbits(63) if request.seed is None else request.seed + choice,
-            ),
-            servers=bool(options is not None and options.include_servers),
-        )
 
     @abstractmethod
     def default_tokens(self, request: Any) -> int:
@@ -219,7 +227,154 @@ class Handler:
         yield _DONE
 
 
+class ChatHandler(Handler):
+    """Handler of /v1/chat/completions: answers as chat messages, with reasoning and tool calls."""
+
+    request_class = ChatRequest
+    id_prefix = "chatcmpl"
+    answer_object, chunk_object = "chat.completion", "chat.completion.chunk"
+    opening: ClassVar = {"delta": {"role": "assistant", "content": ""}}
+
+    def default_tokens(self, request: ChatRequest) -> int:
+        """Return the model's default; without one, 1024."""
+        return self._service.defaults.max_tokens or 1024
+
+    def form(self, request: ChatRequest) -> Form:
+        """Return the form that the answer must have, a constraint or tool calls."""
+        letters = request.constraint is not None and request.constraint.is_raw
+        markup = self._service.markup(skips_special=request.skips_special, letters=letters)
+        return chat_form(request, markup)
+
+    def logprobs_form(self, request: ChatRequest, texts: TokenTexts) -> LogprobsForm:
+        """Return a new converter of one choice's log-probabilities."""
+        return partial(chat_logprobs, texts)
+
+    def chunk(self, piece: Any) -> dict[str, Any]:
+        """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
+        if isinstance(piece, Finish):
+            return {"delta": {}}
+        if isinstance(piece, Call):
+            call = {"index": piece.index, **_tool_call(piece)}
+            return {"delta": {"tool_calls": [call]}}
+        field = "reasoning_content" if isinstance(piece, Reasoning) else "content"
+        return {"delta": {field: piece}}
+
+    def whole(self, pieces: list[Any]) -> dict[str, Any]:
+        """Convert all pieces to the message of a choice that is not streamed."""
+        text = [piece for piece in pieces if isinstance(piece, str)]
+        content = "".join(piece for piece in text if not isinstance(piece, Reasoning))
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning := "".join(piece for piece in text if isinstance(piece, Reasoning)):
+            message["reasoning_content"] = reasoning
+        if calls := [_tool_call(piece) for piece in pieces if isinstance(piece, Call)]:
+            message["content"] = content or None
+            message["tool_calls"] = calls
+        return {"message": message}
+
+
+class TextHandler(Handler):
+    """Handler of /v1/completions: answers as plain text."""
+
+    request_class = CompletionRequest
+    id_prefix = "cmpl"
+    answer_object = chunk_object = "text_completion"
+    prompt_by_choice = True
+
+    def default_tokens(self, request: CompletionRequest) -> int:
+        """Return OpenAI's default, 16, or the model's if it is less."""
+        return min(self._service.defaults.max_tokens or 16, 16)
+
+    def logprobs_form(self, request: CompletionRequest, texts: TokenTexts) -> LogprobsForm:
+        """Return a new converter of one choice's log-probabilities."""
+        return CompletionLogprobs(texts, skips_special=request.skips_special)
+
+    def chunk(self, piece: Any) -> dict[str, Any]:
+        """Convert a piece of a choice, or its Finish, to the content of the choice in a stream's event."""
+        return {"text": "" if isinstance(piece, Finish) else piece}
+
+    def whole(self, pieces: list[Any]) -> dict[str, Any]:
+        """Join all pieces to the text of a choice that is not streamed."""
+        return {"text": "".join(pieces)}
+
+
+def _tool_call(call: Call) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
 async def _unhurried(generations: Sequence[Generation], make: Callable[[], Any]) -> Any:
     """Call a function that takes the scores of generations, in a thread if it has to format many."""
     is_long = sum(each.log_probabilities for each in generations) > _AT_ONCE
     return await asyncio.to_thread(make) if is_long else make()
+
+
+def _check_size(
+    request: GenerationRequest, lengths: list[int], budgets: list[int], most: int
+) -> None:
+    """Refuse too many sequences, prompt tokens or log-probabilities. Raises ApiError (400).
+
+    Args:
+        request: The request.
+        lengths: Tokens of each prompt.
+        budgets: Most tokens of an answer to each prompt.
+        most: Most sequences.
+    """
+    times, field = request.n or 1, "n" if len(lengths) == 1 else "prompt"
+    sequences, tokens = len(lengths) * times, sum(lengths) * times
+    if sequences > most:
+        reason = f"'{field}': asks for {sequences} sequences; the limit is {most}."
+        raise ApiError.invalid(field, reason)
+    if sequences > 1 and tokens > _MOST_PROMPT_TOKENS:
+        raise ApiError.invalid(
+            field,
+            f"'{field}': the prompts of all sequences have {tokens} tokens; the limit is "
+            f"{_MOST_PROMPT_TOKENS}.",
+        )
+    least = request.min_tokens or 0
+    if least > min(budgets):
+        reason = f"min_tokens ({least}) is larger than max_tokens ({min(budgets)})."
+        raise ApiError.invalid("min_tokens", reason)
+    likeliest = -1 if request.likeliest is None else request.likeliest
+    scored = sum(budgets) + (sum(lengths) if _scores_prompts(request) else 0)
+    logprobs = scored * times * (likeliest + 1)
+    if logprobs > _MOST_LOGPROBS:
+        raise ApiError.invalid(
+            "logprobs",
+            f"'logprobs': up to {logprobs} log-probabilities; the limit is {_MOST_LOGPROBS}. Ask for "
+            "fewer tokens, sequences or likeliest tokens.",
+        )
+
+
+def _sampling_of(
+    request: GenerationRequest, defaults: Defaults, tokenizer: Any, grammar: Grammar | None
+) -> Sampling:
+    """Return the settings that all sequences of a request have."""
+    given = request.model_dump(include=_SAME_NAMES, exclude_none=True)
+    if given.keys() & _CUTS and not defaults.sampling.temperature:
+        given = {"temperature": 1.0} | given
+    sampling = replace(defaults.sampling, **given)
+    # Bad words at a text's start and after a space.
+    words = [word.lstrip() or word for word in request.bad_words or ()]
+    texts = [text for word in words for text in (word, f" {word}")]
+    found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return replace(
+        sampling,
+        temperature=sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0,
+        top_k=max(sampling.top_k, 0),
+        min_tokens=request.min_tokens or 0,
+        end_tokens=(*defaults.end_tokens, *(request.stop_token_ids or ())),
+        logit_bias=tuple((int(token), bias) for token, bias in (request.logit_bias or {}).items()),
+        logprobs=request.likeliest,
+        prompt_logprobs=_scores_prompts(request),
+        grammar=grammar,
+        allowed_tokens=tuple(request.allowed_token_ids) if request.allowed_token_ids else None,
+        bad_words=tuple(tuple(tokens) for tokens in found if tokens),
+    )
+
+
+def _scores_prompts(request: GenerationRequest) -> bool:
+    echoes = isinstance(request, CompletionRequest) and bool(request.echo)
+    return echoes and request.likeliest is not None

@@ -1,1 +1,0 @@
-"""Prometheus metrics of the attention client's HTTP endpoint and scheduler."""
