@@ -8,8 +8,8 @@ from eaas.errors import ConfigError
 
 __all__ = ["register"]
 
-_IN_A_CLONE = ("client", "dispatch", "failover", "monitor", "overlap", "policies")
-_REMOVED = ("join", "predict", "rebalance", "select", "traces")
+_IN_A_CLONE = ("client", "dispatch", "failover", "monitor", "policies")
+_REMOVED = ("join", "overlap", "predict", "rebalance", "select", "traces")
 # What people type who know vllm, docker or ollama.
 _ELSEWHERE = {
     **dict.fromkeys(("serve", "run", "start"), "up DIR"),
