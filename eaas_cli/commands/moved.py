@@ -34,7 +34,7 @@ def register(app: typer.Typer, bench: typer.Typer, simulate: typer.Typer) -> Non
     for name in ("fit", "replay"):
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
     _add(simulate, "simulate validate", "gone; docs/scheduling.md keeps its figures")
-    _add(app, "knobs", _clone("benchmarks.knobs"))
+    _add(app, "knobs", "gone; docs/policies.md keeps its figures")
     for name, ours in _ELSEWHERE.items():
         _add(app, name, f"`eaas {ours}` here")
 
