@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.scale.cluster import Cluster, Sizes
 from eaas_cli.bench.figures import figure
-from simulator.failures import Cluster, Sizes
 
 __all__ = ["simulate_failures", "simulate_upgrade"]
 

@@ -8,7 +8,7 @@ from eaas.errors import ConfigError
 
 __all__ = ["register"]
 
-_IN_A_CLONE = ("client", "dispatch", "failover", "monitor", "policies")
+_IN_A_CLONE = ("client", "dispatch", "failover", "policies")
 _REMOVED = ("join", "overlap", "predict", "rebalance", "select", "traces")
 # What people type who know vllm, docker or ollama.
 _ELSEWHERE = {
@@ -30,6 +30,7 @@ def register(app: typer.Typer, bench: typer.Typer, simulate: typer.Typer) -> Non
             f"bench {name}",
             "gone; docs/performance.md and docs/scheduling.md keep its figures",
         )
+    _add(bench, "bench monitor", _clone("benchmarks.scale --only monitor"))
     _add(simulate, "simulate policy", _clone("benchmarks.caps judge"))
     for name in ("fit", "replay"):
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))

@@ -20,7 +20,7 @@ NAMES = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("*/__main
 
 
 def test_help_of_every_benchmark() -> None:
-    assert {"dispatch", "failover", "monitor", "policies", "client"} <= {*NAMES}
+    assert {"dispatch", "failover", "policies", "scale", "client"} <= {*NAMES}
     for name in NAMES:
         done = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", "--help"],

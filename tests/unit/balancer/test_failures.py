@@ -6,10 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scale.cluster import Cluster, Sizes, point
 from eaas.nodes import different_nodes
 from eaas.types import Placement
-from simulator.failures import Cluster, Sizes
-from simulator.failures.timeline import point
 
 
 @st.composite
