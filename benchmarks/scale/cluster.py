@@ -338,36 +338,17 @@ class Timeline:
 
     points: list[Point] = field(default_factory=list)
 
-    @property
-    def uncovered(self) -> float:
-        """Largest share of the experts without a live replica."""
-        return max(p.uncovered for p in self.points)
+    def most(self, name: str) -> float:
+        """Return the largest value of an attribute of the points."""
+        found: float = max(getattr(p, name) for p in self.points)
+        return found
 
-    @property
-    def single(self) -> float:
-        """Largest share of the experts with one live replica."""
-        return max(p.single for p in self.points)
-
-    @property
-    def imbalance(self) -> float:
-        """Largest imbalance."""
-        return max(p.imbalance for p in self.points)
-
-    @property
-    def whole_at_s(self) -> float | None:
-        """Since when every expert has two live replicas until the end; None: it has not."""
-        return self._since([bool(p.uncovered or p.single) for p in self.points])
-
-    @property
-    def covered_at_s(self) -> float | None:
-        """Since when every expert has a live replica until the end; None: it has not."""
-        return self._since([bool(p.uncovered) for p in self.points])
-
-    def _since(self, broken: list[bool]) -> float | None:
-        if broken[-1]:
-            return None
-        last = max((i for i, is_broken in enumerate(broken) if is_broken), default=-1)
-        return self.points[last + 1].at_s if last >= 0 else 0.0
+    def zero_since_s(self, *names: str) -> float | None:
+        """Return since when these attributes are 0 until the end; None: they are not."""
+        broken = [i for i, p in enumerate(self.points) if any(getattr(p, name) for name in names)]
+        if not broken:
+            return 0.0
+        return None if broken[-1] == len(self.points) - 1 else self.points[broken[-1] + 1].at_s
 
 
 def point(

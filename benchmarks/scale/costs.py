@@ -7,26 +7,18 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
-from attention_client.connections.opening import open_connection
-from attention_client.connections.transports import opener
-from attention_client.telemetry.metrics import ClientMetrics
 from balancer.persistence.write_ahead import _MOST_BYTES
-from benchmarks.dispatch.plan import make_plan
-from benchmarks.dispatch.server import null_server
-from benchmarks.dispatch.sizes import model_shape
-from benchmarks.policies.run import bench_policies
-from benchmarks.policies.sizes import Size
+from benchmarks.harness.lone_client import connected
+from benchmarks.harness.lone_server import lone_server
+from benchmarks.policies import Size, bench_policies
 from benchmarks.scale.cluster import Cluster, Sizes
-from eaas.config import AttentionClientConfig
-from eaas.types import Member, MemberState, Placement, Role
+from eaas.types import Placement
 from eaas.wire.arena import arena_bytes
 from eaas.wire.header import WireDtype, payload_layout, result_length
+from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.figures import figure
 from eaas_cli.bench.worker import working
 
@@ -38,7 +30,7 @@ _SLOT_TOKENS = (256, 64, 16)
 # Connections that are opened; the server refuses more than 64 streams.
 _CONNECTIONS = 48
 _SLOTS = 2
-_HIDDEN, _TOKENS = 64, 1
+_SMALL = Shape(64, 1, 128, 8)
 
 
 def bench_balancer(sizes: Sizes, say: Callable[[str], None]) -> dict[str, Any]:
@@ -93,38 +85,20 @@ def bench_connections(hidden: int, top_k: int) -> dict[str, Any]:
     Returns:
         Part `connections` of the document (see the package).
     """
-    plan = make_plan(
-        transports=("grpc",),
-        known_transports=("grpc",),
-        hidden=str(_HIDDEN),
-        tokens=str(_TOKENS),
-        rounds=1,
-        with_server=False,
-    )
-    start = null_server(plan, _HIDDEN, _TOKENS, _CONNECTIONS * _SLOTS)
-    shape = model_shape(_HIDDEN, plan.num_experts, plan.top_k)
+    start = lone_server(_SMALL, tokens=1, slots=_CONNECTIONS * _SLOTS)
     with working([start]) as (server,), ExitStack() as stack:
-        assert server.address is not None
-        member = Member(
-            "server", Role.EXPERT_SERVER, 1, "h", server.address, MemberState.SERVING, 1
-        )
-        connect = partial(
-            open_connection,
-            member,
-            1,
-            lambda _connection: None,
-            open_link=opener("grpc"),
-            shape=shape,
-            config=AttentionClientConfig(slots=_SLOTS),
-            metrics=ClientMetrics(CollectorRegistry()),
-            on_lost=lambda _connection: None,
-            tls=None,
-        )
+
+        def connect(number: int) -> None:
+            opened = connected(
+                server.address, "grpc", _SMALL, slots=_SLOTS, client_id=f"client-{number}"
+            )
+            stack.enter_context(opened)
+
         # The first one makes what all share.
-        stack.callback(connect(client_id="first").close)
+        connect(0)
         before = [_used(pid) for pid in (server.pid, os.getpid())]
         for number in range(1, _CONNECTIONS):
-            stack.callback(connect(client_id=f"client-{number}").close)
+            connect(number)
         gc.collect()
         after = [_used(pid) for pid in (server.pid, os.getpid())]
     server_cost, client_cost = (

@@ -270,6 +270,9 @@ class SnapshotReaders:
             sizes.append(len(data))
 
         def ready() -> None:
+            # A command that the selector reported with it may have closed it.
+            if line not in self._lines:
+                return
             line.pump()
             line.flush()
             if sizes:

@@ -130,7 +130,7 @@ class _Load:
             call = monitor_pb2_grpc.MonitorServiceStub(link).Watch(
                 pb.WatchRequest(knows_left=True, knows_models=True), timeout=_SNAPSHOT_S
             )
-            snapshot = next(iter(call)).snapshot
+            snapshot: pb.Snapshot = next(iter(call)).snapshot
             leave(call)
         return snapshot
 

@@ -40,16 +40,17 @@ def test_a_lost_node_uncovers_nothing_and_is_replaced(sizes: Sizes, seed: int) -
     cluster.kill(victims)
     cluster.run(300.0)
     timeline = cluster.timeline
-    assert timeline.uncovered == 0.0
-    assert timeline.covered_at_s == 0.0
+    assert timeline.most("uncovered") == 0.0
+    assert timeline.zero_since_s("uncovered") == 0.0
     assert cluster.is_at_rest
     assert cluster.placement is not None
     assert not {*cluster.placement.servers} & {*victims}
     assert (replicas(cluster) == 2).all()
     # Not before the grace of a dead server is over.
-    if timeline.single:
-        assert timeline.whole_at_s is not None
-        assert timeline.whole_at_s >= sizes.lease_s + sizes.grace_s
+    if timeline.most("single"):
+        whole_s = timeline.zero_since_s("uncovered", "single")
+        assert whole_s is not None
+        assert whole_s >= sizes.lease_s + sizes.grace_s
         assert cluster.loads > 0
 
 
@@ -61,8 +62,9 @@ def test_experts_of_a_lost_rack_are_loaded_at_once(sizes: Sizes, seed: int) -> N
     cluster.run(300.0)
     timeline = cluster.timeline
     # They do not wait for the grace of the dead servers.
-    assert timeline.covered_at_s is not None
-    assert timeline.covered_at_s < sizes.lease_s + 5.0
+    covered_s = timeline.zero_since_s("uncovered")
+    assert covered_s is not None
+    assert covered_s < sizes.lease_s + 5.0
     assert timeline.points[-1].uncovered == timeline.points[-1].single == 0.0
     assert (replicas(cluster) == 2).all()
     assert cluster.is_at_rest
@@ -72,7 +74,7 @@ def test_servers_that_name_their_racks_survive_the_loss_of_one() -> None:
     def lost(*, names_racks: bool) -> float:
         cluster = Cluster(Sizes(96, 24, 4, names_racks, layers=2, experts=64))
         cluster.kill(cluster.in_rack(1))
-        return cluster.timeline.uncovered
+        return cluster.timeline.most("uncovered")
 
     assert lost(names_racks=True) == 0.0
     assert lost(names_racks=False) > 0.01
@@ -90,7 +92,7 @@ def test_a_server_that_returns_within_the_grace_moves_nothing(sizes: Sizes) -> N
     assert cluster.placement is before
     assert before is not None
     assert cluster.loads == int(before.holds_LSE[:, 0].sum())
-    assert cluster.timeline.uncovered == 0.0
+    assert cluster.timeline.most("uncovered") == 0.0
     assert cluster.timeline.points[-1].single == 0.0
 
 
@@ -102,13 +104,13 @@ def test_a_drained_server_leaves_no_expert_alone(sizes: Sizes) -> None:
     cluster.drain(one)
     cluster.run(60.0)
     assert cluster.left() == list(one)
-    assert cluster.timeline.single == 0.0
+    assert cluster.timeline.most("single") == 0.0
     cluster.start(one)
     cluster.run(100.0)
     assert cluster.placement is not None
     assert cluster.placement.servers == cluster.servers
     assert cluster.is_at_rest
-    assert max(p.single for p in cluster.timeline.points) == 0.0
+    assert cluster.timeline.most("single") == 0.0
     nodes = [s.split("-")[1] for s in cluster.placement.servers]
     assert (different_nodes(cluster.placement.replicas, nodes) == 2).all()
 

@@ -1,26 +1,29 @@
-"""An expert server without monitor and checkpoint: `python -m benchmarks.dispatch.server_process JSON`.
+"""An expert server without monitor and checkpoint: `python -m benchmarks.harness.lone_server JSON`.
 
-Arena, slot table, loop and gRPC service are those of `expert_server`.
+Arena, slot table, loop and gRPC service are those of `expert_server`. Its kernel is `auto`'s, with random
+experts, or one that computes nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from benchmarks.dispatch._floor import sleeping_layer
-from benchmarks.dispatch.sizes import model_shape
 from eaas.config import load_config
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
 from eaas.net.grpc_server import Service, serve
+from eaas.types import ModelShape
 from eaas.wire import Arena
 from eaas.wire.arena import SPIN_US
 from eaas.wire.header import WireDtype, payload_layout, result_length
@@ -28,7 +31,7 @@ from eaas_cli.bench.experts.cpu import Cpu, settle
 from eaas_cli.bench.experts.limits import ReadLimit
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches, Source
-from eaas_cli.bench.worker import commands_from
+from eaas_cli.bench.worker import Worker, commands_from
 from expert_server.experts.placements import PlacementHandler
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import ExpertKernel, KernelSpec
@@ -39,61 +42,91 @@ from expert_server.service import SERVICE, ExpertService, add_expert_service
 from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.sharing import CheckpointSharer
 
-__all__ = ["main"]
+__all__ = ["lone_server", "main", "model_shape"]
 
 # These settings of the process are those of an expert server.
 _SWITCH_S = 1e-4
 
 
+def model_shape(shape: Shape, layers: int = 1) -> ModelShape:
+    """Make the description of a model with so many equal MoE layers."""
+    names = tuple(f"layer {layer}" for layer in range(layers))
+    return ModelShape(
+        "bench", shape.num_experts, shape.hidden, shape.top_k, names, "bfloat16", "benchmark"
+    )
+
+
+def lone_server(
+    shape: Shape,
+    *,
+    tokens: int,
+    slots: int,
+    threads: int = 0,
+    layers: int = 1,
+    sleep_us: int = 0,
+    name: str = "server",
+) -> Callable[..., Worker]:
+    """Make the function that starts a server.
+
+    While a server with experts is idle, it executes commands: {"tokens": T, "seeds": [...]} calls the kernel
+    in its own process and answers the times in nanoseconds; "read" reads memory with as many threads and
+    answers bytes/s.
+
+    Args:
+        shape: Experts of a layer.
+        tokens: T that a slot holds.
+        threads: Of the kernel; loading its random experts takes up to a minute. 0: it computes nothing.
+        layers: Layers that have these experts.
+        sleep_us: A kernel that computes nothing sleeps so long instead.
+        name: Of the process.
+    """
+    return partial(
+        Worker,
+        name,
+        "benchmarks.harness.lone_server",
+        shape=dataclasses.asdict(shape),
+        tokens=tokens,
+        slots=slots,
+        threads=threads,
+        layers=layers,
+        sleep_us=sleep_us,
+    )
+
+
 def main(arguments: str) -> None:
-    """Serve the benchmark's client until SIGTERM; arguments as in `server.py`."""
+    """Serve the benchmark's client until SIGTERM; arguments as in `lone_server`."""
     bind_to_launcher()
     configure_logging("bench-server")
     wanted: dict[str, Any] = json.loads(arguments)
     commands = commands_from(wanted["control"])
     sys.setswitchinterval(_SWITCH_S)
+    shape, threads = Shape(**wanted["shape"]), wanted["threads"]
+    torch.set_num_threads(threads or 1)
     kernel: ExpertKernel
-    if wanted["layer"] is None:
-        torch.set_num_threads(1)
-        # The kernel must take all slots at once, because the loop batches all waiting requests.
-        most, hidden = wanted["slots"] * wanted["slot_tokens"], wanted["hidden"]
-        kernel = (
-            _SleepingKernel(hidden, wanted["sleep_us"])
-            if wanted["sleep_us"]
-            else _null_kernel(most, hidden)
-        )
-    else:
-        torch.set_num_threads(wanted["layer"]["threads"])
-        shape, threads = Shape(**wanted["layer"]["shape"]), wanted["layer"]["threads"]
+    if threads:
         kernel = _loaded_kernel(shape, threads, wanted["layers"])
         announce(kernel=f"{kernel.name} ({kernel.isa})" if kernel.isa else kernel.name)
-        batches = Batches(shape, torch.bfloat16, wanted["slot_tokens"])
+        batches = Batches(shape, torch.bfloat16, wanted["tokens"])
         threading.Thread(
             target=_run_commands, args=(commands, kernel, batches, threads), daemon=True
         ).start()
-    _serve(wanted, kernel)
+    else:
+        kernel = _EmptyKernel(shape.hidden, wanted["sleep_us"])
+    _serve(wanted, model_shape(shape, wanted["layers"]), kernel)
 
 
-def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
-    tokens, hidden, top_k = wanted["slot_tokens"], wanted["hidden"], wanted["top_k"]
-    shape = model_shape(hidden, wanted["num_experts"], top_k, wanted["layers"])
+def _serve(wanted: dict[str, Any], shape: ModelShape, kernel: ExpertKernel) -> None:
+    tokens, hidden = wanted["tokens"], shape.hidden_size
     arena = Arena.create_shared(
         wanted["slots"],
-        payload_layout(tokens, hidden, top_k, WireDtype.FLOAT32).total,
+        payload_layout(tokens, hidden, shape.top_k, WireDtype.FLOAT32).total,
         result_length(tokens, hidden),
         time.monotonic_ns(),
     )
     table = SlotTable(arena)
     settings = load_config().expert_server
-    loop = ServeLoop(
-        arena,
-        table,
-        kernel,
-        shape,
-        SPIN_US,
-        settings.batching,
-        settings.batch_window_us * 1e-6,
-    )
+    window_s = settings.batch_window_us * 1e-6
+    loop = ServeLoop(arena, table, kernel, shape, SPIN_US, settings.batching, window_s)
     # Nothing is ever loaded, because there is no balancer.
     no_store = cast("ExpertStore", None)
     placements = PlacementHandler(no_store, shape, lambda _epoch: None, lambda _epoch: None)
@@ -111,34 +144,25 @@ def _serve(wanted: dict[str, Any], kernel: ExpertKernel) -> None:
         arena.close()
 
 
-def _null_kernel(most_tokens: int, hidden: int) -> ExpertKernel:
-    """Make a function that stands in for a kernel and computes nothing."""
-    ready_TH = torch.ones(most_tokens, hidden)
-
-    def compute(
-        x_TH: torch.Tensor, _ids_TK: torch.Tensor, _scores_TK: torch.Tensor, _layer: int
-    ) -> torch.Tensor:
-        return ready_TH[: x_TH.shape[0]]
-
-    return cast("ExpertKernel", compute)
-
-
-class _SleepingKernel(ExpertKernel):
+class _EmptyKernel(ExpertKernel):
     """A kernel whose only layer sleeps instead of computing, in compiled code as that of a real one."""
 
-    name = "sleeping"
+    name = "empty"
 
     def __init__(self, hidden: int, us: int) -> None:
         super().__init__((), KernelSpec(torch.bfloat16))
         self.direct = [sleeping_layer(hidden, us)]
+        self._sleep_s = us * 1e-6
 
     def pack(self, weights: Any, form: Any, pause: Any) -> Any:
         """Refuse: there are no experts."""
-        raise TypeError("a sleeping kernel has no experts")
+        raise TypeError("an empty kernel has no experts")
 
     def compute(self, x_TH: Any, ids_TK: Any, scores_TK: Any, layer: int) -> torch.Tensor:
-        """Refuse: requests are plain."""
-        raise TypeError("a sleeping kernel takes plain requests alone")
+        """Sleep, for requests that are batched."""
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
+        return torch.zeros(x_TH.shape)
 
 
 def _loaded_kernel(shape: Shape, threads: int, layers: int) -> ExpertKernel:

@@ -1,4 +1,4 @@
-"""Balancers of other projects, run from a checkout of theirs: each as a planner of our replays.
+"""Replays of other projects' balancers (peers), run from checkouts of theirs, and of ours over traces.
 
 A peer's module is loaded by its file's path, with stand-ins for the few imports that planning does not need.
 Peers plan for a full slot table: `slots / servers` experts for each server.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,25 @@ from balancer.policies import Plan
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
 from balancer.policies.sparse import Layout
+from benchmarks.harness.report import print_rows
 from eaas.errors import ConfigError
+from eaas_cli.bench.command import say
+from simulator.placement.planners import DISPATCH, SPLIT, Planner, make_planner, parse_name
+from simulator.placement.replay import Replay, replay
+from simulator.placement.score import score
+from simulator.traces import Trace, read_trace
 
-__all__ = ["PEERS", "Peer", "PeerPlanner", "checkouts"]
+__all__ = [
+    "PEERS",
+    "PeerPlanner",
+    "checkouts",
+    "compare_peers",
+    "first_table",
+    "print_peers",
+    "table_layout",
+]
+
+_OURS = ("eplb", "fractional")
 
 Table = npt.NDArray[np.int64]
 Counts = npt.NDArray[Any]
@@ -203,44 +219,40 @@ def _slot_loads(counts_WLE: Counts, table_LSK: Table) -> npt.NDArray[np.float32]
     return np.asarray(found.reshape(len(counts_WLE), *table_LSK.shape), np.float32)
 
 
-def _vllm(module: ModuleType, servers: int) -> Rebalance:
-    import torch
+def _by_loads(
+    call: Callable[[ModuleType, Any, Any, int, int], Any],
+) -> Callable[[ModuleType, int], Rebalance]:
+    """Start a peer without state: `call` gets tensors (W, L, E) and (L, N), the slots N, the servers."""
 
-    def rebalance(counts_WLE: Counts, table_LSK: Table) -> Table:
-        load_LE = torch.from_numpy(counts_WLE.sum(axis=0, dtype=np.float64))
-        old_LN = torch.from_numpy(table_LSK.reshape(len(table_LSK), -1))
-        found = module.DefaultEplbPolicy.rebalance_experts(
-            load_LE, old_LN.shape[1], 1, 1, servers, old_LN
-        )
-        return np.asarray(found).reshape(table_LSK.shape)
+    def start(module: ModuleType, servers: int) -> Rebalance:
+        import torch
 
-    return rebalance
+        def rebalance(counts_WLE: Counts, table_LSK: Table) -> Table:
+            counts = torch.from_numpy(counts_WLE.astype(np.float64))
+            old_LN = torch.from_numpy(table_LSK.reshape(len(table_LSK), -1))
+            found = call(module, counts, old_LN, old_LN.shape[1], servers)
+            return np.asarray(found).reshape(table_LSK.shape)
 
+        return rebalance
 
-def _sglang(module: ModuleType, servers: int) -> Rebalance:
-    import torch
-
-    def rebalance(counts_WLE: Counts, table_LSK: Table) -> Table:
-        load_LE = torch.from_numpy(counts_WLE.sum(axis=0, dtype=np.float64))
-        slots = table_LSK[0].size
-        found = module.rebalance_experts(load_LE, slots, 1, 1, servers, enable_hierarchical=False)
-        return np.asarray(found[0]).reshape(table_LSK.shape)
-
-    return rebalance
+    return start
 
 
-def _sglang_vec(module: ModuleType, servers: int) -> Rebalance:
-    import torch
-
-    def rebalance(counts_WLE: Counts, table_LSK: Table) -> Table:
-        counts = torch.from_numpy(counts_WLE.astype(np.float32))
-        slots = table_LSK[0].size
-        found = module.rebalance_experts(
-            counts, slots, slots // servers, 1, 1, enable_hierarchical=False
-        )
-        return np.asarray(found[0]).reshape(table_LSK.shape)
-
-    return rebalance
+_vllm = _by_loads(
+    lambda module, counts, old, slots, servers: module.DefaultEplbPolicy.rebalance_experts(
+        counts.sum(0), slots, 1, 1, servers, old
+    )
+)
+_sglang = _by_loads(
+    lambda module, counts, _, slots, servers: module.rebalance_experts(
+        counts.sum(0), slots, 1, 1, servers, enable_hierarchical=False
+    )[0]
+)
+_sglang_vec = _by_loads(
+    lambda module, counts, _, slots, servers: module.rebalance_experts(
+        counts.float(), slots, slots // servers, 1, 1, enable_hierarchical=False
+    )[0]
+)
 
 
 def _swift(module: ModuleType, servers: int) -> Rebalance:
@@ -324,3 +336,127 @@ PEERS = {
     ),
 }
 """The balancers, by the name of their rows."""
+
+
+class _Repeated:
+    """Plans once for several replays that differ only in how clients divide their batches."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._plans: list[Plan] = []
+        self._next = 0
+
+    def again(self) -> _Repeated:
+        self._next = 0
+        return self
+
+    def step(
+        self, counts_WLE: Counts, load_LE: npt.NDArray[np.float64], current: Layout
+    ) -> Callable[[], Plan]:
+        self._next += 1
+        if self._next <= len(self._plans):
+            found = self._plans[self._next - 1]
+            return lambda: found
+        think = self._planner.step(counts_WLE, load_LE, current)
+
+        def plan() -> Plan:
+            self._plans.append(think())
+            return self._plans[-1]
+
+        return plan
+
+
+def compare_peers(
+    given: Sequence[str],
+    paths: Sequence[Path],
+    *,
+    policies: Sequence[str] = (),
+    servers: int,
+    interval: int,
+) -> dict[str, Any]:
+    """Replay the peers whose checkouts are given, and policies of ours, over traces.
+
+    Each plan is replayed by its shares, with the best split of each batch (a bound), and as an attention
+    client dispatches the batch. Peers deal an expert's tokens evenly to its slots.
+
+    Args:
+        given: Checkouts, as NAME=PATH.
+        paths: Files of the traces.
+        policies: Names of ours; empty: `eplb` and `fractional`.
+        servers: S; each has as many slots, E / S + 1.
+        interval: Iterations between plans.
+
+    Returns:
+        The JSON document: `rows` with trace, balancer, interval, `par`, `par_split`, `par_dispatch`, transit,
+        score (of the shares; 100: our EPLB at this interval), plan_ms.
+
+    Raises:
+        ConfigError: An unknown name, a file or module that a checkout lacks, or slots that do not divide.
+        TraceError: A file is no trace.
+    """
+    traces = {path.stem: read_trace(path) for path in paths}
+    found = checkouts(list(given))
+    ours = tuple(policies) or _OURS
+    for policy in ours:
+        if parse_name(policy)[1]:
+            raise ConfigError(
+                f"--policy {policy}: give it without an ending, because each is replayed"
+            )
+    modules = {
+        name: peer.load(found[peer.project])
+        for name, peer in PEERS.items()
+        if peer.project in found
+    }
+    rows: list[dict[str, Any]] = []
+    for name, trace in traces.items():
+        slots = trace.experts + servers
+        first_s: float | None = None
+        for balancer in (*dict.fromkeys(("eplb", *ours)), *modules):
+            planner: Planner | None
+            if balancer in modules:
+                planner = PeerPlanner(PEERS[balancer], modules[balancer], servers, slots)
+            else:
+                planner = make_planner(balancer, servers, slots)
+            say(f"{name}: {balancer}")
+            plain, split, dispatched = _replays(trace, balancer, planner, servers, interval)
+            first_s = plain.time_s if first_s is None else first_s
+            rows.append(
+                {
+                    "trace": name,
+                    "balancer": balancer,
+                    "interval": interval,
+                    "par": plain.par_mean,
+                    "par_split": split.par_mean,
+                    "par_dispatch": dispatched.par_mean,
+                    "transit": plain.transit,
+                    "score": score(plain.time_s, first_s),
+                    "plan_ms": 1e3 * plain.plan_s,
+                }
+            )
+    return {"rows": rows, "checkouts": {name: str(path) for name, path in found.items()}}
+
+
+def _replays(
+    trace: Trace, balancer: str, planner: Planner | None, servers: int, interval: int
+) -> list[Replay]:
+    """Replay the same plans by their shares, with the best split, and as a client dispatches."""
+    repeated = None if planner is None else _Repeated(planner)
+    return [
+        replay(
+            trace,
+            balancer + ending,
+            servers=servers,
+            interval=interval,
+            planner=None if repeated is None else repeated.again(),
+        )
+        for ending in ("", SPLIT, DISPATCH)
+    ]
+
+
+def print_peers(document: dict[str, Any]) -> None:
+    """Print a row per trace and balancer."""
+    print_rows(document["rows"])
+    print(
+        "par: by the plan's shares; split: best split of each batch, a bound; dispatch: as a client does\n"
+        "score: of the shares; 100: eplb. plan ms: processor time of a plan, the first included"
+    )

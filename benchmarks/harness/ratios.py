@@ -1,4 +1,8 @@
-"""Turns: a measured function called one time after another for a while, and the statistics."""
+"""Turns of measured calls, and the medians of their times and ratios.
+
+Compared things take turns, round after round. A figure is the median over the rounds; a ratio or a difference
+is the median over the ratios of each round, so that a slow minute of the machine meets both sides.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ import numpy as np
 
 from eaas_cli.bench.figures import figure
 
-__all__ = ["LEAST_CALLS", "WARM_CALLS", "Turn", "summary", "take_turn"]
+__all__ = ["Turn", "over", "ratio", "summary", "take_turn"]
 
-LEAST_CALLS = 20
+_LEAST_CALLS = 20
 # Uncounted calls at the start of a turn: caches are cold and the peer sleeps after a pause.
-WARM_CALLS = 5
+_WARM_CALLS = 5
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,13 @@ class Turn:
         return cls(float(p50), float(p99), len(took_ns))
 
 
-def take_turn(
-    call: Callable[[], object],
-    seconds: float,
-    *,
-    least: int = LEAST_CALLS,
-    pause_s: float = 0.0,
-) -> list[int]:
-    """Call the measured function for at least `seconds` and at least `least` times.
+def take_turn(call: Callable[[], object], seconds: float, *, pause_s: float = 0.0) -> Turn:
+    """Call the measured function for at least `seconds` and 20 times, after a few calls that do not count.
 
     Args:
         pause_s: Sleep before each call.
-
-    Returns:
-        Nanoseconds of each call, without the first WARM_CALLS.
     """
-    for _ in range(WARM_CALLS):
+    for _ in range(_WARM_CALLS):
         call()
     took: list[int] = []
     end = time.perf_counter_ns() + int(seconds * 1e9)
@@ -63,8 +58,8 @@ def take_turn(
         call()
         after = time.perf_counter_ns()
         took.append(after - before)
-        if after >= end and len(took) >= least:
-            return took
+        if after >= end and len(took) >= _LEAST_CALLS:
+            return Turn.of(took)
 
 
 def summary(turns: Sequence[Turn]) -> dict[str, float]:
@@ -73,3 +68,13 @@ def summary(turns: Sequence[Turn]) -> dict[str, float]:
         "p50": figure(median(turn.p50_us for turn in turns)),
         "p99": figure(median(turn.p99_us for turn in turns)),
     }
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the rounds' ratios."""
+    return figure(median(a / b for a, b in zip(ours, theirs, strict=True)))
+
+
+def over(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the rounds' differences."""
+    return figure(median(a - b for a, b in zip(ours, theirs, strict=True)))
