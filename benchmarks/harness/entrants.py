@@ -1,4 +1,4 @@
-"""The entrants: each an endpoint in processes of its own, which end with the context."""
+"""Entrants of a comparison: each an endpoint in processes of its own, which end with the context."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import httpx
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 
-__all__ = ["ROOT", "cluster", "llama_server", "own_python", "plain_vllm"]
+__all__ = ["ROOT", "cluster", "llama_server", "plain_vllm"]
 
 ROOT = Path(__file__).parents[2]
 _START_S = 600.0
@@ -130,8 +129,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def own_python() -> Path:
-    """Python of this process, which runs the embedded engine."""
-    return Path(sys.executable)
