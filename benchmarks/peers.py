@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,14 +45,8 @@ _OURS = ("eplb", "fractional")
 
 Table = npt.NDArray[np.int64]
 Counts = npt.NDArray[Any]
-
-
-class Rebalance(Protocol):
-    """Plan from a window: (W, L, E) counts and the current table (L, S, K) give the new table."""
-
-    def __call__(self, counts_WLE: Counts, table_LSK: Table) -> Table:
-        """Return the new table."""
-        ...
+# Plan from a window: (W, L, E) counts and the current table (L, S, K) give the new table.
+Rebalance = Callable[[Counts, Table], Table]
 
 
 @dataclass(frozen=True)

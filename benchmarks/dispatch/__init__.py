@@ -4,7 +4,6 @@
     layer call      dispatch, slots, a kernel that computes nothing, combine                 rows
     device          the same for tensors on a GPU, with --device cuda                        rows
     server          processor time while idle and while busy                                 parts
-    servers         a layer call to several servers, each of which sleeps as long as one     parts
     layer           a real layer through a server, against the kernel call in that server    parts
 
 The client's connections and layer calls, and the arena, slot table and loop of an expert server in its own
@@ -28,10 +27,9 @@ The document of `python -m benchmarks.dispatch --json` (us: microseconds):
                   rounds, calls]
     server        transport, hidden, tokens, idle_cpu_fraction, busy_cpu_fraction (of one core), calls_per_s,
                   paused_call_us {p50, p99}
-    servers       tokens, servers, sleep_us, one_us, all_us, ratio (one_us / all_us)
     layer         [shape, tokens, dtype, transport, kernel, threads, in_process_ms, through_server_ms, ratio,
                   over_ms, calls]; absent without the memory for it
     skipped       [what, reason]
 
-`--no-server` leaves out `server` to `layer`.
+`--no-server` leaves out `server` and `layer`.
 """

@@ -54,12 +54,6 @@ def main(
     layer_tokens: Annotated[
         str, typer.Option(metavar="T,...", help="Batch sizes of the real layer.")
     ] = "64",
-    servers: Annotated[
-        int, typer.Option(min=1, help="Servers of a layer call that is compared with one server's.")
-    ] = 3,
-    sleep_us: Annotated[
-        int, typer.Option(min=1, help="Each of these servers sleeps so long instead of computing.")
-    ] = 2000,
     device: Annotated[
         str, typer.Option(help="cuda: also make layer calls for tensors on a GPU.")
     ] = "cpu",
@@ -77,8 +71,6 @@ def main(
         rounds=rounds,
         layer=parse_shape(layer),
         layer_tokens=tuple(sorted(set(numbers("--layer-tokens", layer_tokens)))),
-        servers=servers,
-        sleep_us=sleep_us,
     )
     known("--device", [device], DEVICES)
     document = bench_dispatch(plan, say, with_server=server, on_gpu=device == "cuda")
@@ -118,7 +110,6 @@ def bench_dispatch(
         from benchmarks.dispatch.parts import (
             bench_layer,
             bench_server,
-            bench_servers,
             lack_of_memory,
         )
         from benchmarks.dispatch.rows import bench_rows
@@ -135,8 +126,6 @@ def bench_dispatch(
         if with_server:
             say("a server that is idle, then busy")
             document["server"] = bench_server(plan, forks)
-            say(f"{plan.servers} servers that sleep instead of computing, and one")
-            document["servers"] = bench_servers(plan, forks)
             lack = lack_of_memory(plan.layer)
             if lack:
                 skipped.append({"what": f"layer {plan.layer}", "reason": lack})
@@ -171,7 +160,7 @@ def _report(document: dict[str, Any]) -> None:
     for transport, hidden in dict.fromkeys((row["transport"], row["hidden"]) for row in rows):
         here = [row for row in rows if (row["transport"], row["hidden"]) == (transport, hidden)]
         print_rows(here, (*columns, "device_call_us"), title=f"{transport}, hidden {hidden}")
-    print_figures({key: document[key] for key in ("server", "servers") if key in document})
+    print_figures(document.get("server", {}))
     for rows in (document.get("layer"), document["skipped"]):
         if rows:
             print_rows(rows)

@@ -1,10 +1,9 @@
-"""The parts of the document after the rows: a server's processor time, several servers, a real layer."""
+"""The parts of the document after the rows: a server's processor time, and a real layer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
@@ -24,7 +23,7 @@ from eaas_cli.bench.machine import processor_s
 from eaas_cli.bench.worker import Worker, working
 from eaas_cli.local.fork_server import ForkServer
 
-__all__ = ["bench_layer", "bench_server", "bench_servers", "lack_of_memory"]
+__all__ = ["bench_layer", "bench_server", "lack_of_memory"]
 
 # Pause after a connection in which gRPC's threads settle.
 _SETTLE_S = 0.5
@@ -67,42 +66,6 @@ def bench_server(plan: Plan, fork_server: ForkServer) -> dict[str, Any]:
         "busy_cpu_fraction": figure(busy_s / took_s),
         "calls_per_s": figure(done / took_s),
         "paused_call_us": summary(paused),
-    }
-
-
-def bench_servers(plan: Plan, fork_server: ForkServer) -> dict[str, Any]:
-    """Measure a layer call to several servers and to one, in turn; return the document's `servers`.
-
-    Each sleeps as long as the only one does. A server that sleeps needs no core, so the times are those of a
-    machine with a core for each process.
-    """
-    tokens, shape = plan.few_tokens, plan.shape(plan.hidden[0])
-    request = random_request(tokens, shape)
-    starts = [
-        lone_server(
-            shape, tokens=tokens, slots=SLOTS, sleep_us=plan.sleep_us, name=f"server-{number}"
-        )
-        for number in range(plan.servers)
-    ]
-
-    def p50_us(calls: LayerCalls) -> float:
-        return take_turn(lambda: request.call(calls), plan.turn_s).p50_us
-
-    with working(starts, fork_server) as servers, ExitStack() as stack:
-        links = [
-            stack.enter_context(connected(server.address, plan.transports[0], shape, slots=SLOTS))
-            for server in servers
-        ]
-        one, together = layer_calls(links[:1], shape), layer_calls(links, shape)
-        pairs = [(p50_us(one), p50_us(together)) for _ in range(plan.rounds)]
-    ones_us, alls_us = zip(*pairs, strict=True)
-    return {
-        "tokens": tokens,
-        "servers": plan.servers,
-        "sleep_us": plan.sleep_us,
-        "one_us": figure(median(ones_us)),
-        "all_us": figure(median(alls_us)),
-        "ratio": ratio(ones_us, alls_us),
     }
 
 

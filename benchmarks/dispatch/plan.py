@@ -22,11 +22,9 @@ class Plan:
         top_k: K.
         num_experts: E.
         watch_s: Seconds for which a server's processor time is measured.
-        few_tokens: T of the calls to a busy server, and to several servers.
+        few_tokens: T of the calls to a busy server.
         layer: Shape of the real layer.
         layer_tokens: T of the real layer's calls.
-        servers: Servers that answer a layer call together, against one.
-        sleep_us: How long each of them sleeps instead of computing.
     """
 
     transports: tuple[str, ...]
@@ -40,8 +38,6 @@ class Plan:
     few_tokens: int = 8
     layer: Shape = BUILT_IN[0]
     layer_tokens: tuple[int, ...] = (64,)
-    servers: int = 3
-    sleep_us: int = 2000
 
     def shape(self, hidden: int) -> Shape:
         """Make the shape of a layer whose experts are never computed."""

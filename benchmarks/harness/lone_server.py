@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.dispatch._floor import sleeping_layer
+from benchmarks.dispatch._floor import empty_layer
 from eaas.config import load_config
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
@@ -63,7 +63,6 @@ def lone_server(
     slots: int,
     threads: int = 0,
     layers: int = 1,
-    sleep_us: int = 0,
     name: str = "server",
 ) -> Callable[..., Worker]:
     """Make the function that starts a server.
@@ -77,7 +76,6 @@ def lone_server(
         tokens: T that a slot holds.
         threads: Of the kernel; loading its random experts takes up to a minute. 0: it computes nothing.
         layers: Layers that have these experts.
-        sleep_us: A kernel that computes nothing sleeps so long instead.
         name: Of the process.
     """
     return partial(
@@ -89,7 +87,6 @@ def lone_server(
         slots=slots,
         threads=threads,
         layers=layers,
-        sleep_us=sleep_us,
     )
 
 
@@ -111,7 +108,7 @@ def main(arguments: str) -> None:
             target=_run_commands, args=(commands, kernel, batches, threads), daemon=True
         ).start()
     else:
-        kernel = _EmptyKernel(shape.hidden, wanted["sleep_us"])
+        kernel = _EmptyKernel(shape.hidden)
     _serve(wanted, model_shape(shape, wanted["layers"]), kernel)
 
 
@@ -145,23 +142,20 @@ def _serve(wanted: dict[str, Any], shape: ModelShape, kernel: ExpertKernel) -> N
 
 
 class _EmptyKernel(ExpertKernel):
-    """A kernel whose only layer sleeps instead of computing, in compiled code as that of a real one."""
+    """A kernel whose only layer computes nothing, in compiled code as that of a real one."""
 
     name = "empty"
 
-    def __init__(self, hidden: int, us: int) -> None:
+    def __init__(self, hidden: int) -> None:
         super().__init__((), KernelSpec(torch.bfloat16))
-        self.direct = [sleeping_layer(hidden, us)]
-        self._sleep_s = us * 1e-6
+        self.direct = [empty_layer(hidden)]
 
     def pack(self, weights: Any, form: Any, pause: Any) -> Any:
         """Refuse: there are no experts."""
         raise TypeError("an empty kernel has no experts")
 
     def compute(self, x_TH: Any, ids_TK: Any, scores_TK: Any, layer: int) -> torch.Tensor:
-        """Sleep, for requests that are batched."""
-        if self._sleep_s:
-            time.sleep(self._sleep_s)
+        """Answer requests that are batched."""
         return torch.zeros(x_TH.shape)
 
 

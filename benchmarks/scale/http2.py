@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -190,9 +189,6 @@ class Line:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
         self._out = bytearray(OPENING)
-        # DATA frames that do not fit the server's window yet, in order.
-        self._held: deque[bytes] = deque()
-        self._window = 65_535
         self._unread = 0
         self._frames = Frames()
         self._calls: dict[int, tuple[Call, Messages]] = {}
@@ -223,12 +219,11 @@ class Line:
         return stream
 
     def send(self, stream: int, data: bytes, flags: int = 0) -> None:
-        """Queue a message (`message`) on a call for the next `flush`."""
-        if self._held or self._window < len(data):
-            self._held.append(frame(DATA, flags, stream, data))
-        else:
-            self._window -= len(data)
-            self._out += frame(DATA, flags, stream, data)
+        """Queue a message (`message`) on a call for the next `flush`.
+
+        Heartbeats are small, and the server extends its window long before they fill it.
+        """
+        self._out += frame(DATA, flags, stream, data)
 
     def flush(self) -> None:
         """Send as many queued bytes as the kernel accepts."""
@@ -258,11 +253,6 @@ class Line:
                 call, messages = known
                 for answer in messages.feed(payload):
                     call.answered(answer)
-        elif kind == WINDOW_UPDATE and stream == 0:
-            self._window += struct.unpack(">I", payload)[0]
-            while self._held and self._window >= len(self._held[0]) - 9:
-                self._window -= len(self._held[0]) - 9
-                self._out += self._held.popleft()
         elif kind in (SETTINGS, PING) and not flags & ACK:
             answer = payload if kind == PING else b""
             self._out += frame(kind, ACK, 0, answer)

@@ -44,7 +44,6 @@ TINY = Plan(
     watch_s=0.02,
     layer=Shape(64, 32, 4, 2),
     layer_tokens=(4, 8),
-    sleep_us=100,
 )
 
 
@@ -98,7 +97,7 @@ def test_the_document(document: dict[str, Any]) -> None:
         assert row["calls"] >= 2 * 20
         assert row["result_bytes"] == 64 + 4 * row["tokens"] * row["hidden"]
         assert {"over_floor_us", "times_floor", "request_bytes"} < row.keys()
-    server, joint = document["server"], document["servers"]
+    server = document["server"]
     assert server["idle_cpu_fraction"] >= 0
     assert server["busy_cpu_fraction"] > 0
     assert [real["tokens"] for real in document["layer"]] == [4, 8]
@@ -106,8 +105,6 @@ def test_the_document(document: dict[str, Any]) -> None:
         assert real["kernel"].startswith(("native", "reference"))
         assert real["calls"] == 2 * 5
         assert min(real["in_process_ms"], real["through_server_ms"], real["ratio"]) > 0
-    assert min(joint["one_us"], joint["all_us"]) > 100
-    assert 0 < joint["ratio"] < 2
     assert document["machine"]["cores"] == usable_cores()
     assert document["settings"]["spin_us"] == SPIN_US
 

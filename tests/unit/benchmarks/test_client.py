@@ -113,6 +113,28 @@ def test_another_version_of_aiperf_is_named(tmp_path: Path, lines: str) -> None:
         read_row(ASKED, tmp_path)
 
 
+def test_runs_of_aiperf_become_one_document(tmp_path: Path) -> None:
+    """A stand-in for the program, which leaves a run's output where it is told to."""
+    made = tmp_path / "made"
+    made.mkdir()
+    write(made, [entry(), entry(60)])
+    program, demo = tmp_path / "aiperf", tmp_path / "demo"
+    demo.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != --artifact-dir ]; do shift; done\ncp -r {made} "$2"\n'
+    )
+    program.chmod(0o755)
+    words = ["--model", str(demo), "--aiperf", str(program), "--endpoint", "http://127.0.0.1:1"]
+    words += ["--requests", "2", "--rounds", "2", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["wrong"] == []
+    assert [run["answered"] for run in document["runs"]] == [2, 2, 2]
+    assert [run["asked"]["seed"] for run in document["runs"]] == [1, 2, 1]
+    assert document["runs"][0]["figures"]["output_token_throughput"] == {"avg": 84.4}
+
+
 @pytest.mark.parametrize(
     ("script", "told"), [(None, "does not exist"), ("echo oh; exit 3", "status 3:\noh")]
 )
