@@ -15,6 +15,7 @@ from typing import IO
 
 import httpx
 
+from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 
@@ -63,7 +64,7 @@ def cluster(python: Path, model: Path, servers: int, engine: str) -> Iterator[st
     sizes = ("--servers", str(servers), "--redundancy", str(min(servers, 2)))
     words = ("-m", "eaas_cli", "up", "--model", str(model), "--engine", engine, *sizes)
     with _endpoint([str(python), *words, "--port", str(port)], port) as url:
-        if engine == "transformers":
+        if engine == "transformers" and load_config().attention_client.compile:
             _wait_until_compiled(url)
         yield url
 

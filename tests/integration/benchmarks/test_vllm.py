@@ -1,4 +1,4 @@
-"""`python -m benchmarks.vllm`, small: a cluster with the demo model beside a stand-in for llama.cpp's server."""
+"""`python -m benchmarks.vllm`, small: a cluster with the demo model, and a stand-in for llama.cpp."""
 
 from __future__ import annotations
 
