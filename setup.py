@@ -143,7 +143,7 @@ class BuildInClone(build_ext):
 
     def run(self) -> None:
         """Build."""
-        if not self.editable_mode:
+        if not (self.editable_mode or self.inplace):
             self.extensions = [found for found in self.extensions if found is not FLOOR]
         super().run()
 

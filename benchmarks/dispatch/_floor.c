@@ -398,18 +398,12 @@ floor_stop(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* A layer for a server's compiled code (direct.h) that sleeps instead of computing. */
-typedef struct {
-    DirectLayer base;
-    struct timespec sleep;
-} SleepingLayer;
-
+/* A layer for a server's compiled code (direct.h) that computes nothing. */
 static bool
-run_sleeping(const DirectLayer *base, const void *x, bool is_bfloat16, const int32_t *ids, const float *scores,
-             int tokens, int top_k, float *out)
+run_empty(const DirectLayer *base, const void *x, bool is_bfloat16, const int32_t *ids, const float *scores,
+          int tokens, int top_k, float *out)
 {
     (void)x, (void)is_bfloat16, (void)ids, (void)scores, (void)top_k;
-    nanosleep(&((const SleepingLayer *)base)->sleep, NULL);
     memset(out, 0, (size_t)tokens * base->hidden * sizeof(float));
     return true;
 }
@@ -421,17 +415,17 @@ free_layer(PyObject *capsule)
 }
 
 static PyObject *
-floor_sleeping_layer(PyObject *Py_UNUSED(module), PyObject *args)
+floor_empty_layer(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    unsigned int hidden, us;
-    if (!PyArg_ParseTuple(args, "II:sleeping_layer", &hidden, &us)) {
+    unsigned int hidden;
+    if (!PyArg_ParseTuple(args, "I:empty_layer", &hidden)) {
         return NULL;
     }
-    SleepingLayer *layer = malloc(sizeof *layer);
+    DirectLayer *layer = malloc(sizeof *layer);
     if (layer == NULL) {
         return PyErr_NoMemory();
     }
-    *layer = (SleepingLayer){{hidden, run_sleeping}, {us / 1000000, us % 1000000 * 1000L}};
+    *layer = (DirectLayer){hidden, run_empty};
     PyObject *capsule = PyCapsule_New(layer, DIRECT_LAYER, free_layer);
     if (capsule == NULL) {
         free(layer);
@@ -443,7 +437,7 @@ static PyMethodDef floor_methods[] = {
     {"serve", floor_serve, METH_VARARGS, "serve(mapping, source): answer until `stop`"},
     {"call", floor_call, METH_VARARGS,
      "call(mapping, source, destination, took_ns, timeout_ms, check): round trips, one for each u64 of took_ns"},
-    {"sleeping_layer", floor_sleeping_layer, METH_VARARGS, "sleeping_layer(hidden, us) -> a layer of direct.h"},
+    {"empty_layer", floor_empty_layer, METH_VARARGS, "empty_layer(hidden) -> a layer of direct.h"},
     {"stop", floor_stop, METH_VARARGS, "stop(mapping): end `serve`"},
     {NULL, NULL, 0, NULL},
 };

@@ -37,8 +37,8 @@ def serve(mapping: WriteableBuffer, source: ReadableBuffer, /) -> None:
         ValueError: A result longer than `source`, or a request that the mapping does not hold.
     """
 
-def sleeping_layer(hidden: int, us: int, /) -> object:
-    """Make a layer for a server's compiled code (`ExpertKernel.direct`) that sleeps instead of computing."""
+def empty_layer(hidden: int, /) -> object:
+    """Make a layer for a server's compiled code (`ExpertKernel.direct`) that computes nothing."""
 
 def stop(mapping: WriteableBuffer, /) -> None:
     """Ends `serve`."""

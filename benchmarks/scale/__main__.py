@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks.harness.report import print_figures, print_rows
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json
-from eaas_cli.console import print_table
 from eaas_cli.errors import exit_with_one_line
+
+_PARTS = ("connections", "monitor", "balancer", "failures")
+# Layers of the simulated failures and upgrades: they are alike.
+_FAILURE_LAYERS, _UPGRADE_LAYERS = 8, 2
 
 
 def main(
@@ -22,89 +27,60 @@ def main(
     experts: Annotated[int, typer.Option(min=2, help="Experts of a layer.")] = 256,
     hidden: Annotated[int, typer.Option(min=1, help="Hidden size.")] = 7168,
     top_k: Annotated[int, typer.Option(min=1, help="Experts per token.")] = 8,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help=f"Repeatable: {', '.join(_PARTS)}.", show_default="all parts"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the unit costs of a large cluster and simulate its failures (minutes)."""
-    from benchmarks.scale import bench_scale
-    from simulator.failures import Sizes
+    from benchmarks.scale.cluster import Sizes
+    from benchmarks.scale.costs import bench_balancer, bench_connections
+    from benchmarks.scale.failures import simulate_failures, simulate_upgrade
+    from benchmarks.scale.monitor import bench_monitor
+    from eaas_cli.bench.machine import describe_machine
+    from eaas_cli.option_values import known
 
     end_on_sigterm()
+    parts = known("--only", only or _PARTS, _PARTS)
     if not racks <= nodes <= servers:
         raise ConfigError(
             f"--nodes {nodes}: give as many as --racks at least, and as --servers at most"
         )
     sizes = Sizes(servers, nodes, racks, clients=clients, layers=layers, experts=experts)
-    show(bench_scale(sizes, hidden=hidden, top_k=top_k, say=say), as_json, _report)
+    fewer = replace(sizes, layers=min(_FAILURE_LAYERS, layers))
+    document: dict[str, Any] = {
+        "machine": describe_machine(),
+        "settings": asdict(sizes) | {"hidden": hidden, "top_k": top_k, "simulated": fewer.layers},
+    }
+    if "connections" in parts:
+        say("connections")
+        document["connections"] = bench_connections(hidden, top_k)
+    if "monitor" in parts:
+        say(f"a monitor of {servers + clients} members")
+        document["monitor"] = bench_monitor(servers + clients, servers)
+    if "balancer" in parts:
+        document["balancer"] = bench_balancer(sizes, say)
+    if "failures" in parts:
+        document["failures"] = simulate_failures(fewer, say)
+        fewest = replace(fewer, layers=min(_UPGRADE_LAYERS, layers))
+        document["upgrade"] = simulate_upgrade(fewest, say)
+    show(document, as_json, _report)
 
 
 def _report(document: dict[str, Any]) -> None:
-    machine, monitor, balancer = (document[key] for key in ("machine", "monitor", "balancer"))
-    print(f"{machine['processor']}, {machine['cores']} cores")
-    reach, planner, placement = monitor["reach"], balancer["planner"], balancer["placement"]
-    print_table(
-        ("what", "cost"),
-        [
-            ("a heartbeat, monitor", f"{monitor['heartbeat_us']} us"),
-            (f"{monitor['members']} members, monitor", f"{monitor['cores']} cores"),
-            ("a member, monitor", f"{monitor['kb_per_member']} kB"),
-            (f"a snapshot of {monitor['members']}", f"{monitor['snapshot']['bytes']} bytes"),
-            ("longest step of the monitor's loop", f"{monitor['snapshot']['hold_cpu_ms']} ms"),
-            ("a client's report of its connections", f"{reach['bytes']} bytes"),
-            ("that report, for each watcher", f"{reach['push_us']} us"),
-            ("the first placement, planner", f"{planner['first_s']} s"),
-            ("the loss of a node, planner", f"{planner['loss_s']} s"),
-            ("of that at once", f"{planner['longest_s']} s"),
-            ("a placement", f"{placement['bytes']} bytes"),
-            ("a placement, client", f"{placement['take_ms']} ms"),
-            *(
-                (
-                    f"a connection, {end}",
-                    f"{c['kb']} kB, {c['threads']} threads, {c['files']} files",
-                )
-                for end, c in document["connections"].items()
-                if end != "slots"
-            ),
-            *(
-                (f"a slot of {s['tokens']} tokens", f"{s['bytes'] / 1e6:.2f} MB")
-                for s in document["connections"]["slots"]
-            ),
-            *(
-                (f"plan, {p['policy']}", f"{p['plan_ms']:.0f} ms, with nodes {p['nodes_ms']:.0f}")
-                for p in balancer["policies"]
-            ),
-        ],
-    )
-    print_table(
-        (
-            "lost",
-            "servers",
-            "uncovered",
-            "until s",
-            "one replica",
-            "until s",
-            "PAR",
-            "loads",
-            "s/step",
-        ),
-        [
-            (
-                row["what"],
-                str(row["servers"]),
-                f"{100 * row['uncovered']:.2f} %",
-                _seconds(row["covered_s"]),
-                f"{100 * row['single']:.2f} %",
-                _seconds(row["whole_s"]),
-                f"{row['imbalance_before']:.2f} -> {row['imbalance']:.2f}",
-                str(row["loads"]),
-                str(row.get("step_s", "")),
-            )
-            for row in (*document["failures"], *document["upgrade"])
-        ],
-    )
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    parts = ("machine", "connections", "monitor", "balancer")
+    print_figures({part: document[part] for part in parts if part in document})
+    for rows in (
+        document.get("connections", {}).get("slots"),
+        document.get("balancer", {}).get("policies"),
+        document.get("failures"),
+        document.get("upgrade"),
+    ):
+        if rows:
+            print_rows(rows)
 
 
 app = command(main)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.scale.cluster import Cluster, Sizes
 from eaas_cli.bench.figures import figure
-from simulator.failures import Cluster, Sizes
 
 __all__ = ["simulate_failures", "simulate_upgrade"]
 
@@ -88,11 +88,11 @@ def _row(what: str, servers: int, cluster: Cluster) -> dict[str, Any]:
     return {
         "what": what,
         "servers": servers,
-        "uncovered": line.uncovered,
-        "covered_s": line.covered_at_s,
-        "single": line.single,
-        "whole_s": line.whole_at_s,
+        "uncovered": line.most("uncovered"),
+        "covered_s": line.zero_since_s("uncovered"),
+        "single": line.most("single"),
+        "whole_s": line.zero_since_s("uncovered", "single"),
         "imbalance_before": line.points[0].imbalance,
-        "imbalance": line.imbalance,
+        "imbalance": line.most("imbalance"),
         "loads": cluster.loads,
     }

@@ -22,12 +22,17 @@ _READ_S = 120.0
 
 @dataclass(frozen=True)
 class Workload:
-    """The load's requests: greedy completions of prompts of equal length."""
+    """The load's requests: greedy completions of prompts of equal length.
+
+    Attributes:
+        first: Index of the first prompt, so that a further load has other prompts.
+    """
 
     requests: int
     concurrency: int
     prompt_tokens: int
     output_tokens: int
+    first: int = 0
 
     def prompt(self, index: int) -> list[int]:
         """Make the token ids of a request's prompt: random, so that no two share a prefix worth caching."""
@@ -83,7 +88,7 @@ async def _run(base_url: str, workload: Workload) -> LoadResult:
     ) as client:
 
         async def one(index: int) -> None:
-            prompt = workload.prompt(index)
+            prompt = workload.prompt(workload.first + index)
             async with turns:
                 answer = await ask(client, base_url, prompt, workload.output_tokens)
             if answer.error:

@@ -8,8 +8,8 @@ from eaas.errors import ConfigError
 
 __all__ = ["register"]
 
-_IN_A_CLONE = ("client", "dispatch", "failover", "join", "monitor", "overlap", "policies")
-_REMOVED = ("predict", "rebalance", "select", "traces")
+_IN_A_CLONE = ("client", "dispatch", "failover", "policies")
+_REMOVED = ("join", "overlap", "predict", "rebalance", "select", "traces")
 # What people type who know vllm, docker or ollama.
 _ELSEWHERE = {
     **dict.fromkeys(("serve", "run", "start"), "up DIR"),
@@ -30,11 +30,12 @@ def register(app: typer.Typer, bench: typer.Typer, simulate: typer.Typer) -> Non
             f"bench {name}",
             "gone; docs/performance.md and docs/scheduling.md keep its figures",
         )
+    _add(bench, "bench monitor", _clone("benchmarks.scale --only monitor"))
     _add(simulate, "simulate policy", _clone("benchmarks.caps judge"))
     for name in ("fit", "replay"):
         _add(simulate, f"simulate {name}", _clone(f"benchmarks.caps {name}"))
     _add(simulate, "simulate validate", "gone; docs/scheduling.md keeps its figures")
-    _add(app, "knobs", _clone("benchmarks.knobs"))
+    _add(app, "knobs", "gone; docs/policies.md keeps its figures")
     for name, ours in _ELSEWHERE.items():
         _add(app, name, f"`eaas {ours}` here")
 

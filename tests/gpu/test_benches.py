@@ -51,4 +51,4 @@ def test_dispatch() -> None:
     small = ["--no-server", "--transport", "shm", "--hidden", "2048", "--tokens", "1,64"]
     found = document("benchmarks.dispatch", *small, "--rounds", "2")
     for row in found["rows"]:
-        assert row["device_call_us"]["p50"] > row["exchange_us"]["p50"]
+        assert row["device_call_us"]["p50"] > row["layer_call_us"]["p50"]

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from benchmarks.monitor.http2 import (
+from benchmarks.scale.http2 import (
     CANCEL,
     DATA,
     HEADERS,

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas_cli.demo_model import ARCHITECTURES
 from eaas_cli.demo_model.tokenizer import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 __all__ = ["LONGEST", "RandomCheckpoint"]
 

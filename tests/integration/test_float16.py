@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from decoding import eager
 from eaas_cli.local import LocalCluster
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import attention_client
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from decoding import eager, generate, ragged
 from eaas.errors import EaasError
 from eaas_cli.local import LocalCluster
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from control_plane import Plane
 from eaas.config import MonitorConfig
 from eaas.membership.session import MemberSession, Report
 from eaas.types import Member, MemberState, ModelShape, Role
 from monitor.main import Monitor
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 pytestmark = pytest.mark.integration
 

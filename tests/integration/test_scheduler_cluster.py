@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from benchmarks.caps.__main__ import app
+from benchmarks.caps import app
 from eaas.errors import EaasError
 from eaas_cli.local import LocalCluster
 from simulator.caps.replay import replay

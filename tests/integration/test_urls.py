@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from chaos_world import ChaosWorld, Client, same
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import read_files
@@ -19,6 +18,7 @@ from eaas.errors import EaasError
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import wait_ready
 from expert_server.weights.reader import ExpertReader
+from quantized_checkpoint import SCHEMES, quantized_copy
 from range_server import RangeServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.failover.streams import Round, Streams
+from benchmarks.harness.load import Round, Streams
 from slurm_box import Node, SlurmBox, why_not
 from waiting import eventually
 

@@ -13,8 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.monitor.line import Line
-from benchmarks.monitor.load_generators import LoadGenerators
+from benchmarks.scale.members import SimulatedMembers
 from control_plane import PATIENCE_S, SERVING, Plane, eventually, registration
 from eaas.net.grpc_client import STREAM_SIGN_S, STREAM_SILENCE_S, channel
 from eaas.rpc.v1 import monitor_pb2 as pb
@@ -44,22 +43,21 @@ def test_members_cost_no_threads(plane: Plane) -> None:
     with selectors.DefaultSelector() as selector:
         before = threading.active_count()
         with contextlib.closing(
-            LoadGenerators(monitor.address, range(MEMBERS), 20, 0.5, selector)
-        ) as load_generators:
-            load_generators.join()
+            SimulatedMembers(monitor.address, range(MEMBERS), 0.5, selector)
+        ) as members:
+            members.join()
             watching = False
             deadline = time.monotonic() + PATIENCE_S
             figures = {"sent": 0, "watched": 0}
             while figures["sent"] < 2 * MEMBERS or figures["watched"] < MEMBERS:
                 assert time.monotonic() < deadline, figures
-                for key, _ in selector.select(min(0.01, load_generators.turn(time.monotonic()))):
-                    assert isinstance(key.data, Line)
-                    load_generators.ready(key.data)
-                if load_generators.joined and not watching:
+                for key, _ in selector.select(min(0.01, members.turn(time.monotonic()))):
+                    key.data()
+                if members.joined and not watching:
                     watching = True
                     now = snapshot_of(monitor.address)
-                    load_generators.watch(MEMBERS, now.revision, now.life)
-                found = load_generators.take_figures()
+                    members.watch(MEMBERS, now.revision, now.life)
+                found = members.take_figures()
                 assert (found["ended"], found["gaps"]) == (0, 0)
                 figures = {name: figures[name] + found[name] for name in figures}
             assert threading.active_count() <= before + 4

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import attention_client
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from decoding import generate as decode
 from eaas_cli.demo_model import write_demo_model
 from eaas_cli.local import LocalCluster
+from quantized_checkpoint import SCHEMES, quantized_copy
 from vllm_endpoint import VllmEndpoint
 from vllm_python import NEEDS_VLLM, generate
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from benchmarks.client.agree import disagreements, row
-from benchmarks.client.aiperf import Asked, command, read_run
-from benchmarks.client.run import bench_client
+from benchmarks.client import Asked, app, command_line, disagreements, read_row
 from eaas.errors import ConfigError, EaasError
 
 ASKED = Asked(requests=2, concurrency=1, prompt_tokens=64, max_tokens=48)
@@ -54,7 +53,7 @@ def write(out: Path, entries: list[dict[str, Any]]) -> Path:
 
 
 def test_the_command_line() -> None:
-    words = command(Path("a"), "http://h:1", Path("/models/demo"), STOPPED, Path("/out"))
+    words = command_line(Path("a"), "http://h:1", Path("/models/demo"), STOPPED, Path("/out"))
     told = dict(itertools.pairwise(words))
     assert words[:2] == ["a", "profile"]
     assert (told["--model"], told["--tokenizer"]) == ("demo", "/models/demo")
@@ -62,13 +61,13 @@ def test_the_command_line() -> None:
     extra = {"ignore_eos": True, "min_tokens": 24, "stop": "e"}
     assert json.loads(told["--extra-inputs"]) == extra
     assert {"--streaming", "--use-server-token-count", "--per-chunk-usage"} <= set(words)
-    plain = command(Path("a"), "http://h:1", Path("/models/demo"), ASKED, Path("/out"))
+    plain = command_line(Path("a"), "http://h:1", Path("/models/demo"), ASKED, Path("/out"))
     assert "--use-server-token-count" not in plain
     assert json.dumps({"ignore_eos": True}) in plain
 
 
 def test_a_correct_run_has_no_disagreement(tmp_path: Path) -> None:
-    found = row(ASKED, read_run(write(tmp_path, [entry(), entry(60)])))
+    found = read_row(ASKED, write(tmp_path, [entry(), entry(60)]))
     assert (found["answered"], found["prompts_differ"], found["outputs_differ"]) == (2, 0, 0)
     assert found["figures"]["time_to_first_token"] == {"p50": 1.5, "p99": 9.0}
     assert disagreements(found) == []
@@ -89,17 +88,17 @@ def test_a_disagreement_is_named(
     tmp_path: Path, asked: Asked, second: dict[str, Any] | None, told: str
 ) -> None:
     entries = [entry()] + ([second] if second else [])
-    (wrong,) = disagreements(row(asked, read_run(write(tmp_path, entries))))
+    (wrong,) = disagreements(read_row(asked, write(tmp_path, entries)))
     assert wrong.startswith(told)
 
 
 def test_an_answer_may_end_at_its_stop_string_once_it_has_its_tokens(tmp_path: Path) -> None:
-    found = row(STOPPED, read_run(write(tmp_path, [entry(output=25), entry(output=30)])))
+    found = read_row(STOPPED, write(tmp_path, [entry(output=25), entry(output=30)]))
     assert disagreements(found) == []
 
 
 def test_lengths_may_differ_by_tokenizer(tmp_path: Path) -> None:
-    found = row(ASKED, read_run(write(tmp_path, [entry(), entry(output_sequence_length=46)])))
+    found = read_row(ASKED, write(tmp_path, [entry(), entry(output_sequence_length=46)]))
     assert (found["outputs_differ"], found["outputs_off"]) == (1, 2)
     assert disagreements(found) == []
 
@@ -111,7 +110,29 @@ def test_another_version_of_aiperf_is_named(tmp_path: Path, lines: str) -> None:
         write(tmp_path, [])
         (tmp_path / "profile_export.jsonl").write_text(lines)
     with pytest.raises(EaasError, match=r"not the output of aiperf 0\.13"):
-        read_run(tmp_path)
+        read_row(ASKED, tmp_path)
+
+
+def test_runs_of_aiperf_become_one_document(tmp_path: Path) -> None:
+    """A stand-in for the program, which leaves a run's output where it is told to."""
+    made = tmp_path / "made"
+    made.mkdir()
+    write(made, [entry(), entry(60)])
+    program, demo = tmp_path / "aiperf", tmp_path / "demo"
+    demo.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != --artifact-dir ]; do shift; done\ncp -r {made} "$2"\n'
+    )
+    program.chmod(0o755)
+    words = ["--model", str(demo), "--aiperf", str(program), "--endpoint", "http://127.0.0.1:1"]
+    words += ["--requests", "2", "--rounds", "2", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["wrong"] == []
+    assert [run["answered"] for run in document["runs"]] == [2, 2, 2]
+    assert [run["asked"]["seed"] for run in document["runs"]] == [1, 2, 1]
+    assert document["runs"][0]["figures"]["output_token_throughput"] == {"avg": 84.4}
 
 
 @pytest.mark.parametrize(
@@ -125,15 +146,9 @@ def test_an_aiperf_that_fails(
     if script:
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
-    with pytest.raises(ConfigError if script is None else EaasError, match=told):
-        bench_client(
-            Path(program.name),
-            tmp_path / "demo",
-            endpoint="http://127.0.0.1:1",
-            servers=1,
-            redundancy=1,
-            transport="shm",
-            asked=ASKED,
-            rounds=1,
-            say=lambda _: None,
-        )
+    demo = tmp_path / "demo"
+    demo.mkdir()
+    words = ["--model", str(demo), "--aiperf", program.name, "--endpoint", "http://127.0.0.1:1"]
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ConfigError if script is None else EaasError)
+    assert told in str(error)

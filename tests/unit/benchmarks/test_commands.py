@@ -16,11 +16,10 @@ from typer.testing import CliRunner
 from eaas.errors import EaasError
 
 ROOT = Path(__file__).parents[3]
-NAMES = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py"))
+NAMES = ("caps", "client", "dispatch", "experts", "failover", "policies", "scale", "vllm")
 
 
 def test_help_of_every_benchmark() -> None:
-    assert {"dispatch", "failover", "join", "monitor", "overlap", "policies", "client"} <= {*NAMES}
     for name in NAMES:
         done = subprocess.run(
             [sys.executable, "-m", f"benchmarks.{name}", "--help"],
@@ -83,7 +82,7 @@ def test_a_mistake_is_named(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    app = import_module(f"benchmarks.{words[0]}.__main__").app
+    app = import_module(f"benchmarks.{words[0]}").app
     result = CliRunner().invoke(app, words[1:])
     assert isinstance(result.exception, EaasError)
     assert named in str(result.exception)

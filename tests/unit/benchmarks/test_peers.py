@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from benchmarks.policies import peers
-from benchmarks.policies.__main__ import app
+from benchmarks import peers
+from benchmarks.policies import app
 from eaas.errors import ConfigError
 from simulator.traces import generate_trace, write_trace
 

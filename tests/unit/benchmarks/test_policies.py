@@ -8,9 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from balancer.policies import names
-from benchmarks.policies import bench_policies, parse_size
-from benchmarks.policies.__main__ import app
-from benchmarks.policies.memory import peak_mb
+from benchmarks.policies import app, bench_policies, parse_size, peak_mb
 from eaas.errors import ConfigError
 
 

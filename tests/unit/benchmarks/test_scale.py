@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.connections import slot_bytes
+from benchmarks.scale.cluster import Sizes
+from benchmarks.scale.costs import slot_bytes
 from benchmarks.scale.failures import simulate_failures, simulate_upgrade
 from eaas.wire.arena import Arena
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from simulator.failures import Sizes
 
 ROOT = Path(__file__).parents[3]
 SMALL = Sizes(24, 12, 3, clients=2, layers=1, experts=24)
@@ -58,9 +58,10 @@ def test_upgrades() -> None:
 
 @pytest.mark.integration
 def test_the_whole_at_a_small_size() -> None:
-    words = "--servers 24 --nodes 12 --racks 3 --clients 2 --layers 1 --experts 24 --json"
+    words = "--servers 24 --nodes 12 --racks 3 --clients 2 --layers 1 --experts 24"
+    parts = "--only connections --only monitor --only balancer --json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scale", *words.split()],
+        [sys.executable, "-m", "benchmarks.scale", *words.split(), *parts.split()],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -68,8 +69,21 @@ def test_the_whole_at_a_small_size() -> None:
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["monitor"]["members"] == 26
-    assert document["monitor"]["reach"]["push_us"] > 0
+    assert document.keys() == {"machine", "settings", "connections", "monitor", "balancer"}
+    monitor = document["monitor"]
+    assert monitor["members"] == 26
+    assert monitor["snapshot"]["bytes"] > 1000
+    assert monitor["reach"]["bytes"] > 24 * 20
+    for kind in ("quiet", "storm", "watched"):
+        found = monitor[kind]
+        # Seconds are short: a turn more or less is much.
+        assert 0.4 * 26 < found["heartbeats_per_s"] < 2 * 26
+        assert found["lapsed"] == 0
+        assert 0 < found["answer_ms"]["p50"] <= found["answer_ms"]["p99"]
+        assert found["hold_cpu_ms"] > 0
+    assert monitor["quiet"]["snapshots"] == monitor["quiet"]["watched_per_s"] == 0
+    assert monitor["storm"]["snapshots"] > 50
+    assert monitor["watched"]["watched_per_s"] > 0
     assert document["connections"]["server"]["threads"] >= 1
     assert document["connections"]["client"]["files"] >= 1
     assert len(document["balancer"]["policies"]) == 5

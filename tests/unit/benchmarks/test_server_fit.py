@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.caps.server_fit import Step, fit_steps, read_fits
+from benchmarks.caps import Step, fit_steps, read_fits
 from eaas.errors import ConfigError
 
 EXPERTS, TOP_K = 128, 8

@@ -103,7 +103,7 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
         ("bench select", "gone; docs/performance.md"),
         ("simulate policy --strategy fcfs", "now `python -m benchmarks.caps judge`"),
         ("simulate validate", "gone; docs/scheduling.md keeps"),
-        ("knobs train", "now `python -m benchmarks.knobs`"),
+        ("knobs train", "gone; docs/policies.md keeps its figures"),
         ("serve DIR --port 1", "`eaas up DIR`"),
         ("ps -a", "`eaas status`"),
         ("stop", "`eaas down`"),

@@ -17,7 +17,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import read_files
 from eaas.errors import ClusterError, CorruptShardError
@@ -30,6 +29,7 @@ from expert_server.weights.peers import PeerReader, peer_source, serving_peers
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.remote_shard import runs
 from expert_server.weights.sharing import CheckpointSharer, Pace
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 FAST = 1e12
 SHARD = "model.safetensors"

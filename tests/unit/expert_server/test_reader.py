@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import Interleave, Transpose, WeightConverter
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CorruptShardError, UnsupportedModelError
 from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.weights import reader as reader_module
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertWeights
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 TINY: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 WANTED = [7, 0, 3, 4, 6]

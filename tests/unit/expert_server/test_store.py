@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.quality.quantized_checkpoint import Scheme, fp8, mxfp4, quantized_copy
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause
 from eaas.checkpoint.shard import TensorSlice
@@ -24,6 +23,7 @@ from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _na
 from expert_server.kernels.native import NativeKernel
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertForm, ExpertWeights
+from quantized_checkpoint import Scheme, fp8, mxfp4, quantized_copy
 
 TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 

@@ -18,7 +18,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.files import read_files
 from eaas.checkpoint.header import ShardHeader
@@ -35,6 +34,7 @@ from expert_server.weights import url_source
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.remote_shard import RemoteShard
 from expert_server.weights.url_source import UrlSource
+from quantized_checkpoint import SCHEMES, quantized_copy
 from range_server import RangeServer
 
 SINGLE = "model.safetensors"

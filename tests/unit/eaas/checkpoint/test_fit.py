@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, Scheme, gptq, quantized_copy
 from eaas.checkpoint import Checkpoint
 from eaas.errors import UnsupportedModelError
+from quantized_checkpoint import SCHEMES, Scheme, gptq, quantized_copy
 
 SHARD = "model.safetensors"
 

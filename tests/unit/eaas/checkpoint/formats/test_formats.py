@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, Packed, Scheme
 from eaas.checkpoint.files import read_files
 from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.shard import LocalShard
 from eaas.errors import CheckpointError, CorruptShardError, UnsupportedModelError
+from quantized_checkpoint import SCHEMES, Packed, Scheme
 
 ROWS, INPUTS = 96, 384
 
@@ -72,7 +72,7 @@ def test_mxfp4_of_each_expert(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", [16, 31, 32, 48])
 def test_a_short_last_group(tmp_path: Path, group: int) -> None:
     """compressed-tensors refuses them; GPTQ does not."""
-    from benchmarks.quality.quantized_checkpoint import gptq
+    from quantized_checkpoint import gptq
 
     scheme = gptq(group, symmetric=False)
     packed = scheme.pack(weight(inputs=104))

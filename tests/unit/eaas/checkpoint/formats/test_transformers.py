@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
-from benchmarks.quality.quantized_checkpoint import SCHEMES, quantized_copy
 from eaas.checkpoint import Checkpoint, quiet_transformers
+from quantized_checkpoint import SCHEMES, quantized_copy
 
 DEMO = Path(__file__).parents[5] / "examples" / "demo"
 

@@ -1,0 +1,1 @@
+"""What the benchmarks share: what they measure against, load for it, and tables of the figures."""

@@ -1,1 +1,0 @@
-"""Benchmark of ScalpeLB's knobs: learned by gradient from routing traces, against its defaults."""

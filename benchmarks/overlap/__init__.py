@@ -1,1 +1,0 @@
-"""Benchmark of double-batch overlap: decode steps with it, without it, and with `auto`."""

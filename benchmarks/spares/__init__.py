@@ -1,1 +1,0 @@
-"""`python -m benchmarks.spares`: predictors and transfer times of spare slots."""
