@@ -126,7 +126,8 @@ class Generation:
             called = self._calls and finish == "stop" and not self._form.names_tool
             reason = "tool_calls" if called else finish
             self.end(reason)
-            yield Finish(reason, self._stop.matched)
+            # A stop string of the token that ends the only call comes after it.
+            yield Finish(reason, None if self._reader.ended else self._stop.matched)
 
     @property
     def log_probabilities(self) -> int:

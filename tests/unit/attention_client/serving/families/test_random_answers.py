@@ -390,3 +390,20 @@ def check_pieces(
         Alignment(markup, each, shown, begin, offered, case["one_call"], complete).holds()
         for each, shown in ways
     ), (text, pieces)
+
+
+def test_a_stop_string_in_the_token_that_ends_the_only_call() -> None:
+    """The call has ended the answer, however the letters are divided among tokens."""
+    call = '<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>'
+    fields = {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": TOOLS,
+        "parallel_tool_calls": False,
+        "stop": ["STOP"],
+        "include_stop_str_in_output": True,
+    }
+    case = {"family": "minimax_m2", "added": "all", "kind": "free", "opening": "none"}
+    case |= {"continues": False, "cut": None, "ends": False, "one_call": True, "calls": False}
+    for seed in range(10):
+        parts = [(call, True), ("a", True), ("STOP", True)]
+        check_answer(case | {"seed": seed, "parts": parts, "fields": fields})
