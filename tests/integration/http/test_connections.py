@@ -55,10 +55,11 @@ def test_honest_clients_are_served_beside_useless_connections(
                 timeout=SOON_S,
             )
             assert answer.json()["choices"][0]["text"] == small_box.text("Hello", 8)
-    # At most one log line a minute; the four attacks take less.
-    assert len(caplog.records) <= 1
-    assert all("connections at once" in record.getMessage() for record in caplog.records)
-    assert all(record.exc_info is None for record in caplog.records)
+    # At most one log line a minute; the four attacks take less. Clusters of other tests may write, too.
+    records = [record for record in caplog.records if "serving.network" in record.name]
+    assert len(records) <= 1
+    assert all("connections at once" in record.getMessage() for record in records)
+    assert all(record.exc_info is None for record in records)
 
 
 def test_an_evicted_request_gets_an_answer(small_box: Box) -> None:

@@ -221,7 +221,7 @@ def test_without_a_gpu_one_line_says_so() -> None:
 def test_the_fastest_tiles_are_kept_for_the_devices_servers(
     fake_cuda: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Times as of a device on which wide tiles are fast for few rows, and high ones for many."""
+    """Times as of a device on which wide tiles are fast."""
     interpreted_kernel()
     from expert_server.kernels.gpu.tiles import Coding
     from expert_server.kernels.gpu.tuned import tiles_of
@@ -233,8 +233,8 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
     def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
         kernel, batch = call.args
         few, many = kernel.tiles.few, kernel.tiles.many
-        seconds = many.rows if len(batch.ids_TK) > 64 else 1 / few.columns - few.warps / 10**6
-        return 1000 / seconds if len(batch.ids_TK) > 64 else seconds, torch.zeros(0)
+        tile = many if len(batch.ids_TK) > 64 else few
+        return 1 / tile.columns - tile.warps / 10**6, torch.zeros(0)
 
     with monkeypatch.context() as patch:
         patch.setattr(Cuda, "timed", timed)
@@ -257,7 +257,7 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
     assert all(entry["share"] < 1 for entry in entries)
     for coding in (Coding.BFLOAT16, Coding.MXFP4):
         tiles = tiles_of("interpreted", coding)
-        assert (tiles.few.columns, tiles.few.warps, tiles.many.rows) == (128, 8, 128)
+        assert (tiles.few.columns, tiles.few.warps, tiles.many.columns) == (128, 8, 128)
     form = source_form(TINY)
     kernel = interpreted_kernel()([form], KernelSpec(torch.bfloat16))
     assert kernel.tiles == tiles_of("interpreted", Coding.BFLOAT16)
