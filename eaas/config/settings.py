@@ -62,7 +62,8 @@ class SecurityConfig(_Section):
 
     tls_dir: str = Field(
         "",
-        description="Directory with ca.pem, ROLE.pem and ROLE.key (`eaas certs`). Empty disables TLS.",
+        description="Directory with ca.pem, ROLE.pem and ROLE.key (`eaas certs`). Empty: no TLS, and "
+        "processes listen on loopback only.",
     )
     insecure: bool = Field(
         False,
@@ -73,8 +74,14 @@ class SecurityConfig(_Section):
 class MonitorConfig(_Section):
     """The monitor: cluster membership."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0 for members on other machines."
+    )
+    port: Port = Field(
+        0,
+        description="gRPC port; 0 picks a free port. Set one if the monitor may restart: members "
+        "reconnect to the same address.",
+    )
     health_port: Port = Field(
         0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
     )
@@ -82,16 +89,22 @@ class MonitorConfig(_Section):
         2.0,
         description="A member is marked DEAD after this long without a heartbeat, and SUSPECT before.",
     )
-    heartbeat_s: Seconds = Field(0.9, description="Heartbeat interval of members.")
+    heartbeat_s: Seconds = Field(
+        0.9, description="Heartbeat interval of members; less than half of lease_s."
+    )
     stop_members_on_exit: bool = Field(
         False, description="Stop all members when the monitor stops (for a local cluster)."
     )
     store: Literal["embedded", "zookeeper"] = Field(
         "embedded",
-        description="Where the monitor keeps its state: in a local file, or in ZooKeeper (several monitors).",
+        description="Where the monitor keeps its state: embedded, a file in data_dir; or zookeeper, "
+        "for several monitors with one leader. Members get all addresses: --join "
+        "HOST:PORT,HOST:PORT.",
     )
     data_dir: str = Field(
-        "", description="Directory of the embedded store. Empty keeps the state in memory only."
+        "",
+        description="Directory of the embedded store, for this monitor only. Empty keeps the state in"
+        " memory.",
     )
     zookeeper_hosts: str = Field(
         "127.0.0.1:2181", min_length=1, description="ZooKeeper servers, HOST:PORT,HOST:PORT."
@@ -102,7 +115,9 @@ class MonitorConfig(_Section):
         description="Path in ZooKeeper, unique to the cluster.",
     )
     zookeeper_session_s: Seconds = Field(
-        4.0, description="ZooKeeper session timeout: another monitor takes over after this long."
+        4.0,
+        description="Another monitor takes over after this long; ZooKeeper allows 2 to 20 of its "
+        "ticks (4 to 40 s by default).",
     )
 
 
@@ -117,9 +132,15 @@ class BalancerConfig(_Section):
     expected_servers: int = Field(
         3, ge=1, description="Number of expert servers to wait for before the first placement."
     )
-    redundancy: int = Field(2, ge=1, description="Number of servers that hold each expert.")
+    redundancy: int = Field(
+        2, ge=1, description="Number of servers that hold each expert; at most expected_servers."
+    )
     max_servers: int = Field(
-        64, ge=1, le=16_384, description="Upper limit of expert servers for every scaling request."
+        64,
+        ge=1,
+        le=16_384,
+        description="Upper limit of expert servers for `eaas scale`, the dashboard and the "
+        "autoscaler, which has a lower limit of its own.",
     )
     apply_timeout_s: Seconds = Field(
         300.0, description="Longest time for a server to load its experts."
@@ -131,17 +152,21 @@ class BalancerConfig(_Section):
     policy: Literal["spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional"] = (
         Field(
             "spread",
-            description="Placement policy; spread ignores load, so nothing moves by itself.",
+            description="Placement policy. spread ignores load, so nothing moves by itself; fractional "
+            "follows it. Others: docs/policies.md.",
         )
     )
     num_redundant_experts: int = Field(
         0,
         ge=0,
         le=100_000,
-        description="Extra replicas per layer for load balancing, in addition to redundancy.",
+        description="Extra replicas per layer for load balancing, in addition to redundancy. The "
+        "number of servers is enough to balance any load.",
     )
     step_s: Seconds = Field(
-        1.0, description="Interval between load readings; each reading is one step of the window."
+        1.0,
+        description="Interval between load readings (a step of the window); up to 8 times longer "
+        "while idle.",
     )
     window_size: int = Field(
         120, ge=2, le=100_000, description="Steps of load history used for a plan."
@@ -158,7 +183,8 @@ class BalancerConfig(_Section):
     )
     knobs: Literal["static", "live"] = Field(
         "static",
-        description="ScalpeLB's knobs: its defaults (static), or set from load, links and latency (live).",
+        description="ScalpeLB's k, budget, drift_tol and heavy_frac: its defaults (static), or set "
+        "from burstiness, link load and autoscaler.latency_target_ms (live).",
     )
     log_balancedness: bool = Field(
         False, description="Log balancedness (mean / max server load) after each step."
@@ -169,7 +195,8 @@ class BalancerConfig(_Section):
     )
     spare_slots: bool = Field(
         False,
-        description="One spare slot per layer on each server; its replica follows the last steps' load.",
+        description="One spare slot per layer on each server; its replica follows the last steps' "
+        "load. Costs memory for one expert per layer on each server.",
     )
     link_bytes_per_s: int = Field(
         1_000_000_000,
@@ -180,7 +207,8 @@ class BalancerConfig(_Section):
         -1,
         ge=-1,
         le=100_000,
-        description="Most replicas per layer outside the first node of their expert; -1 means no limit.",
+        description="Most replicas per layer outside the first node (expert_server.node) of their "
+        "expert; needs policy fractional. -1: no limit.",
     )
     metrics_port: Port = Field(0, description="Port for Prometheus metrics; 0 disables it.")
 
@@ -195,14 +223,17 @@ class AutoscalerConfig(_Section):
         0.0,
         ge=0,
         le=60_000,
-        description="Add servers while the mean time between two tokens exceeds this; 0 disables it.",
+        description="Add servers while the mean time between two tokens, as the endpoints measure it,"
+        " exceeds this; 0: utilisation only.",
     )
     min_servers: int = Field(
         1, ge=1, description="Lower limit of servers; the balancer's redundancy is another."
     )
     max_servers: int = Field(8, ge=1, description="Upper limit of servers.")
     interval_s: Seconds = Field(15.0, description="Interval between measurements.")
-    cooldown_s: Seconds = Field(60.0, description="Minimum time between two changes.")
+    cooldown_s: Seconds = Field(
+        60.0, description="Minimum time between two changes, of one server each."
+    )
     scale_in_window_s: Seconds = Field(
         300.0, description="A server is removed after it has been unneeded for this long."
     )
@@ -212,18 +243,28 @@ class ExpertServerConfig(_Section):
     """An expert server: computes its share of the experts."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free port.")
+    port: Port = Field(
+        0,
+        description="gRPC port; 0 picks a free port. Keep 0 for several servers on one machine that "
+        "share this file.",
+    )
     health_port: Port = Field(
-        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
+        0,
+        description="Port for HTTP probes (/health, /live), without TLS; 0 disables it. As `port` for"
+        " several servers.",
     )
     threads: int = Field(
-        0, ge=0, description="Torch threads; 0 divides the cores among the servers."
+        0,
+        ge=0,
+        description="Compute threads. 0: `eaas up` divides the cores among the servers, and a server "
+        "started by hand takes half of them.",
     )
     core: int = Field(-1, ge=-1, description="Core that the serving loop is bound to; -1: any.")
     device: str = Field(
         "cpu",
         pattern=rf"^(cpu|cuda(:{GPU_NUMBER})?)$",
-        description="Device that holds the experts and computes: cpu, cuda (torch's current GPU) or cuda:N.",
+        description="Device that holds the experts and computes: cpu, cuda (torch's current GPU) or "
+        "cuda:N. `eaas up --devices` sets it for each server.",
     )
     kernel: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
@@ -231,7 +272,10 @@ class ExpertServerConfig(_Section):
         "the model.",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="Weight-only quantisation; activations keep at least 15 bits."
+        "none",
+        description="int8 or int4: weights take half or a quarter of bfloat16's memory, and "
+        "activations keep at least 15 bits. The server logs the loss of accuracy at its "
+        "start.",
     )
     slots: int = Field(
         16, ge=2, le=4096, description="Number of slots in the arena, for all clients."
@@ -244,16 +288,22 @@ class ExpertServerConfig(_Section):
     )
     batching: Literal["immediate", "window", "all"] = Field(
         "window",
-        description="What a batch waits for: nothing (immediate), likely requests (window), all clients.",
+        description="What a batch waits for: immediate, nothing; window, other clients' requests for "
+        "the layer, where measurements show a gain; all, every active client (the paper's"
+        " mode).",
     )
     batch_window_us: int = Field(
-        1000, ge=0, le=1_000_000, description="Longest wait of a batch, in microseconds."
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Longest wait of a batch, in microseconds. Mode all needs more than a client's "
+        "pause between two calls.",
     )
     memory_bytes: int = Field(
         0,
         ge=0,
-        description="Memory for expert weights; the balancer respects it. 0 means no limit, on a GPU what is "
-        "free there.",
+        description="Memory for expert weights; the balancer respects it, also during changes of "
+        "placement. 0 means no limit, on a GPU what is free there.",
     )
     node: str = Field(
         "",
@@ -280,7 +330,8 @@ class ExpertServerConfig(_Section):
         0,
         ge=0,
         le=10_000_000,
-        description="Artificial delay of each request, for experiments, in microseconds.",
+        description="Artificial delay of each request, for experiments, in microseconds. The server "
+        "stays free meanwhile.",
     )
 
 
@@ -321,20 +372,24 @@ class AttentionClientConfig(_Section):
     host: str = Field("127.0.0.1", description="Address of the HTTP endpoint.")
     port: Port = Field(8000, description="Port of the HTTP endpoint; 0 picks a free port.")
     api_key_file: str = Field(
-        "", description="File with one API key per line. Empty: the key in EAAS_API_KEY, or no key."
+        "",
+        description="File with one API key per line; requests send one as a bearer token. Empty: the "
+        "key in EAAS_API_KEY, or no key.",
     )
     allowed_hosts: list[str] = Field(
         [],
-        description="Further names allowed in Host and Origin of requests to a loopback endpoint.",
+        description="Further names allowed in Host and Origin while host is loopback, such as the "
+        "name of a proxy on this machine.",
     )
     allowed_origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]] = Field(
         [],
-        description="Origins of web pages that may use the endpoint (CORS), or *. Embedded engine only.",
+        description="Origins of web pages that may use the endpoint (CORS), such as "
+        "https://app.example.com, or *. Embedded engine only.",
     )
     served_model_name: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="Names of the model in requests; answers have the first. Empty: ORG/NAME, or the "
-        "directory's name.",
+        description="Names of the model in requests; answers have the first. Empty: ORG/NAME of a "
+        "checkpoint in the cache of huggingface_hub, else the directory's name.",
     )
     response_template: str = Field(
         "",
@@ -344,18 +399,23 @@ class AttentionClientConfig(_Section):
     stored_responses: int = Field(
         1024,
         ge=0,
-        description="Most responses kept in memory for previous_response_id. Embedded engine only.",
+        description="Most responses of /v1/responses kept in memory, with at most 64 MiB, for "
+        "previous_response_id. Embedded engine only.",
     )
     dashboard: bool = Field(
-        True, description="Serve the dashboard at the endpoint's / (docs/dashboard.md)."
+        True,
+        description="Serve the dashboard at the endpoint's / (docs/dashboard.md). It costs nothing "
+        "without viewers, and asks for an API key if there are any.",
     )
     operator_page: bool = Field(
         False,
-        description="Dashboard buttons that kill, stop and start servers, scale and rebalance.",
+        description="Dashboard buttons that kill, stop and start servers, scale and rebalance, if no "
+        "API key is set. `eaas up` turns it on, on loopback only.",
     )
     transport: Literal["auto", "shm", "grpc", "nixl"] = Field(
         "auto",
-        description="Transport to each server; auto: shm where the client can map its memory, else grpc.",
+        description="Transport to each server. auto: shm where the client can map a server's memory "
+        "(same machine, pid namespace and user), else grpc.",
     )
     threads: int = Field(
         0,
@@ -369,10 +429,14 @@ class AttentionClientConfig(_Section):
         description="Number of slots on each server: two micro-batches and a request that is sent again.",
     )
     dispatch: Literal["least_loaded", "weights"] = Field(
-        "least_loaded", description="Choice of a replica for each token and expert."
+        "least_loaded",
+        description="Choice of a replica for each token and expert: least_loaded, or weights, the "
+        "placement's shares alone.",
     )
     overlap: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
-        "auto", description="Double-batch overlap of two micro-batches; auto: where it is faster."
+        "auto",
+        description="Double-batch overlap: one micro-batch computes attention while another waits for"
+        " its experts. auto: for the batches where it is faster.",
     )
     compile: bool = Field(
         True,
@@ -403,7 +467,10 @@ class AttentionClientConfig(_Section):
         description="Blocks of 64 tokens in the key-value cache; 0: a quarter of free memory, at most 4 GiB.",
     )
     max_batch_tokens: int = Field(
-        2048, ge=1, le=4096, description="Most tokens of a forward pass, and of each slot."
+        2048,
+        ge=1,
+        le=4096,
+        description="Most tokens of a forward pass, and of each slot; longer prompts go in parts.",
     )
     inter_token_target_ms: float = Field(
         0.0,
@@ -424,7 +491,9 @@ class TelemetryConfig(_Section):
     """Request traces of attention clients and expert servers."""
 
     traces: bool = Field(
-        False, description="Send traces of sampled requests to a collector (docs/metrics.md)."
+        False,
+        description="Send traces to a collector (docs/metrics.md); needs pip install 'expert-as-a-"
+        "service[otel]'.",
     )
     sampling: float = Field(0.01, ge=0, le=1, description="Share of requests that are traced.")
     endpoint: str = Field(
@@ -443,7 +512,11 @@ class RayConfig(_Section):
     Amounts by name: CPU, GPU, memory (bytes), or a resource of your own from `ray start --resources`.
     """
 
-    expert_server: Resources = Field({}, description="Of each expert server.")
+    expert_server: Resources = Field(
+        {},
+        description="Of each expert server: amounts by name, CPU, GPU, memory (bytes), or a resource "
+        "of your own.",
+    )
     attention_client: Resources = Field({}, description="Of the attention client.")
     control: Resources = Field(
         {}, description="Of the monitor, the balancer and the controller, each."
