@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+
+from eaas.net.http_client import EventLines
 
 __all__ = ["Answer", "ask"]
 
@@ -70,7 +72,7 @@ async def ask(
             if response.is_error:
                 error, kind = _refusal((await response.aread()).decode(), response.status_code)
             else:
-                async for line in response.aiter_lines():
+                async for line in _lines(response):
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue
                     now = time.monotonic()
@@ -86,9 +88,16 @@ async def ask(
                 else:
                     # Only the last event of a complete answer has the usage.
                     error = "" if tokens else "the stream ended before its answer"
-    except httpx.HTTPError as broken:
-        error = repr(broken)
+    except (httpx.HTTPError, json.JSONDecodeError) as broken:
+        tokens, error = 0, repr(broken)
     return Answer(sent, time.monotonic(), "".join(pieces), tokens, tuple(stamps), error, kind)
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    lines = EventLines()
+    async for piece in response.aiter_bytes():
+        for line in lines.feed(piece):
+            yield line
 
 
 def _refusal(text: str, status: int) -> tuple[str, str]:

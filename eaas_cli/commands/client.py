@@ -15,7 +15,7 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import http_settings
+from eaas.net.http_client import EventLines, http_settings
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas_cli.commands.servers import operator
@@ -194,8 +194,10 @@ def generate(
                     response.read()
                 check(response)
                 name_cluster(endpoint)
-                for line in response.iter_lines():
-                    _print_chunk(line)
+                lines = EventLines()
+                for piece in response.iter_bytes():
+                    for line in lines.feed(piece):
+                        _print_chunk(line)
         typer.echo()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ClusterError(unreachable_error(endpoint, error)) from error

@@ -67,6 +67,12 @@ def test_an_answer() -> None:
         ('{"error": "odd"}', 500, "status 500: odd", ""),
         (piece("a") + piece("b"), 200, "the stream ended before its answer", ""),
         ("", 200, "the stream ended before its answer", ""),
+        (
+            piece("a") + "data: {\n\n",
+            200,
+            "JSONDecodeError('Expecting property name enclosed in double quotes: line 1 column 2 (char 1)')",
+            "",
+        ),
     ],
 )
 def test_an_error_is_returned_and_not_raised(text: str, status: int, error: str, kind: str) -> None:

@@ -198,3 +198,16 @@ def test_the_address_of_an_own_cluster_is_named_once() -> None:
         assert unreachable_error("http://localhost:1/v1", timeout) == told
         elsewhere = unreachable_error("http://127.0.0.1:2", timeout)
     assert elsewhere.endswith("your `eaas up` serves at http://127.0.0.1:1 (demo)")
+
+
+def test_an_answer_keeps_its_separators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not escape them."""
+    text = "a\u0085b\u2028c"
+    event = json.dumps({"choices": [{"text": text}]}, ensure_ascii=False)
+    body = f"data: {event}\n\ndata: [DONE]\n\n".encode()
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
+    plain = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **_: plain(transport=transport))
+    answer = CliRunner().invoke(app, ["generate", "x", "--endpoint", "http://127.0.0.1:9"])
+    assert answer.exit_code == 0
+    assert answer.stdout == f"{text}\n"
