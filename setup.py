@@ -86,12 +86,6 @@ EXTENSIONS = [
         [*files(f"{ENGINE}/dense", "_dense product product_tiles"), TENSORS, POOL],
         *THREADED,
     ),
-    extension(
-        "attention_client.scheduler.strategies._select",
-        files(f"{CLIENT}/scheduler/strategies", "_select balance servers difference"),
-        # Without it `decay` is not vectorised. Nothing here looks at floating-point exceptions.
-        *("-O3", "-std=c11", "-fno-trapping-math"),
-    ),
     # A plain library: balancer/policies/compiled.py calls it.
     extension(
         "balancer.policies._native",

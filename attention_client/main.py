@@ -17,7 +17,6 @@ from attention_client.cluster import Cluster
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.engines.transformers.loading import load_onto
 from attention_client.engines.transformers.model import serving_dtype
-from attention_client.generation.live_admission import Scheduling
 from attention_client.generation.sizes import EngineSizes
 from attention_client.heap import share_heaps
 from attention_client.scheduler import strategy
@@ -154,7 +153,7 @@ def run(
             sizes=sizes,
             limits=limits,
             access=Access(keys, _hosts(config)),
-            scheduling=Scheduling(config.scheduler, lambda: cluster.placement),
+            scheduling=config.scheduler,
             registry=registry,
             origins=config.allowed_origins,
             traces=traces,

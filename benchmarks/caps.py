@@ -43,7 +43,7 @@ app = typer.Typer(
 def judge(
     strategy: Annotated[
         str, typer.Option(metavar="NAME", help="Strategy to judge.")
-    ] = "cost_bounded",
+    ] = "greedy_dot_product",
     loads: Annotated[
         str, typer.Option(metavar="L,...", help="Calm loads: shares of FCFS's capacity, below 1.")
     ] = "0.5,0.6,0.7,0.8,0.9,0.95",
@@ -172,7 +172,7 @@ def replay(
         "choices": len(found.choices),
         "same_as_recorded": found.same,
         "passed_over": sum(choice.passed_over for choice in found.choices),
-        "predicted_cost": found.predicted_s,
+        "par_mean": round(found.par, 3),
     }
     show(document, as_json, print_figures)
 
@@ -195,7 +195,7 @@ class ServerFit:
     """The model fixed_s + max(load_s x active, pair_s x pairs), in seconds, and its error.
 
     Attributes:
-        fixed_s, load_s, pair_s: See `attention_client.scheduler.cost.ServerCost`.
+        fixed_s, load_s, pair_s: See `simulator.caps.cost.ServerCost`.
         worst_error: Largest relative error over the measured calls.
     """
 

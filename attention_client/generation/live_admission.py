@@ -1,15 +1,15 @@
 """Chooses, in the attention client, which waiting requests enter the engine's running batch.
 
-Gives `attention_client.scheduler` the expert loads of requests and the costs of the placement, and writes
-its metrics and recording. While the engine runs, all calls come from its thread.
+Gives `attention_client.scheduler` the expert loads of requests, and writes its metrics and recording. While
+the engine runs, all calls come from its thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,41 +20,21 @@ from attention_client.generation.pace import PaceProbe
 from attention_client.generation.scheduler import Part, Sequence
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.scheduler.admission import Admission
-from attention_client.scheduler.cost import Loads, ServerCost
 from attention_client.scheduler.predictor import Predictor, correlation
 from attention_client.scheduler.recording import QueueSettings, Recorder
-from attention_client.scheduler.strategies.fcfs import Fcfs
+from attention_client.scheduler.strategies import Fcfs, Loads, strategy
 from eaas.config import SchedulerConfig
 from eaas.errors import ConfigError
 from eaas.log import get_logger
-from eaas.types import Placement
 
-__all__ = ["LiveAdmission", "Scheduling"]
+__all__ = ["LiveAdmission"]
 
 _log = get_logger(__name__)
 
 # Length of a load vector without predictions, when all requests have the same load.
 _NO_LOADS = 1
-# The bound of `CostBounded`: how much later than under first come, first served a request may end, as a
-# fraction of its time.
-_MOST_STRETCH = 0.2
-# Cost of an expert's weights, in (token, expert) pairs: `load / pair` of `python -m benchmarks.caps fit`.
-_WEIGHT_PAIRS = 16.0
 # Deeper layers' routers predict little without attention (docs/adr/0021-predicted-by-the-gates.md).
 _PREDICTED_LAYERS = 1
-
-
-@dataclass(frozen=True)
-class Scheduling:
-    """What `LiveAdmission` needs from the client: scheduling settings and the current placement.
-
-    Attributes:
-        config: The strategy and its settings.
-        placement: Returns the placement of the experts; None while it is unknown.
-    """
-
-    config: SchedulerConfig = field(default_factory=SchedulerConfig)
-    placement: Callable[[], Placement | None] = lambda: None
 
 
 @dataclass
@@ -77,29 +57,23 @@ class LiveAdmission:
         ConfigError: The strategy is unknown, its sizes do not fit, or the recording cannot be written.
     """
 
-    def __init__(self, scheduling: Scheduling, model: Any, metrics: SchedulerMetrics) -> None:
-        config = scheduling.config
+    def __init__(self, config: SchedulerConfig, model: Any, metrics: SchedulerMetrics) -> None:
         self.batch_size = config.batch_size
-        self._config, self._placement = config, scheduling.placement
+        self._config = config
         self._metrics = metrics
-        self._epoch = 0
         self._has_failed = False
         self._predictor: Predictor | None = None
         self._tap: RouteTap | None = None
-        settings = QueueSettings(
-            config.strategy, _MOST_STRETCH, _NO_LOADS, config.batch_size, config.window_size
-        )
         # Raises for an unknown strategy before the recording's file is created.
-        if settings.chosen().needs_loads:
+        if strategy(config.strategy).needs_loads:
             self._make_predictor(model)
-        if self._predictor is not None:
-            settings = replace(settings, loads=self._predictor.loads)
-        cost = self._price(np.ones((1, 1, settings.loads)))
+        loads = _NO_LOADS if self._predictor is None else self._predictor.loads
+        settings = QueueSettings(config.strategy, loads, config.batch_size, config.window_size)
         self._recorder = self._open_recorder()
         self._probe = PaceProbe()
         self._step = 0, 0  # requests that decode, tokens of prompts
-        self._queue = settings.queue(cost, self._recorder)
-        self._admission = Admission(self._queue, config.batch_size, cost)
+        self._queue = settings.queue(self._recorder)
+        self._admission = Admission(self._queue, config.batch_size)
         # Loads of the waiting and running requests, and the requests whose load is a prediction.
         self._loads: dict[str, Loads] = {}
         self._predicted: set[str] = set()
@@ -161,7 +135,6 @@ class LiveAdmission:
         room = self.batch_size - len(running)
         if room <= 0 or not len(self._admission):
             return []
-        self._follow_placement()
         begin = time.perf_counter()
         try:
             going, choices = self._admission.candidates(room, lambda: self._running(running))
@@ -242,7 +215,6 @@ class LiveAdmission:
             self._predicted.discard(request)
             self._metrics.correlation.observe(correlation(self._loads[request], load_E))
         self._loads[request] = load_E
-        self._admission.saw(request, load_E)
 
     def _running(self, running: list[Sequence]) -> Loads | None:
         """Sum the running requests' loads, each weighted by the rest of its answer, for the strategy."""
@@ -271,22 +243,6 @@ class LiveAdmission:
         shape = dry_run.tap.shape
         self._tap = dry_run.tap
         self._predictor = Predictor(dry_run, dry_run.layers, shape.num_experts, shape.top_k)
-
-    # -- costs ----------------------------------------------------------------------------------------
-
-    def _follow_placement(self) -> None:
-        placement = self._placement()
-        if placement is None or placement.epoch == self._epoch or self._predictor is None:
-            return
-        self._epoch = placement.epoch
-        shares_LSE = placement.shares_LSE[: self._predictor.layers].astype(np.float64)
-        # The shares do not sum to 1 if no server holds an expert: then keep the older placement.
-        if np.allclose(shares_LSE.sum(axis=1), 1, atol=1e-4):
-            self._admission.price(self._price(shares_LSE))
-
-    def _price(self, shares_LSE: Loads) -> ServerCost:
-        """Build the strategy's cost model. Only the ratio of weight to pair cost matters, not the unit."""
-        return ServerCost(shares_LSE, fixed_s=0.0, load_s=_WEIGHT_PAIRS, pair_s=1.0, steps=1)
 
     def _open_recorder(self) -> Recorder | None:
         if not self._config.record:

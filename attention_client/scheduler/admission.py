@@ -15,23 +15,11 @@ cache, at most a batch's size of requests may overtake it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-import numpy as np
-
-from attention_client.scheduler.cost import CostModel, Loads
 from attention_client.scheduler.queue import Choice, RequestQueue
+from attention_client.scheduler.strategies import Loads
 
 __all__ = ["Admission"]
-
-
-@dataclass
-class _Group:
-    """A chosen group, and its members whose true load is not known yet."""
-
-    choice: Choice
-    unseen: set[str]
-    load_E: Loads
 
 
 class Admission:
@@ -40,27 +28,19 @@ class Admission:
     Args:
         queue: New, empty queue; its strategy chooses.
         batch_size: Most requests that run together.
-        cost: The queue's cost model; computes the true cost of a group.
     """
 
-    def __init__(self, queue: RequestQueue, batch_size: int, cost: CostModel) -> None:
+    def __init__(self, queue: RequestQueue, batch_size: int) -> None:
         self._queue = queue
         self._batch_size = batch_size
-        self._cost = cost
         self._tickets: dict[str, int] = {}
         self._names: dict[int, str] = {}
         # Chosen requests that do not run yet, with how often each was overtaken at the head.
         self._chosen: dict[str, int] = {}
-        self._groups: dict[str, _Group] = {}
 
     def __len__(self) -> int:
         """Return how many requests wait, chosen or not."""
         return len(self._tickets) + len(self._chosen)
-
-    def price(self, cost: CostModel) -> None:
-        """Replace the cost model by which the next groups are chosen, after a change of placement."""
-        self._cost = cost
-        self._queue.price(cost)
 
     def arrive(self, request: str, load_E: Loads) -> None:
         """Queue a new request, by its unique name and predicted tokens on each expert, for later groups."""
@@ -79,11 +59,6 @@ class Admission:
             del self._names[ticket]
             self._queue.remove(ticket)
         self._chosen.pop(request, None)
-        # Drop its group's record, because the group's true cost is unknown without this request.
-        group = self._groups.pop(request, None)
-        if group is not None:
-            for other in group.unseen - {request}:
-                self._groups.pop(other, None)
 
     def candidates(
         self, places: int, running: Callable[[], Loads | None]
@@ -107,8 +82,6 @@ class Admission:
                 self._chosen[name] = 0
             assert self._queue.choice is not None
             choices.append(self._queue.choice)
-            group = _Group(self._queue.choice, set(names), np.zeros(0))
-            self._groups |= dict.fromkeys(names, group)
         going = list(self._chosen)[: max(places, 0)]
         if going and self._chosen[going[0]] >= self._batch_size:
             return going[:1], choices
@@ -124,17 +97,3 @@ class Admission:
             if request != head:
                 self._chosen[head] += 1
             del self._chosen[request]
-
-    def saw(self, request: str, load_E: Loads) -> None:
-        """Record the true load of a request after its prefill, in the unit of the predictions.
-
-        Once a whole group is recorded, its true cost goes to the queue. Only a request's first load counts.
-        Does nothing for a request without a group.
-        """
-        group = self._groups.pop(request, None)
-        if group is None:
-            return
-        group.unseen.discard(request)
-        group.load_E = load_E if not group.load_E.size else group.load_E + load_E
-        if not group.unseen:
-            self._queue.observe(self._cost.batch_s(group.load_E), group.choice)

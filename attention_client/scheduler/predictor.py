@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.scheduler.cost import Loads
+from attention_client.scheduler.strategies import Loads
 
 __all__ = ["Predictor", "correlation"]
 

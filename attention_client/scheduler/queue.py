@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_client.scheduler.clock import FcfsClock
-from attention_client.scheduler.cost import CostModel, Loads
-from attention_client.scheduler.strategies.base import Context, Indices, SelectionStrategy, first
+from attention_client.scheduler.strategies import (
+    Context,
+    Loads,
+    SelectionStrategy,
+)
 from eaas.errors import ConfigError
 
 __all__ = ["Choice", "RequestQueue"]
@@ -21,18 +23,14 @@ class Choice:
     """One batch taken from the queue.
 
     Attributes:
-        number: Number of this choice, from 0.
         tickets: The chosen requests, in the order chosen.
         window: Number of requests to choose from (W).
         passed_over: Number of requests of the window that keep waiting while a younger one is taken.
-        predicted_s: Predicted seconds of the batch; 0 unless the strategy `needs_fcfs`.
     """
 
-    number: int
     tickets: list[int]
     window: int
     passed_over: int
-    predicted_s: float
 
     @property
     def oldest(self) -> bool:
@@ -45,10 +43,8 @@ class RequestQueue:
 
     Args:
         strategy: Chooses the batches.
-        num_experts: E, the length of a load vector.
         batch_size: Requests of a full batch.
         window_size: Oldest requests that the strategy may choose from.
-        cost: Predicts the time of a batch, for strategies that use it.
         seed: Seed of the strategy's random numbers.
         note: Called with each event, as keyword arguments (`recording.py`).
 
@@ -56,22 +52,20 @@ class RequestQueue:
         choice: The latest choice; None before the first.
 
     Raises:
-        ConfigError: The window is smaller than a batch, or a number is not positive.
+        ConfigError: The window is smaller than a batch, or the batch size is not positive.
     """
 
     def __init__(
         self,
         strategy: SelectionStrategy,
-        num_experts: int,
         *,
         batch_size: int,
         window_size: int,
-        cost: CostModel,
         seed: int | Sequence[int] = 0,
         note: Callable[..., None] | None = None,
     ) -> None:
-        if batch_size < 1 or num_experts < 1:
-            raise ConfigError(f"batch size {batch_size}, {num_experts} experts: must be at least 1")
+        if batch_size < 1:
+            raise ConfigError(f"batch size {batch_size}: must be at least 1")
         if window_size < batch_size:
             raise ConfigError(
                 f"window of {window_size} requests: smaller than a batch of {batch_size}, "
@@ -79,10 +73,8 @@ class RequestQueue:
             )
         self._strategy = strategy
         self._batch_size, self._window_size = batch_size, window_size
-        self._cost = cost
         self._rng = np.random.default_rng(seed)
         self._note = note or (lambda **_event: None)
-        self._clock = FcfsClock(cost, num_experts, batch_size) if strategy.needs_fcfs else None
         # Ordered by ticket, and so by age.
         self._load_E: dict[int, Loads] = {}
         self._next = 0
@@ -96,27 +88,16 @@ class RequestQueue:
         ticket = self._next
         self._next += 1
         self._load_E[ticket] = load_E
-        if self._clock is not None:
-            self._clock.arrive(ticket, load_E)
         self._note(add=ticket, load=load_E)
         return ticket
 
     def remove(self, ticket: int) -> None:
         """Remove a cancelled request, so that it is never taken. Raises KeyError if it is not waiting."""
         del self._load_E[ticket]
-        if self._clock is not None:
-            self._clock.forget([ticket])
         self._note(remove=ticket)
 
-    def price(self, cost: CostModel) -> None:
-        """Replace the cost model by which the next batches are chosen, after a change of placement."""
-        self._cost = cost
-        if self._clock is not None:
-            self._clock.price(cost)
-        self._note(price=cost)
-
     def use(self, strategy: SelectionStrategy) -> None:
-        """Replace the strategy after it failed; the new one must not need `fcfs` if the first did not."""
+        """Replace the strategy after it failed."""
         self._strategy = strategy
         self._note(use=strategy.name)
 
@@ -143,45 +124,19 @@ class RequestQueue:
         wanted = min(window, self._batch_size if batch_size is None else batch_size)
         if wanted == 0:
             return []
-        window_WE = np.array([self._load_E[ticket] for ticket in waiting], dtype=np.float64)
-        all_go = wanted == window
-        chosen = first(window) if all_go else self._choose(window_WE, waiting, wanted, running_E)
-        indices = chosen.tolist()
+        indices = list(range(window))
+        if wanted < window:
+            indices = self._choose(waiting, wanted, running_E)
         tickets = [waiting[index] for index in indices]
-        predicted_s = 0.0
-        if self._clock is not None:
-            # Leave out the requests that run already, because their time belongs to other batches.
-            predicted_s = self._cost.choose(window_WE, None, chosen, wanted)
-            self._clock.dispatch(tickets, predicted_s, oldest=max(indices) == wanted - 1)
-        number = self.choice.number + 1 if self.choice is not None else 0
-        passed_over = max(indices) + 1 - wanted
-        self.choice = Choice(number, tickets, window, passed_over, predicted_s)
+        self.choice = Choice(tickets, window, passed_over=max(indices) + 1 - wanted)
         for ticket in tickets:
             del self._load_E[ticket]
         return tickets
 
-    def observe(self, batch_s: float, choice: Choice | None = None) -> None:
-        """Record a batch's true cost, known after its prefill, to correct the reference schedule.
-
-        Args:
-            batch_s: Seconds by the cost model for the batch's true load.
-            choice: The batch; None: the latest one.
-        """
-        known = choice or self.choice
-        if known is None:
-            return
-        if self._clock is not None:
-            self._clock.observe(batch_s, known.predicted_s, known.oldest)
-        self._note(observe=batch_s, choice=known.number)
-
-    def _choose(
-        self, window_WE: Loads, waiting: Sequence[int], wanted: int, running_E: Loads | None
-    ) -> Indices:
-        fcfs = None if self._clock is None else self._clock.view(waiting)
-        context = Context(self._cost, running_E, self._window_size, fcfs)
-        answer = self._strategy.select(window_WE, wanted, self._rng, context)
-        chosen = np.ascontiguousarray(answer, dtype=np.int64)
-        indices = chosen.tolist()
+    def _choose(self, waiting: Sequence[int], wanted: int, running_E: Loads | None) -> list[int]:
+        window_WE = np.array([self._load_E[ticket] for ticket in waiting], dtype=np.float64)
+        chosen = self._strategy.select(window_WE, wanted, self._rng, Context(running_E))
+        indices: list[int] = np.asarray(chosen, dtype=np.int64).tolist()
         distinct = set(indices)
         if (
             len(indices) != wanted
@@ -194,4 +149,4 @@ class RequestQueue:
                 f"strategy {self._strategy.name!r} chose {indices} of {len(window_WE)} requests: "
                 f"it must choose {wanted} different ones, including the oldest (0)"
             )
-        return chosen
+        return indices

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from attention_client.engines.transformers.compiled.compiler import PassCompiler
 from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
@@ -43,6 +43,7 @@ from attention_client.serving.requests.responses import ResponsesHandler, Stored
 from attention_client.serving.requests.service import More, Service
 from attention_client.telemetry.tracing import RequestTraces
 from eaas import __version__
+from eaas.config import SchedulerConfig
 
 __all__ = ["build_app"]
 
@@ -61,7 +62,7 @@ def build_app(
     sizes: EngineSizes,
     limits: ServeLimits,
     access: Access,
-    scheduling: Scheduling | None = None,
+    scheduling: SchedulerConfig | None = None,
     registry: CollectorRegistry | None = None,
     origins: Sequence[str] = (),
     traces: RequestTraces | None = None,
@@ -84,7 +85,7 @@ def build_app(
         sizes: Sizes of the engine.
         limits: Limits of requests.
         access: Decides which requests may pass.
-        scheduling: Chooses the waiting requests that run together; None: the default strategy.
+        scheduling: How waiting requests are chosen to run together; None: by the default strategy.
         registry: The metrics of /metrics; the application adds its own.
         origins: The origins of web pages that may use the endpoint (CORS), or "*".
         traces: Records each request; None: no tracing.
@@ -102,7 +103,8 @@ def build_app(
     # transformers warns about each request and about settings that are intended.
     logging.getLogger("transformers.generation").setLevel(logging.ERROR)
     metrics = ServeMetrics(registry if registry is not None else CollectorRegistry())
-    admission = LiveAdmission(scheduling or Scheduling(), model, SchedulerMetrics(metrics.registry))
+    scheduler = scheduling or SchedulerConfig()
+    admission = LiveAdmission(scheduler, model, SchedulerMetrics(metrics.registry))
     engine = build_engine(model, sizes, admission, attribution or ExpertAttribution(), compiler)
     metrics.watch(engine, names[0])
     if traces is not None:

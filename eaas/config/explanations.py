@@ -24,8 +24,8 @@ REMOVED = {
     "expert_server.spin_us": "is fixed at 20 us",
     "attention_client.spin_us": "is fixed at 20 us",
     "attention_client.cache_block_tokens": "is fixed at 64; set cache_blocks for a larger cache",
-    "attention_client.scheduler.most_stretch": "is fixed at 0.2",
-    "attention_client.scheduler.weight_pairs": "is fixed at 16",
+    "attention_client.scheduler.most_stretch": "went with the strategy cost_bounded",
+    "attention_client.scheduler.weight_pairs": "went with the strategy cost_bounded",
     "attention_client.scheduler.predicted_layers": "is fixed at 1",
 }
 """Removed settings of earlier versions, and their replacements."""

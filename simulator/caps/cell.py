@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from attention_client.scheduler import RequestQueue, strategy
-from attention_client.scheduler.cost import CostModel, ServerCost
 from eaas.errors import ConfigError
 from simulator.autoscaling.traffic import read_arrivals
+from simulator.caps.cost import CostModel, ServerCost
 from simulator.caps.engine import simulate
 from simulator.caps.fit import BATCH_SIZE, COST, DOMAINS, RULES, WARM_UP, WINDOW_SIZE
 from simulator.caps.metrics import figures
@@ -61,33 +61,27 @@ def run_cell(
         make = bursty if arrivals == "bursty" else poisson
         work = make(domains, requests, rate, seed, predicted_pairs)
     cost = COST if step_us is None else _server_cost(domains, step_us, servers)
-    return _run(work, domains.experts, seed, entries, cost) | {"correlation": _correlation(work)}
+    return _run(work, seed, entries, cost) | {"correlation": _correlation(work)}
 
 
 def _server_cost(domains: Domains, step_us: Sequence[float], servers: int) -> ServerCost:
-    """Make the model of a batch's seconds, for experts dealt to servers in turn, without replicas."""
+    """Make the execution model of expert servers. Raises ConfigError for more servers than experts."""
     if servers > domains.experts:
         raise ConfigError(f"{servers} servers: more than the {domains.experts} experts")
-    shares_SE = np.zeros((servers, domains.experts))
-    shares_SE[np.arange(domains.experts) % servers, np.arange(domains.experts)] = 1
     fixed_s, load_s, pair_s = (value / 1e6 for value in step_us)
-    return ServerCost(
-        shares_SE, fixed_s=fixed_s, load_s=load_s, pair_s=pair_s, steps=domains.tokens
-    )
+    return ServerCost(servers, fixed_s, load_s, pair_s, steps=domains.tokens)
 
 
 def _run(
-    work: Workload, experts: int, seed: int, entries: Sequence[tuple[str, str]], cost: CostModel
+    work: Workload, seed: int, entries: Sequence[tuple[str, str]], cost: CostModel
 ) -> dict[str, Any]:
     known = Workload(work.arrival_s, work.load_NE, work.load_NE)
     found, events, seconds = [], 0, 0.0
     for name, told in entries:
         queue = RequestQueue(
             strategy(name),
-            experts,
             batch_size=BATCH_SIZE,
             window_size=WINDOW_SIZE,
-            cost=cost,
             seed=seed,
         )
         begin = time.process_time()

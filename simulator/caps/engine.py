@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attention_client.scheduler.cost import CostModel
 from attention_client.scheduler.queue import RequestQueue
+from simulator.caps.cost import CostModel
 from simulator.caps.workload import Workload
 
 __all__ = ["Rules", "Run", "simulate"]
@@ -98,9 +98,7 @@ def simulate(workload: Workload, queue: RequestQueue, cost: CostModel, rules: Ru
         # Step 3: dispatch a batch. Its end is also an event.
         chosen = queue.take()
         load_E = load_NE[chosen].sum(axis=0)
-        batch_s = cost.batch_s(load_E)
-        queue.observe(batch_s)  # before the next choice, which is after its end
-        end_s = now + batch_s
+        end_s = now + cost.batch_s(load_E)
         finish_s[chosen] = end_s
         batches.append(chosen)
         loads.append(load_E)

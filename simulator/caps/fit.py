@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from attention_client.scheduler.cost import ImbalanceCost
+from simulator.caps.cost import ImbalanceCost
 from simulator.caps.engine import Rules
 from simulator.caps.workload import Domains
 

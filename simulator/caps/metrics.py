@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_client.scheduler.cost import CostModel
+from simulator.caps.cost import CostModel
 from simulator.caps.engine import Run
 
 __all__ = ["Figures", "figures", "half_width_95"]

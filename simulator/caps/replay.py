@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_client.scheduler.cost import CostModel, Loads
 from attention_client.scheduler.queue import Choice
 from attention_client.scheduler.recording import QueueSettings, read_recording
-from attention_client.scheduler.strategies import strategy
+from attention_client.scheduler.strategies import Loads, strategy
 from eaas.errors import ConfigError
 
 __all__ = ["Replay", "replay"]
@@ -26,7 +25,7 @@ class Replay:
         recorded: The tickets of each recorded choice.
         choices: Choices of the replay.
         seconds: Time from the first line to the last, as recorded.
-        predicted_s: Sum of the choices' costs in seconds, by the cost models in force at the time.
+        par: Load of a choice's hottest expert over the mean (peak to average), mean over the choices.
     """
 
     settings: QueueSettings
@@ -34,7 +33,7 @@ class Replay:
     choices: list[Choice]
     requests: int
     seconds: float
-    predicted_s: float
+    par: float
 
     @property
     def same(self) -> int:
@@ -53,10 +52,10 @@ def replay(path: Path, other: str | None = None) -> Replay:
     Raises:
         ConfigError: The file is no recording or has an impossible line, or the strategy is unknown.
     """
-    settings, cost, events = read_recording(path)
+    settings, events = read_recording(path)
     if other is not None:
         settings = replace(settings, strategy=other)
-    run = _Run(settings, cost)
+    run = _Run(settings)
     for line, event in enumerate(events, 2):
         try:
             run.step(event)
@@ -68,19 +67,19 @@ def replay(path: Path, other: str | None = None) -> Replay:
         run.choices,
         sum("add" in event for event in events),
         events[-1]["at"] if events else 0.0,
-        run.predicted_s,
+        float(np.mean(run.pars)) if run.pars else 1.0,
     )
 
 
 class _Run:
     """The queue of a replay, with the choices made so far."""
 
-    def __init__(self, settings: QueueSettings, cost: CostModel) -> None:
-        self._queue, self._cost = settings.queue(cost), cost
+    def __init__(self, settings: QueueSettings) -> None:
+        self._queue = settings.queue()
         self._waiting: dict[int, Loads] = {}
         self.recorded: list[list[int]] = []
         self.choices: list[Choice] = []
-        self.predicted_s = 0.0
+        self.pars: list[float] = []
 
     def step(self, event: dict[str, Any]) -> None:
         """Apply a recorded event to the queue, such as an added request; a taken batch is chosen anew."""
@@ -93,13 +92,8 @@ class _Run:
             if event["remove"] in self._waiting:
                 del self._waiting[event["remove"]]
                 self._queue.remove(event["remove"])
-        elif "observe" in event:
-            self._queue.observe(event["observe"], self.choices[event["choice"]])
         elif "use" in event:
             self._queue.use(strategy(event["use"]))
-        elif "price" in event:
-            self._cost = event["price"]
-            self._queue.price(self._cost)
 
     def _take(self, event: dict[str, Any]) -> None:
         before = self._queue.choice
@@ -108,5 +102,6 @@ class _Run:
             return
         self.recorded.append(event["take"])
         self.choices.append(self._queue.choice)
-        loads = [self._waiting.pop(ticket) for ticket in tickets]
-        self.predicted_s += self._cost.batch_s(np.sum(loads, axis=0))
+        load_E = np.sum([self._waiting.pop(ticket) for ticket in tickets], axis=0)
+        if load_E.any():
+            self.pars.append(float(load_E.max() / load_E.mean()))

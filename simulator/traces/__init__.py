@@ -2,7 +2,9 @@
 
     trace      the value: counts (I, L, E) and notes on their origin
     file       our own compact .npz
-    readers    traces from files of all formats, distinguished by their suffixes
+    readers    a table of formats: a reader for each suffix
+    csv_file   the .csv of other programs
+    sglang     the .pt of SGLang's recorder
     arrays     plain arrays of counts, or of the ids of each token's experts
     generator  synthetic traces in named regimes
     topics     the regimes in which experts are hot together

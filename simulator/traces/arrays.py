@@ -27,9 +27,20 @@ from balancer.policies.token_ids import MOST_IDS, MOST_TOP_K, count_token_ids
 from eaas.errors import TraceError
 from simulator.traces.trace import Trace, checked_counts, refuse_places
 
-__all__ = ["MOST_EXPERTS", "Array", "Meaning", "members", "trace_of"]
+__all__ = [
+    "MOST_EXPERTS",
+    "Array",
+    "Arrays",
+    "Meaning",
+    "read_npy",
+    "read_npz",
+    "read_safetensors",
+    "trace_of",
+]
 
 Array = npt.NDArray[Any]
+# The arrays of a file by name, each to be read when it is called; also that may raise TraceError.
+Arrays = Mapping[str, Callable[[], Array]]
 
 # Far above any model's number, so that one wrong number cannot allocate all memory.
 MOST_EXPERTS = 1 << 16
@@ -59,18 +70,7 @@ class Meaning:
     name: str | None = None
 
 
-def members(path: Path) -> Mapping[str, Callable[[], Array]]:
-    """Return the arrays of a .npy, .npz or .safetensors, by name, each to be read when it is called.
-
-    The only array of a .npy has the name "".
-
-    Raises:
-        TraceError: The file is of another format or truncated; also when an array is read.
-    """
-    return {".npy": _of_npy, ".npz": _of_npz, ".safetensors": _of_safetensors}[path.suffix](path)
-
-
-def trace_of(arrays: Mapping[str, Callable[[], Array]], path: Path, meaning: Meaning) -> Trace:
+def trace_of(arrays: Arrays, path: Path, meaning: Meaning) -> Trace:
     """Make a trace of the one array that is meant.
 
     Raises:
@@ -157,7 +157,9 @@ def _counted(values_TLK: Array, place: str, experts: int | None, tokens: int) ->
         ) from error
 
 
-def _of_npy(path: Path) -> Mapping[str, Callable[[], Array]]:
+def read_npy(path: Path) -> Arrays:
+    """Return the only array of a .npy, named ""."""
+
     def read() -> Array:
         with _told(path, "no NumPy array", "save it with numpy.save"):
             values: Array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -166,7 +168,9 @@ def _of_npy(path: Path) -> Mapping[str, Callable[[], Array]]:
     return {"": read}
 
 
-def _of_npz(path: Path) -> Mapping[str, Callable[[], Array]]:
+def read_npz(path: Path) -> Arrays:
+    """Return the arrays of a .npz of another program. Raises TraceError for another format."""
+
     def read(name: str) -> Array:
         with (
             _told(path, "no NumPy archive", "save it with numpy.savez"),
@@ -182,7 +186,8 @@ def _of_npz(path: Path) -> Mapping[str, Callable[[], Array]]:
             return {name: partial(read, name) for name in archive.files}
 
 
-def _of_safetensors(path: Path) -> Mapping[str, Callable[[], Array]]:
+def read_safetensors(path: Path) -> Arrays:
+    """Return the arrays of a .safetensors. Raises TraceError for another format."""
     from safetensors import SafetensorError, safe_open
 
     @contextlib.contextmanager

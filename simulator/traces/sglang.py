@@ -14,7 +14,6 @@ experts to logical ones by the last map.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
-from simulator.traces.arrays import MOST_EXPERTS, Array
+from simulator.traces.arrays import MOST_EXPERTS, Arrays
 from simulator.traces.torch_zip import read_torch_zip
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["read_sglang"]
 
 
-def read_sglang(path: Path) -> Trace | Mapping[str, Callable[[], Array]]:
+def read_sglang(path: Path) -> Trace | Arrays:
     """Read a dump of SGLang's recorder as a trace, or the plain tensors of another .pt, by name.
 
     Raises TraceError for another file, or no tokens.

@@ -20,11 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from attention_client.generation import engine_choice
 from attention_client.generation.batching import BatchingEngine
-from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import pause
+from eaas.config import SchedulerConfig
 from eaas.generation.sampling import GREEDY
 from eaas.generation.work import Delivery, Engine, Work
 
@@ -153,7 +154,7 @@ async def answers(
 
 
 def engine_of(model: Any, limits: EngineSizes) -> Engine:
-    admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
+    admission = LiveAdmission(SchedulerConfig(), model, SchedulerMetrics(CollectorRegistry()))
     return engine_choice.build_engine(model, limits, admission, ExpertAttribution())
 
 

@@ -28,12 +28,13 @@ from attention_client.engines.transformers.rotary import (
     of_prompts,
 )
 from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sequential import SequentialEngine
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import Task, in_turns
+from eaas.config import SchedulerConfig
 from eaas.generation.sampling import GREEDY, Sampling
 from eaas.generation.work import Delivery, Engine, Work
 
@@ -190,7 +191,7 @@ def tiny(config: Any) -> Any:
 
 
 def engine_of(model: Any) -> Engine:
-    admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
+    admission = LiveAdmission(SchedulerConfig(), model, SchedulerMetrics(CollectorRegistry()))
     limits = EngineSizes(num_blocks=40, page_size=16, max_batch_tokens=64)
     engine = build_engine(model, limits, admission, ExpertAttribution())
     engine.start()

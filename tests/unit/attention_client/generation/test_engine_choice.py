@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM, MambaConfig, Qwen3Config
 
 from attention_client.generation import batching
 from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sequential import SequentialEngine
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
+from eaas.config import SchedulerConfig
 from eaas.generation.work import Engine
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
@@ -23,7 +24,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
 
 def engine_of(config: Any) -> Engine:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    admission = LiveAdmission(Scheduling(), model, SchedulerMetrics(CollectorRegistry()))
+    admission = LiveAdmission(SchedulerConfig(), model, SchedulerMetrics(CollectorRegistry()))
     limits = EngineSizes(num_blocks=4, page_size=16, max_batch_tokens=64)
     return build_engine(model, limits, admission, ExpertAttribution())
 

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, St
 
 from attention_client.engines.transformers.overlap.decoder import DoubleBatch
 from attention_client.generation.engine_choice import build_engine
-from attention_client.generation.live_admission import LiveAdmission, Scheduling
+from attention_client.generation.live_admission import LiveAdmission
 from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import micro_batch_tokens, pause
 from eaas.checkpoint import Checkpoint
+from eaas.config import SchedulerConfig
 from eaas.generation.sampling import GREEDY
 from eaas.generation.work import Delivery, Work
 
@@ -144,7 +145,7 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
 
 async def engine_answers(model: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
     metrics = SchedulerMetrics(CollectorRegistry())
-    admission = LiveAdmission(Scheduling(), model, metrics)
+    admission = LiveAdmission(SchedulerConfig(), model, metrics)
     engine = build_engine(model, SIZES, admission, ExpertAttribution())
     engine.start()
     try:

@@ -8,17 +8,13 @@ from hypothesis import strategies as st
 
 from attention_client.scheduler import RequestQueue, strategy, strategy_names
 from attention_client.scheduler.admission import Admission
-from attention_client.scheduler.cost import ImbalanceCost
 
 EXPERTS = 6
-COST = ImbalanceCost(0.04, 0.4)
 
 
 def admission(name: str, batch_size: int, window_size: int) -> tuple[Admission, RequestQueue]:
-    queue = RequestQueue(
-        strategy(name), EXPERTS, batch_size=batch_size, window_size=window_size, cost=COST
-    )
-    return Admission(queue, batch_size, COST), queue
+    queue = RequestQueue(strategy(name), batch_size=batch_size, window_size=window_size)
+    return Admission(queue, batch_size), queue
 
 
 def load_of(request: str) -> np.ndarray:
@@ -89,24 +85,6 @@ def test_a_request_put_back_goes_first() -> None:
     assert desk.candidates(2, lambda: None)[0] == ["1", "2"]
 
 
-def test_the_true_cost_of_a_group_is_observed() -> None:
-    desk, queue = admission("cost_bounded", 2, 4)
-    told = []
-    queue.observe = lambda batch_s, choice: told.append((batch_s, choice.number))  # type: ignore[method-assign]
-    for request in "0123":
-        desk.arrive(request, load_of(request))
-    desk.admit(desk.candidates(4, lambda: None)[0])
-    desk.saw("1", load_of("5"))
-    desk.saw("3", load_of("3"))
-    desk.saw("1", load_of("1"))  # only the first counts
-    assert told == []
-    desk.saw("0", load_of("0"))
-    desk.leave("2")  # its group's cost stays unknown
-    assert told == [(COST.batch_s(load_of("5") + load_of("0")), 0)]
-    desk.saw("3", load_of("3"))
-    assert len(told) == 1
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(strategy_names()),
@@ -144,8 +122,6 @@ def test_every_request_is_admitted_once(
         assert going or not waiting or not room
         fits = [request for place, request in enumerate(going) if fate % 3 == 0 or place % 2]
         desk.admit(fits)
-        for request in fits:
-            desk.saw(request, load_of(request))
         waiting -= set(fits)
         running += fits
         assert len(desk) == len(waiting)

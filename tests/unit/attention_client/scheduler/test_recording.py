@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_client.scheduler import strategy_names
-from attention_client.scheduler.cost import ServerCost
 from attention_client.scheduler.recording import QueueSettings, Recorder, read_recording
 from eaas.errors import ConfigError
 from simulator.caps.replay import replay
@@ -18,18 +17,13 @@ from simulator.caps.replay import replay
 LOADS = 8
 
 
-def cost(rng: np.random.Generator) -> ServerCost:
-    shares_LSE = rng.dirichlet(np.ones(3), (2, LOADS // 2)).transpose(0, 2, 1)
-    return ServerCost(shares_LSE, fixed_s=0.0, load_s=16.0, pair_s=1.0, steps=1)
-
-
 def live(path: Path, name: str, seed: int, steps: list[int]) -> list[list[int]]:
     """Record a queue; return its choices."""
     rng = np.random.default_rng(seed)
-    settings_ = QueueSettings(name, 0.3, LOADS, batch_size=3, window_size=7, seed=4)
+    settings_ = QueueSettings(name, LOADS, batch_size=3, window_size=7, seed=4)
     now = iter(range(10_000))
     with path.open("w") as file:
-        queue = settings_.queue(cost(rng), Recorder(file, lambda: next(now) / 7))
+        queue = settings_.queue(Recorder(file, lambda: next(now) / 7))
         waiting: list[int] = []
         choices = []
         for step in [2, 4, *steps]:
@@ -37,13 +31,10 @@ def live(path: Path, name: str, seed: int, steps: list[int]) -> list[list[int]]:
                 waiting.append(queue.add(rng.random(LOADS) * 3))
             if step == 0 and len(waiting) > 2:
                 queue.remove(waiting.pop(1))
-            if step == 1:
-                queue.price(cost(rng))
             if waiting:
                 running_E = rng.random(LOADS) if step % 2 else None
                 choices.append(queue.take(3, running_E))
                 waiting = [ticket for ticket in waiting if ticket not in choices[-1]]
-                queue.observe(float(rng.random()), queue.choice)
     return choices
 
 
@@ -71,16 +62,16 @@ def test_a_different_choice_is_reported(tmp_path: Path) -> None:
     other = replay(path, "random")
     assert 0 < other.same < len(other.choices)
     assert other.requests == 126
-    assert other.predicted_s > 0
+    assert other.par > 1
 
 
 def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "queue.jsonl"
     live(path, "fcfs", 1, [3] * 5)
-    whole = read_recording(path)[2]
+    whole = read_recording(path)[1]
     text = path.read_text()
     path.write_text(text[: text.rindex('"', 0, -2)])
-    assert len(read_recording(path)[2]) == len(whole) - 1
+    assert len(read_recording(path)[1]) == len(whole) - 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +80,7 @@ def test_a_truncated_last_line_is_ignored(tmp_path: Path) -> None:
         (lambda lines: [], "line 1"),
         (lambda lines: ["{}", *lines[1:]], "line 1: 'record'"),
         (
-            lambda lines: [lines[0].replace('"version": 1', '"version": 2')],
+            lambda lines: [lines[0].replace('"version": 2', '"version": 1')],
             "not a recording of this version",
         ),
         (lambda lines: [lines[0].replace('"seed": 4', '"seeds": 4')], "line 1.*seeds"),
@@ -110,8 +101,6 @@ def test_an_invalid_recording_is_named(tmp_path: Path, change, named: str) -> No
 @pytest.mark.parametrize(
     "line",
     [
-        '{"at": 1, "observe": 1.0, "choice": 99}',
-        '{"at": 1, "observe": 1.0}',
         '{"at": 1, "take": [1], "room": "all", "running": null}',
         '{"at": 1, "take": [1]}',
     ],
@@ -127,9 +116,9 @@ def test_an_impossible_event_is_named(tmp_path: Path, line: str) -> None:
 
 def test_a_full_disk_ends_only_the_recording(caplog: pytest.LogCaptureFixture) -> None:
     with open("/dev/full", "w") as file:
-        settings_ = QueueSettings("fcfs", 0.3, LOADS, batch_size=2, window_size=4)
+        settings_ = QueueSettings("fcfs", LOADS, batch_size=2, window_size=4)
         recorder = Recorder(file, lambda: 0.0)
-        queue = settings_.queue(cost(np.random.default_rng(0)), recorder)
+        queue = settings_.queue(recorder)
         for _ in range(4):
             queue.add(np.ones(LOADS))
         assert queue.take(2) == [0, 1]

@@ -26,9 +26,6 @@ class Steps:
     def imbalance(self, load_E: np.ndarray) -> float:
         return 1.0
 
-    def choose(self, window_WE, start_E, chosen, have) -> float:  # type: ignore[no-untyped-def]
-        raise AssertionError("no strategy here chooses by cost")
-
 
 def slow(
     arrivals: list[Fraction], loads: list[int], trigger: int, tick: Fraction, batch: int
@@ -81,7 +78,7 @@ def test_every_request_ends_when_it_must(
     load_NE = np.zeros((len(requests), EXPERTS))
     load_NE[:, 0] = [load for _, load in requests]
     cost = Steps()
-    queue = RequestQueue(strategy("fcfs"), EXPERTS, batch_size=batch, window_size=batch, cost=cost)
+    queue = RequestQueue(strategy("fcfs"), batch_size=batch, window_size=batch)
     run = simulate(
         Workload(arrivals, load_NE, load_NE), queue, cost, Rules(trigger=trigger, tick_s=tick / 16)
     )
@@ -103,7 +100,7 @@ def test_the_queue_is_told_predictions_and_time_is_by_the_truth() -> None:
     truth_NE, predicted_NE = np.zeros((3, EXPERTS)), np.zeros((3, EXPERTS))
     truth_NE[2, 0] = predicted_NE[1, 0] = 9.0
     cost = Steps()
-    queue = RequestQueue(strategy("lpt"), EXPERTS, batch_size=2, window_size=3, cost=cost)
+    queue = RequestQueue(strategy("lpt"), batch_size=2, window_size=3)
     run = simulate(
         Workload(np.zeros(3), truth_NE, predicted_NE), queue, cost, Rules(trigger=3, tick_s=1.0)
     )

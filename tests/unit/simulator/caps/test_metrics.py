@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attention_client.scheduler.cost import ImbalanceCost
 from simulator.caps import Run
+from simulator.caps.cost import ImbalanceCost
 from simulator.caps.metrics import figures, half_width_95
 
 
