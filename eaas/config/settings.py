@@ -128,11 +128,10 @@ class BalancerConfig(_Section):
         30.0, description="Wait for a dead server's return before its experts move elsewhere."
     )
 
-    policy: Literal["spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional"] = (
-        Field(
-            "spread",
-            description="Placement policy; spread ignores load, so nothing moves by itself.",
-        )
+    policy: str = Field(
+        "spread",
+        min_length=1,
+        description="Placement policy (docs/policies.md); spread ignores load, so nothing moves by itself.",
     )
     num_redundant_experts: int = Field(
         0,
