@@ -25,6 +25,7 @@ from balancer.persistence.idempotency import IdempotencyCache
 from balancer.persistence.snapshot import BalancerSnapshot
 from balancer.persistence.write_ahead import WriteAheadState
 from balancer.planner.planner import Planner
+from balancer.policies.registry import find
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
 from balancer.spare_slots import SpareSlots
@@ -72,8 +73,8 @@ class Balancer:
 
     Raises:
         PortInUseError: The port is taken.
-        ConfigError: The host is not one of this machine, redundancy is above expected_servers, or the
-            policy or spare slots cannot keep to a node budget.
+        ConfigError: The host is not one of this machine, redundancy is above expected_servers, the policy is
+            unknown, or the policy or spare slots cannot keep to a node budget.
         ClusterError: The monitor cannot be reached.
     """
 
@@ -85,8 +86,7 @@ class Balancer:
         tls: Identity | None = None,
         latency_target_ms: float = 0.0,
     ) -> None:
-        if config.node_budget >= 0:
-            _check_nodes(config)
+        _check_policy(config)
         layout = LiveLayout(
             Settings(
                 policy=config.policy,
@@ -312,8 +312,14 @@ class Balancer:
         self._server.stop(_GRACE_S)
 
 
-def _check_nodes(config: BalancerConfig) -> None:
-    """At start: raise ConfigError for settings that cannot keep to `balancer.node_budget`."""
+def _check_policy(config: BalancerConfig) -> None:
+    """At start: raise ConfigError for an unknown policy, or settings that cannot keep to the node budget."""
+    try:
+        find(config.policy)
+    except ValueError as error:
+        raise ConfigError(f"balancer.policy: {error}") from error
+    if config.node_budget < 0:
+        return
     if config.spare_slots:
         raise ConfigError(
             "balancer.spare_slots ignores nodes: set it to false, or balancer.node_budget to -1"

@@ -377,10 +377,9 @@ def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
 
 def check_node_budget(policy: str) -> None:
     """Raise ValueError for a policy that does not support a node budget, at start and in `SetPolicy`."""
-    able = [p for p in policies.names() if "nodes_S" in inspect.signature(find(p)).parameters]
-    if policy not in able:
+    if "nodes_S" not in inspect.signature(find(policy)).parameters:
         raise ValueError(
-            f"balancer.node_budget is set, and {policy} knows no nodes: give {' or '.join(able)}"
+            f"balancer.node_budget is set, and {policy} knows no nodes: give {policies.DEFAULT_POLICY}"
         )
 
 

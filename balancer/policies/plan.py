@@ -1,20 +1,87 @@
-"""The last steps of planning: replicas go to different nodes; PAR, lower bound and transit are measured."""
+"""A plan: a policy's layout, with replicas on different nodes, and its PAR, lower bound and transit."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from balancer.policies.apart import ALL, Nodes, put_apart, split_apart
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import peak_to_mean
+from balancer.policies.problem import make_problem
+from balancer.policies.registry import checked_knobs, find, is_ours
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Plan, Problem
 
-__all__ = ["make_plan"]
-
+__all__ = ["make_plan", "plan"]
 
 # Replicas are put on other nodes in dense arrays of several layers, of at most so many elements, or of one.
 _MOST_DENSE = 1 << 24
+
+# What the last pass may do with a policy's layout (`make_plan`).
+_AFTER: dict[str, dict[str, Any]] = {
+    "spread": {"loads_count": False},
+    # Groups stay on their nodes.
+    "eplb-hierarchical": {"rows": False},
+    "fractional": {"best_split": True},
+}
+
+
+def plan(
+    policy: str,
+    load_LE: npt.ArrayLike,
+    servers: int,
+    slots: int | npt.ArrayLike,
+    *,
+    current: Plan | Layout | npt.ArrayLike | None = None,
+    speeds_S: npt.ArrayLike | None = None,
+    nodes_S: npt.ArrayLike | None = None,
+    **knobs: Any,
+) -> Plan:
+    """Plan which server holds which experts, and which share of their load it takes.
+
+    Args:
+        policy: One of `names()`.
+        load_LE: (L, E) numbers, finite and at least 0; any unit.
+        servers: S.
+        slots: Replicas per layer, dealt evenly to the servers (the first servers get one more if they do
+            not divide evenly); or (S,) or (L, S): experts of a layer that each server may hold, at most E.
+        current: The current layout: a plan, a `Layout`, or bool (L, S, E).
+        speeds_S: (S,) finite and above 0; all equal by default.
+        nodes_S: (S,) the node of each server: numbers from 0, or names `NODE` or `RACK/NODE`. Replicas of an
+            expert then go to different nodes and racks, as far as the policy's counts allow. With a limit
+            of `fractional`'s `cross_node_replicas` they stay where the policy puts them.
+        knobs: The policy's own parameters, by name; see its function.
+
+    Raises:
+        ValueError: An argument is wrong, or a policy or knob is unknown; the message names it.
+    """
+    budget = knobs.get("cross_node_replicas") is not None
+    if budget:
+        # The policy checks them itself.
+        knobs["nodes_S"] = nodes_S
+    problem = make_problem(load_LE, servers, slots, current, speeds_S, None if budget else nodes_S)
+    layout = find(policy)(problem, **checked_knobs(policy, knobs))
+    if not is_ours(policy):
+        _check_layout(policy, problem, layout)
+    return make_plan(policy, problem, layout, **_AFTER.get(policy, {}))
+
+
+def _check_layout(policy: str, problem: Problem, layout: Layout) -> None:
+    """Raise ValueError if the layout of another package's policy lacks an expert, or needs more slots."""
+    shape = (problem.layers, problem.servers, problem.experts)
+    if not isinstance(layout, Layout) or layout.shape != shape:
+        raise ValueError(f"policy {policy} must return a Layout of shape {shape}")
+    held_LS = np.diff(layout.first_X).reshape(shape[:2])
+    lacking = int((layout.count_LE == 0).sum())
+    over = int((held_LS > problem.slots_LS).sum())
+    if lacking or over:
+        raise ValueError(
+            f"policy {policy}: {lacking} experts without a server, "
+            f"{over} servers of a layer above their slots"
+        )
 
 
 def make_plan(

@@ -1,44 +1,68 @@
-"""The placement policies by name, for `plan`, the balancer and the simulator."""
+"""The placement policies by name, for `plan`, the balancer and the simulator.
+
+Another package adds a policy by an entry point of the group `eaas.policies` (docs/policies.md).
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from balancer.policies.craft import craft
-from balancer.policies.eplb import eplb, eplb_hierarchical
-from balancer.policies.fractional import fractional
-from balancer.policies.scalpel import scalpel
 from balancer.policies.sparse import Layout
-from balancer.policies.spread import spread_evenly
 
-__all__ = ["DEFAULT_POLICY", "checked_knobs", "find", "names"]
+__all__ = ["DEFAULT_POLICY", "GROUP", "checked_knobs", "find", "is_ours", "names"]
+
+GROUP = "eaas.policies"
 
 # The policy to use unless there is a reason for another one.
 DEFAULT_POLICY = "fractional"
 
-_POLICIES: dict[str, Callable[..., Layout]] = {
-    "spread": spread_evenly,
-    "eplb": eplb,
-    "eplb-hierarchical": eplb_hierarchical,
-    "scalpel": scalpel,
-    "craft": craft,
-    "fractional": fractional,
+_OURS = {
+    name: EntryPoint(name, f"balancer.policies.{place}", GROUP)
+    for name, place in {
+        "spread": "spread:spread_evenly",
+        "eplb": "eplb:eplb",
+        "eplb-hierarchical": "eplb:eplb_hierarchical",
+        "scalpel": "scalpel:scalpel",
+        "craft": "craft:craft",
+        "fractional": "fractional.layout:fractional",
+    }.items()
 }
 
 
 def names() -> tuple[str, ...]:
     """Return the names of the policies, as `find` and the balancer's settings take them."""
-    return tuple(_POLICIES)
+    return (*_OURS, *sorted(_others()))
+
+
+def is_ours(policy: str) -> bool:
+    """Whether a policy is built in."""
+    return isinstance(policy, str) and policy in _OURS
 
 
 def find(policy: str) -> Callable[..., Layout]:
-    """Return the policy's function by its name. Raises ValueError, which lists the names."""
+    """Return the policy's function by its name.
+
+    Raises:
+        ValueError: The name is unknown (the message lists those known), or its package cannot be used.
+    """
+    if not isinstance(policy, str) or not (found := _OURS.get(policy) or _others().get(policy)):
+        raise ValueError(f"policy {policy!r} is none of {', '.join(names())}")
     try:
-        return _POLICIES[policy]
-    except (KeyError, TypeError):
-        raise ValueError(f"policy {policy!r} is none of {', '.join(_POLICIES)}") from None
+        loaded = found.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"policy {policy!r} ({found.value}): {error}") from error
+    if not callable(loaded):
+        raise ValueError(f"policy {policy!r} ({found.value}) is no function")
+    function: Callable[..., Layout] = loaded
+    return function
+
+
+def _others() -> dict[str, EntryPoint]:
+    """Return the policies of other packages by name. They cannot replace a built-in name."""
+    return {found.name: found for found in entry_points(group=GROUP) if found.name not in _OURS}
 
 
 def checked_knobs(policy: str, knobs: dict[str, Any]) -> dict[str, Any]:

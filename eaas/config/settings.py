@@ -149,12 +149,11 @@ class BalancerConfig(_Section):
         30.0, description="Wait for a dead server's return before its experts move elsewhere."
     )
 
-    policy: Literal["spread", "eplb", "eplb-hierarchical", "scalpel", "craft", "fractional"] = (
-        Field(
-            "spread",
-            description="Placement policy. spread ignores load, so nothing moves by itself; fractional "
-            "follows it. Others: docs/policies.md.",
-        )
+    policy: str = Field(
+        "spread",
+        min_length=1,
+        description="Placement policy. spread ignores load, so nothing moves by itself; fractional "
+        "follows it. Others: docs/policies.md.",
     )
     num_redundant_experts: int = Field(
         0,

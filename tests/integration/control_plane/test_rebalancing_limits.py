@@ -131,3 +131,5 @@ def test_a_node_budget_is_kept_to(plane: Plane, start_box: Callable[..., Box]) -
         box.client.plan("eplb")
     with pytest.raises(ConfigError, match="node_budget is set, and spread knows no nodes"):
         plane.balancer(box.monitor, policy="spread", node_budget=0)
+    with pytest.raises(ConfigError, match=r"balancer\.policy: policy 'best' is none of"):
+        plane.balancer(box.monitor, policy="best")
