@@ -20,14 +20,14 @@ GROUP = "eaas.policies"
 DEFAULT_POLICY = "fractional"
 
 _OURS = {
-    name: EntryPoint(name, f"balancer.policies.{place}", GROUP)
+    name: EntryPoint(name, place, GROUP)
     for name, place in {
-        "spread": "spread:spread_evenly",
-        "eplb": "eplb:eplb",
-        "eplb-hierarchical": "eplb:eplb_hierarchical",
-        "scalpel": "scalpel:scalpel",
-        "craft": "craft:craft",
-        "fractional": "fractional.layout:fractional",
+        "spread": "balancer.policies.spread:spread_evenly",
+        "eplb": "balancer.policies.eplb:eplb",
+        "eplb-hierarchical": "balancer.policies.eplb:eplb_hierarchical",
+        "scalpel": "balancer.policies.scalpel:scalpel",
+        "craft": "balancer.policies.craft:craft",
+        "fractional": "balancer.policies.fractional.layout:fractional",
     }.items()
 }
 
