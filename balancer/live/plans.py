@@ -56,7 +56,12 @@ class PlannerSnapshot:
         pool = planner.pool
         able = frozenset(pool.able)
         return cls(
-            planner.current, pool.alive, able, planner.is_at_rest, pool.clients, planner.digests_LE
+            planner.current,
+            pool.alive,
+            able,
+            planner.is_at_rest,
+            pool.clients,
+            planner.digests.known_LE,
         )
 
 
