@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from prometheus_client import start_http_server
 
-from balancer.autoscaler.token_times import token_times
+from balancer.autoscaler.meters import token_times
 from balancer.live.cost_benefit import Settings, check_node_budget
 from balancer.live.history import History
 from balancer.live.reader import HotnessReader
