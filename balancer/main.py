@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from prometheus_client import start_http_server
 
-from balancer.autoscaler.token_times import token_times
+from balancer.autoscaler.meters import token_times
 from balancer.live.cost_benefit import Settings, check_node_budget
 from balancer.live.history import History
 from balancer.live.reader import HotnessReader
@@ -35,7 +35,7 @@ from eaas.log import get_logger
 from eaas.membership.cluster_view import MembershipView
 from eaas.membership.session import MemberSession, Report
 from eaas.net.grpc_client import Backoff
-from eaas.net.grpc_server import Service, serve
+from eaas.net.grpc_server import RunningServer, Service, serve
 from eaas.net.listen_policy import member_secret
 from eaas.net.probes import ProbeServer
 from eaas.net.tls import Identity
@@ -56,9 +56,8 @@ _MESSAGE_BYTES = 16 << 20
 # All balancers share this member id, so that the monitor accepts only one at a time.
 _ID = "balancer"
 _CALL_S = 2.0
-# Longest waits: for the previous balancer's record to be read, and for the own record to be stored.
+# Longest wait for the previous balancer's record to be read.
 _RECORD_S = 10.0
-_KEEP_S = 2.0
 
 
 class Balancer:
@@ -86,109 +85,48 @@ class Balancer:
         tls: Identity | None = None,
         latency_target_ms: float = 0.0,
     ) -> None:
-        _check_policy(config)
-        layout = LiveLayout(
-            Settings(
-                policy=config.policy,
-                redundancy=config.redundancy,
-                num_redundant_experts=config.num_redundant_experts,
-                link_bytes_per_s=config.link_bytes_per_s,
-                node_budget=None if config.node_budget < 0 else config.node_budget,
-            )
-        )
-        try:
-            planner = Planner(
-                config.expected_servers,
-                config.redundancy,
-                config.dead_grace_s,
-                layout=layout,
-            )
-        except ValueError as error:
-            raise ConfigError(f"balancer: {error}") from error
+        layout = LiveLayout(_settings_of(config))
+        planner = _planner_of(config, layout)
+        self._config, self._tls = config, tls
         self._on_stopping = on_stopping
         # The unexpected error that ends this process; None: none.
         self.failure: Exception | None = None
-        self._log_balancedness = config.log_balancedness
-        self.metrics = BalancerMetrics(
-            lambda: layout.load,
-            lambda: layout.settings,
-            lambda: self.tuning.signals if self.tuning else None,
-        )
-        history = History(self._on_entry, self._changed)
-        self._rollout = Rollout(
-            planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase, tls
-        )
+        self._write_ahead = WriteAheadState(self._on_broken)
+        history = History(self._on_entry, self._write_ahead.changed)
         self.tuning = (
             Tuning(layout, history, latency_target_ms, token_times)
             if config.knobs == "live"
             else None
         )
+        self.metrics = BalancerMetrics(
+            lambda: layout.load,
+            lambda: layout.settings,
+            lambda: self.tuning.signals if self.tuning else None,
+        )
+        self._rollout = Rollout(
+            planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase, tls
+        )
         self.rebalancer = Rebalancer(
-            config, layout, self._rollout.ask, history, self.tuning, self._changed
+            config, layout, self._rollout.ask, history, self.tuning, self._write_ahead.changed
         )
-        idempotency = IdempotencyCache(on_answered=self._keep)
-        self._service = BalancerService(
-            self._rollout.ask,
-            self.rebalancer,
-            idempotency,
-            config.step_s,
-            # A cluster that started with more servers may have that many again.
-            max(config.max_servers, config.expected_servers),
-            tls,
-            config.dead_grace_s,
-        )
-        self._snapshot = BalancerSnapshot(layout, history, idempotency)
-        self._write_ahead: WriteAheadState | None = None
+        idempotency = IdempotencyCache(on_answered=self._write_ahead.keep)
+        snapshot = BalancerSnapshot(layout, history, idempotency)
         # The last view that arrived before the previous balancer's record was read.
         self._early_view: MembershipView | None = None
         self._restoring = threading.Lock()
         self._restored = False
         with ExitStack() as undo:
             undo.callback(self._rollout.close)
-            self._server = serve(
-                [
-                    Service(
-                        "eaas.rpc.v1.BalancerService",
-                        balancer_pb2_grpc.add_BalancerServiceServicer_to_server,
-                        self._service,
-                        ROLES,
-                    )
-                ],
-                config.host,
-                config.port,
-                max_workers=_WORKERS,
-                credentials=tls and tls.server_credentials(),
-                secret=member_secret(monitor_address, config.host, tls),
-                message_bytes=_MESSAGE_BYTES,
-            )
+            self._service, self._server = self._serve(monitor_address, idempotency)
             undo.callback(self._server.stop, 0)
             self.address = self._server.address
-            self._probes: ProbeServer | None = None
-            if config.health_port:
-                self._probes = ProbeServer(
-                    config.host, config.health_port, lambda: self._server.serving, lambda: True
-                )
+            self._probes = self._serve_probes()
+            if self._probes is not None:
                 undo.callback(self._probes.close)
-            self._metrics_server = self._serve_metrics(config)
-            member = Member(
-                id=_ID,
-                role=Role.BALANCER,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                address=self.address,
-                state=MemberState.SERVING,
-            )
-            self._session = MemberSession(
-                monitor_address,
-                member,
-                report=lambda: Report(MemberState.SERVING, epoch=self._service.epoch),
-                on_change=self._observe,
-                on_stopping=on_stopping,
-                on_replaced=self._replaced,
-                tls=tls,
-            )
+            self._metrics_server = self._serve_metrics()
+            self._session = self._join(monitor_address)
             undo.pop_all()
-        self._restore()
+        self._restore(snapshot)
         self._spare_slots = (
             SpareSlots(self.rebalancer, config.step_s, self._publish_spares, self._on_broken, tls)
             if config.spare_slots
@@ -199,7 +137,61 @@ class Balancer:
         )
         self._server.set_serving(True)
 
-    def _serve_metrics(self, config: BalancerConfig) -> Any:
+    def _serve(
+        self, monitor_address: str, idempotency: IdempotencyCache
+    ) -> tuple[BalancerService, RunningServer]:
+        config, tls = self._config, self._tls
+        service = BalancerService(
+            self._rollout.ask,
+            self.rebalancer,
+            idempotency,
+            config.step_s,
+            # A cluster that started with more servers may have that many again.
+            max(config.max_servers, config.expected_servers),
+            tls,
+            config.dead_grace_s,
+        )
+        add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
+        server = serve(
+            [Service("eaas.rpc.v1.BalancerService", add, service, ROLES)],
+            config.host,
+            config.port,
+            max_workers=_WORKERS,
+            credentials=tls and tls.server_credentials(),
+            secret=member_secret(monitor_address, config.host, tls),
+            message_bytes=_MESSAGE_BYTES,
+        )
+        return service, server
+
+    def _serve_probes(self) -> ProbeServer | None:
+        config = self._config
+        if not config.health_port:
+            return None
+        return ProbeServer(
+            config.host, config.health_port, lambda: self._server.serving, lambda: True
+        )
+
+    def _join(self, monitor_address: str) -> MemberSession:
+        member = Member(
+            id=_ID,
+            role=Role.BALANCER,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            address=self.address,
+            state=MemberState.SERVING,
+        )
+        return MemberSession(
+            monitor_address,
+            member,
+            report=lambda: Report(MemberState.SERVING, epoch=self._service.epoch),
+            on_change=self._observe,
+            on_stopping=self._on_stopping,
+            on_replaced=self._replaced,
+            tls=self._tls,
+        )
+
+    def _serve_metrics(self) -> Any:
+        config = self._config
         if not config.metrics_port:
             return None
         try:
@@ -237,42 +229,32 @@ class Balancer:
             _log.error("another balancer has taken over %s", how)
             self._on_broken(ClusterError(f"another balancer has taken over {how}".rstrip()))
 
-    def _restore(self) -> None:
+    def _restore(self, snapshot: BalancerSnapshot) -> None:
         """Restore the previous balancer's state from the monitor's store; only then follow cluster views.
 
         This process has registered before, so the previous one can no longer write.
         """
-        backoff, deadline = Backoff(), time.monotonic() + _RECORD_S
-        while True:
-            try:
-                data = self._session.record(_CALL_S)
-                break
-            except grpc.RpcError as error:
-                data = b""
-                if time.monotonic() >= deadline:
-                    _log.warning("going on without the record: %s", error.details())
-                    break
-            time.sleep(backoff.next_s())
-        self._snapshot.restore(data, self._rollout.ask)
-        self._write_ahead = WriteAheadState(self._session, self._snapshot.record, self._on_broken)
+        snapshot.restore(self._previous_record(), self._rollout.ask)
+        self._write_ahead.start(self._session, snapshot.record)
         with self._restoring:
             self._restored = True
             if self._early_view is not None:
                 self._follow(self._early_view)
 
+    def _previous_record(self) -> bytes:
+        backoff, deadline = Backoff(), time.monotonic() + _RECORD_S
+        while True:
+            try:
+                return self._session.record(_CALL_S)
+            except grpc.RpcError as error:
+                if time.monotonic() >= deadline:
+                    _log.warning("going on without the record: %s", error.details())
+                    return b""
+            time.sleep(backoff.next_s())
+
     def _on_entry(self, entry: balancer_pb2.HistoryEntry) -> None:
         self.metrics.entry(entry)
-        self._changed()
-
-    def _changed(self) -> None:
-        if self._write_ahead is not None:
-            self._write_ahead.changed()
-
-    def _keep(self) -> None:
-        """Store the record before an operator is answered, so that a successor has the change."""
-        self._changed()
-        if self._write_ahead is not None and not self._write_ahead.settle(_KEEP_S):
-            _log.warning("an answer was given before the monitor had stored it")
+        self._write_ahead.changed()
 
     def _publish(self, placement: Placement) -> None:
         self.metrics.published(placement)
@@ -286,7 +268,7 @@ class Balancer:
     def _on_read(self) -> None:
         if self._spare_slots is not None:
             self._spare_slots.has_read()
-        if self._log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
+        if self._config.log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
             _log.info("balancedness by layer: %s", " ".join(f"{b:.3f}" for b in found_L))
 
     def _on_broken(self, error: Exception) -> None:
@@ -296,9 +278,8 @@ class Balancer:
     def stop(self) -> None:
         """Leave the cluster, and stop all threads and gRPC and metrics servers of this process."""
         self._rollout.close()
-        if self._write_ahead is not None:
-            self._write_ahead.settle(_GRACE_S)
-            self._write_ahead.close()
+        self._write_ahead.settle(_GRACE_S)
+        self._write_ahead.close()
         self._session.close()
         self._reader.close()
         if self._spare_slots is not None:
@@ -312,22 +293,37 @@ class Balancer:
         self._server.stop(_GRACE_S)
 
 
-def _check_policy(config: BalancerConfig) -> None:
-    """At start: raise ConfigError for an unknown policy, or settings that cannot keep to the node budget."""
+def _settings_of(config: BalancerConfig) -> Settings:
+    """Return the settings in force at start. Raises ConfigError: unknown policy, or one without node budgets."""
     try:
         find(config.policy)
     except ValueError as error:
         raise ConfigError(f"balancer.policy: {error}") from error
-    if config.node_budget < 0:
-        return
-    if config.spare_slots:
-        raise ConfigError(
-            "balancer.spare_slots ignores nodes: set it to false, or balancer.node_budget to -1"
-        )
+    if config.node_budget >= 0:
+        if config.spare_slots:
+            raise ConfigError(
+                "balancer.spare_slots ignores nodes: set it to false, or balancer.node_budget to -1"
+            )
+        try:
+            check_node_budget(config.policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    return Settings(
+        policy=config.policy,
+        redundancy=config.redundancy,
+        num_redundant_experts=config.num_redundant_experts,
+        link_bytes_per_s=config.link_bytes_per_s,
+        node_budget=None if config.node_budget < 0 else config.node_budget,
+    )
+
+
+def _planner_of(config: BalancerConfig, layout: LiveLayout) -> Planner:
     try:
-        check_node_budget(config.policy)
+        return Planner(
+            config.expected_servers, config.redundancy, config.dead_grace_s, layout=layout
+        )
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"balancer: {error}") from error
 
 
 def run(

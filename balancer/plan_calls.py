@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any
 
 import grpc
 import numpy as np
@@ -28,12 +29,40 @@ from eaas.types import Placement
 
 __all__ = ["PlanCalls"]
 
-_T = TypeVar("_T")
 _Code = grpc.StatusCode
 
 
 class _NotFoundError(Exception):
     """A plan, server or replica that the request names does not exist."""
+
+
+@contextmanager
+def _errors(context: Any) -> Iterator[None]:
+    """End a call that raised an error with the gRPC status code that `balancer.proto` promises."""
+    try:
+        yield
+    except NotNowError as error:
+        context.abort(_Code.FAILED_PRECONDITION, str(error))
+    except _NotFoundError as error:
+        context.abort(_Code.NOT_FOUND, str(error))
+    except RequestIdTakenError as error:
+        context.abort(_Code.ALREADY_EXISTS, str(error))
+    except ValueError as error:
+        context.abort(_Code.INVALID_ARGUMENT, str(error))
+    except TimeoutError:
+        context.abort(_Code.UNAVAILABLE, "the balancer is busy or closing: ask again")
+
+
+def _changing(work: Callable[[PlanCalls, Any], Any]) -> Callable[[PlanCalls, Any, Any], Any]:
+    """Make a gRPC method of a function that changes something: a repeated request gets the first answer."""
+    response_type = getattr(pb, f"{work.__name__}Response")
+
+    @wraps(work)
+    def call(calls: PlanCalls, request: Any, context: Any) -> Any:
+        with _errors(context):
+            return calls.idempotency.run(request, response_type, lambda: work(calls, request))
+
+    return call
 
 
 class PlanCalls:
@@ -49,7 +78,7 @@ class PlanCalls:
         self, rebalancer: Rebalancer, idempotency: IdempotencyCache, step_s: float
     ) -> None:
         self._rebalancer = rebalancer
-        self._idempotency = idempotency
+        self.idempotency = idempotency
         self._step_s = step_s
 
     # -- plans --------------------------------------------------------------------------------------
@@ -66,11 +95,9 @@ class PlanCalls:
             planned = self._rebalancer.plan(settings, now, situation)
             return answer_of(replace(planned, proposal=replace(planned.proposal, par_now_L=par_L)))
 
-    def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.ApplyResponse:
+    @_changing
+    def Apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         """Begin the roll-out of an earlier plan or an operator's placement; answer before servers load it."""
-        return self._changing(request, pb.ApplyResponse, context, lambda: self._apply(request))
-
-    def _apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         now, placement = self._now()
         if request.WhichOneof("what") == "placement":
             _check_size(request.placement, placement)
@@ -85,99 +112,75 @@ class PlanCalls:
             raise _NotFoundError(f"no plan {request.plan_id!r}: plan again")
         return pb.ApplyResponse(epoch=placement.epoch, stages=self._rebalancer.apply(planned))
 
-    def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
+    @_changing
+    def Rebalance(self, request: pb.RebalanceRequest) -> pb.RebalanceResponse:
         """Plan now, and begin the plan's roll-out if it pays or is forced; else record only the decision."""
-
-        def work() -> pb.RebalanceResponse:
-            if request.policy:
-                knobs_of(request.policy, {})
-            planned, stages = self._rebalancer.rebalance(request.policy, force=request.force)
-            return pb.RebalanceResponse(plan=answer_of(planned), applied=bool(stages))
-
-        return self._changing(request, pb.RebalanceResponse, context, work)
+        if request.policy:
+            knobs_of(request.policy, {})
+        planned, stages = self._rebalancer.rebalance(request.policy, force=request.force)
+        return pb.RebalanceResponse(plan=answer_of(planned), applied=bool(stages))
 
     # -- constraints --------------------------------------------------------------------------------
 
-    def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+    @_changing
+    def SetPolicy(self, request: pb.SetPolicyRequest) -> pb.SetPolicyResponse:
         """Set the policy and its knobs for later plans; `spread` also lets repair even replicas out."""
+        before = self._rebalancer.settings.policy
+        knobs = knobs_of(request.policy, request.knobs)
+        if self._rebalancer.settings.node_budget is not None:
+            check_node_budget(request.policy)
+        self._rebalancer.change(policy=request.policy, knobs=knobs)
+        if request.policy == STATIC_POLICY:
+            self._rebalancer.level()
+        return pb.SetPolicyResponse(policy=before)
 
-        def work() -> pb.SetPolicyResponse:
-            before = self._rebalancer.settings.policy
-            knobs = knobs_of(request.policy, request.knobs)
-            if self._rebalancer.settings.node_budget is not None:
-                check_node_budget(request.policy)
-            self._rebalancer.change(policy=request.policy, knobs=knobs)
-            if request.policy == STATIC_POLICY:
-                self._rebalancer.level()
-            return pb.SetPolicyResponse(policy=before)
-
-        return self._changing(request, pb.SetPolicyResponse, context, work)
-
-    def PinExpert(self, request: pb.PinExpertRequest, context: Any) -> pb.PinExpertResponse:
+    @_changing
+    def PinExpert(self, request: pb.PinExpertRequest) -> pb.PinExpertResponse:
         """Require a replica in later placements, and begin to load it if its server lacks it."""
+        self._pin(request.layer, request.expert, request.server_id)
+        return pb.PinExpertResponse()
 
-        def work() -> pb.PinExpertResponse:
-            self._pin(request.layer, request.expert, request.server_id)
-            return pb.PinExpertResponse()
-
-        return self._changing(request, pb.PinExpertResponse, context, work)
-
-    def UnpinExpert(self, request: pb.UnpinExpertRequest, context: Any) -> pb.UnpinExpertResponse:
+    @_changing
+    def UnpinExpert(self, request: pb.UnpinExpertRequest) -> pb.UnpinExpertResponse:
         """Drop the pin of a replica, which stays until a later placement leaves it out."""
+        pin = (request.layer, request.expert, request.server_id)
+        pins = self._rebalancer.settings.pins
+        if pin not in pins:
+            raise _NotFoundError(
+                f"expert {request.expert} of layer {request.layer} is not pinned to "
+                f"{request.server_id!r}"
+            )
+        self._rebalancer.change(pins=pins - {pin})
+        return pb.UnpinExpertResponse()
 
-        def work() -> pb.UnpinExpertResponse:
-            pin = (request.layer, request.expert, request.server_id)
-            pins = self._rebalancer.settings.pins
-            if pin not in pins:
-                raise _NotFoundError(
-                    f"expert {request.expert} of layer {request.layer} is not pinned to "
-                    f"{request.server_id!r}"
-                )
-            self._rebalancer.change(pins=pins - {pin})
-            return pb.UnpinExpertResponse()
-
-        return self._changing(request, pb.UnpinExpertResponse, context, work)
-
-    def AddReplica(self, request: pb.AddReplicaRequest, context: Any) -> pb.AddReplicaResponse:
+    @_changing
+    def AddReplica(self, request: pb.AddReplicaRequest) -> pb.AddReplicaResponse:
         """Pin a replica, on the least loaded server without it if none is named, and begin to load it."""
+        server = self._pin(request.layer, request.expert, request.server_id)
+        return pb.AddReplicaResponse(server_id=server)
 
-        def work() -> pb.AddReplicaResponse:
-            server = self._pin(request.layer, request.expert, request.server_id)
-            return pb.AddReplicaResponse(server_id=server)
-
-        return self._changing(request, pb.AddReplicaResponse, context, work)
-
-    def RemoveReplica(
-        self, request: pb.RemoveReplicaRequest, context: Any
-    ) -> pb.RemoveReplicaResponse:
+    @_changing
+    def RemoveReplica(self, request: pb.RemoveReplicaRequest) -> pb.RemoveReplicaResponse:
         """Begin the roll-out of a placement without this replica, and drop its pin.
 
         Refused if fewer servers than the redundancy would hold the expert.
         """
-
-        def work() -> pb.RemoveReplicaResponse:
-            layer, expert, server = request.layer, request.expert, request.server_id
-            _, placement = self._now()
-            _check(placement, layer, expert)
-            if server not in placement.servers:
-                raise _NotFoundError(f"{server!r} is no server of the placement")
-            if not placement.holds_LSE[layer, placement.servers.index(server), expert]:
-                raise _NotFoundError(f"{server} has no expert {expert} of layer {layer}")
-            settings = self._rebalancer.settings
-            try:
-                candidate = without_replica(
-                    settings, self._situation(placement), layer, expert, server
-                )
-            except ValueError as error:
-                raise NotNowError(str(error)) from error
-            self._rebalancer.place(
-                candidate, f"layer {layer}, expert {expert} off {server}", placement
-            )
-            if (pin := (layer, expert, server)) in settings.pins:
-                self._rebalancer.change(pins=settings.pins - {pin})
-            return pb.RemoveReplicaResponse()
-
-        return self._changing(request, pb.RemoveReplicaResponse, context, work)
+        layer, expert, server = request.layer, request.expert, request.server_id
+        _, placement = self._now()
+        _check(placement, layer, expert)
+        if server not in placement.servers:
+            raise _NotFoundError(f"{server!r} is no server of the placement")
+        if not placement.holds_LSE[layer, placement.servers.index(server), expert]:
+            raise _NotFoundError(f"{server} has no expert {expert} of layer {layer}")
+        settings = self._rebalancer.settings
+        try:
+            candidate = without_replica(settings, self._situation(placement), layer, expert, server)
+        except ValueError as error:
+            raise NotNowError(str(error)) from error
+        self._rebalancer.place(candidate, f"layer {layer}, expert {expert} off {server}", placement)
+        if (pin := (layer, expert, server)) in settings.pins:
+            self._rebalancer.change(pins=settings.pins - {pin})
+        return pb.RemoveReplicaResponse()
 
     def _pin(self, layer: int, expert: int, server: str) -> str:
         """Pin a replica, loaded if missing; return its server (the least loaded one if none is named)."""
@@ -240,12 +243,6 @@ class PlanCalls:
     def _situation(self, placement: Placement) -> Situation:
         return current_situation(placement, self._rebalancer.load)
 
-    def _changing(
-        self, request: Any, response_type: type[_T], context: Any, work: Callable[[], _T]
-    ) -> _T:
-        with _errors(context):
-            return self._idempotency.run(request, response_type, work)
-
 
 def _check_size(wanted: common_pb2.Placement, placement: Placement) -> None:
     layers, _, experts = placement.holds_LSE.shape
@@ -280,20 +277,3 @@ def _least_loaded(now: Situation, layer: int, expert: int) -> str:
         taken_S = np.isin(now.nodes_S, now.nodes_S[~free_S])
     order = np.lexsort((held_S, load_S, taken_S))
     return str(now.servers[next(s for s in order if free_S[s])])
-
-
-@contextmanager
-def _errors(context: Any) -> Iterator[None]:
-    """End a call that raised an error with the gRPC status code that `balancer.proto` promises."""
-    try:
-        yield
-    except NotNowError as error:
-        context.abort(_Code.FAILED_PRECONDITION, str(error))
-    except _NotFoundError as error:
-        context.abort(_Code.NOT_FOUND, str(error))
-    except RequestIdTakenError as error:
-        context.abort(_Code.ALREADY_EXISTS, str(error))
-    except ValueError as error:
-        context.abort(_Code.INVALID_ARGUMENT, str(error))
-    except TimeoutError:
-        context.abort(_Code.UNAVAILABLE, "the balancer is busy or closing: ask again")

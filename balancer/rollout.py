@@ -260,20 +260,20 @@ class Rollout:
                 if response.epoch > TRUSTED_EPOCH:
                     raise ValueError(f"it claims epoch {response.epoch}, which no balancer reaches")
                 held = _read(response.layers, (call.num_layers, call.num_experts))
-                self._planner.note_success(call, held[0], response.epoch, held[1])
+                self._planner.succeeded(call, held[0], response.epoch, held[1])
                 return
             case Prepare():
                 layers, _, experts = call.placement.holds_LSE.shape
                 if response.awaits_digests:
                     _, digests_LE = _read(response.layers, (layers, experts))
-                    self._planner.note_loaded(call, digests_LE)
+                    self._planner.loaded(call, digests_LE)
                     return
                 if not response.layers:
                     _log.warning(
                         "%s runs an older release: its experts are not compared with other servers'",
                         call.server_id,
                     )
-        self._planner.note_success(call)
+        self._planner.succeeded(call)
 
     def _idle_s(self, now: float) -> float | None:
         """Return the seconds until a delayed call or the planner is due without an event; None: never."""

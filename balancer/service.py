@@ -153,7 +153,7 @@ class BalancerService(PlanCalls):
                 stub = expert_pb2_grpc.ExpertServiceStub(opened)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)
             except grpc.RpcError as error:
-                self._ask(lambda planner: planner.stays_after_all(server_id))
+                self._ask(lambda planner: planner.pool.stays_after_all(server_id))
                 why = f"{server_id} does not answer: {error.code().name}: {error.details()}"
                 context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return pb.DrainServerResponse()
@@ -248,5 +248,5 @@ class BalancerService(PlanCalls):
 
 
 def _let_drain(planner: Planner, server_id: str) -> tuple[Member | None, str | None]:
-    member = planner.member(server_id)
+    member = planner.pool.alive.get(server_id)
     return member, planner.let_drain(server_id) if member else None

@@ -21,7 +21,6 @@ from collections.abc import Callable
 import grpc
 
 from balancer.channel_pool import ServerChannels
-from balancer.live.away import among_the_living
 from balancer.live.plans import PlannerSnapshot
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.spares import STEPS, choose, scenarios
@@ -150,7 +149,7 @@ class SpareSlots:
         tokens_WLE = load.last_WLE(STEPS)
         if tokens_WLE is None or {*now.away}.issuperset(placement.servers):
             return None
-        situation = among_the_living(load, placement, now.away)
+        situation = now.situation(load)
         if not situation.holds_LSE.any(axis=1).all():
             return None  # The planner is about to load what is lost.
         load_BLE = scenarios(tokens_WLE, len(situation.servers))

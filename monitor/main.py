@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eaas.config import MonitorConfig
 from eaas.errors import ConfigError, EaasError, StoreError
@@ -19,7 +21,6 @@ from eaas.net.probes import ProbeServer
 from eaas.net.tls import Identity
 from eaas.shutdown import Shutdown
 from eaas.types import Member, MemberState, Role
-from monitor.heap import collect_young, spare_long_lived
 from monitor.leader_proxy import SERVICE, LeaderProxy
 from monitor.service import MonitorService
 from monitor.store import Store
@@ -28,7 +29,7 @@ from monitor.store.embedded import EmbeddedStore
 if TYPE_CHECKING:
     from monitor.store.candidate import Candidate
 
-__all__ = ["Monitor", "run"]
+__all__ = ["Monitor", "run", "spare_long_lived"]
 
 _log = get_logger(__name__)
 
@@ -42,6 +43,8 @@ _LINGER_S = 1.0
 _GRACE_S = 0.2
 # The loop ticks several times a second; after this long without a tick the process is not alive.
 _STUCK_S = 10.0
+# The generation of the garbage collector that objects leave for the oldest one.
+_MIDDLE = 1
 
 
 class Monitor:
@@ -201,6 +204,32 @@ class Monitor:
         self._close_store()
 
 
+def spare_long_lived() -> None:
+    """Let no later collection of this process look at an object again that has survived two. Called at start.
+
+    The streams of ten thousand members are a million objects, which a full collection scans for half a
+    second. Reference counts still free them. gRPC's streams leave cycles only at their start, which the first
+    collections find.
+    """
+    # Later versions of Python collect old objects in small steps.
+    if sys.version_info < (3, 14):
+        gc.callbacks.append(_on_collection)
+
+
+def _collect_young() -> None:
+    """Collect the objects that are not spared yet; at each tick, so that few of them gather.
+
+    Python starts a collection by the number of new objects less the freed ones, old ones included. While
+    members come and go, 100,000 new objects gather, and the next collection takes a tenth of a second.
+    """
+    gc.collect(_MIDDLE)
+
+
+def _on_collection(phase: str, info: dict[str, Any]) -> None:
+    if phase == "stop" and info["generation"] == _MIDDLE:
+        gc.freeze()
+
+
 def run(
     config: MonitorConfig,
     ready: Callable[[str], None],
@@ -232,7 +261,7 @@ def run(
         failures.append(what)
         shutdown.request("the monitor cannot continue")
 
-    monitor = Monitor(config, on_failure, tls, secret, collect_young)
+    monitor = Monitor(config, on_failure, tls, secret, _collect_young)
     with shutdown:
         try:
             ready(monitor.address)

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from balancer.autoscaler.core import Autoscaler, Reading
-from balancer.autoscaler.meters import LatencyMeter, Utilizations
-from balancer.autoscaler.token_times import token_times
+from balancer.autoscaler.meters import LatencyMeter, Utilizations, token_times
 from eaas.config import AutoscalerConfig
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError

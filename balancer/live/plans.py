@@ -1,17 +1,30 @@
-"""In the balancer: a snapshot of the planner's state, and a plan made from one."""
+"""In the balancer: a snapshot of the planner's state, and a plan made from one.
+
+A plan is for the placement's live servers. While the planner waits for a dead one to return, that one keeps
+its replicas as backups with the least share, so that no server loads what the dead one will bring back
+shortly. Its share of the load is planned once it is back.
+
+Shape suffixes: L layers, S servers, A servers that are away, E logical experts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from balancer.live.cost_benefit import Proposal, Settings, Situation
+from balancer.live.state import LoadState
+from balancer.planner.backups import BACKUP_SHARE
+from balancer.planner.candidates import Candidate
 from balancer.planner.digests import Digests
 from balancer.planner.planner import Planner
+from balancer.planner.stages import shares_of
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, Placement
 
-__all__ = ["VERDICTS", "NotNowError", "Planned", "PlannerSnapshot"]
+__all__ = ["VERDICTS", "NotNowError", "Planned", "PlannerSnapshot", "with_the_dead"]
 
 VERDICTS = {
     "nothing": pb.VERDICT_NOTHING,
@@ -50,13 +63,40 @@ class PlannerSnapshot:
         servers = self.placement.servers if self.placement else ()
         return tuple(s for s in servers if s not in self.servers)
 
+    def situation(self, load: LoadState) -> Situation:
+        """Return a plan's input for the placement's live servers. Raises NotNowError if there are none."""
+        placement = self.placement
+        if placement is None:
+            raise NotNowError("there is no placement yet")
+        servers, holds_LSE, shares_LSE = (
+            placement.servers,
+            placement.holds_LSE,
+            placement.shares_LSE,
+        )
+        if not self.away:
+            return load.situation(servers, holds_LSE, shares_LSE)
+        living = [s for s, server in enumerate(servers) if server not in self.away]
+        dead = [s for s, server in enumerate(servers) if server in self.away]
+        if not living:
+            raise NotNowError("no server of the placement lives")
+        held_LSE = holds_LSE[:, living]
+        now = load.situation(
+            [servers[s] for s in living], held_LSE, shares_of(held_LSE, shares_LSE[:, living])
+        )
+        return replace(now, away_LE=holds_LSE[:, dead].sum(axis=1))
+
     @classmethod
     def of(cls, planner: Planner) -> PlannerSnapshot:
         """Take a snapshot of a planner for the rebalancer. Called on the planner's thread."""
         pool = planner.pool
         able = frozenset(pool.able)
         return cls(
-            planner.current, pool.alive, able, planner.is_at_rest, pool.clients, planner.digests_LE
+            planner.current,
+            pool.alive,
+            able,
+            planner.is_at_rest,
+            pool.clients,
+            planner.digests.known_LE,
         )
 
 
@@ -80,3 +120,19 @@ class Planned:
     placement: Placement
     plan_s: float
     applicable: bool
+
+
+def with_the_dead(candidate: Candidate, placement: Placement) -> Candidate:
+    """Add the placement's dead servers to a candidate before it is proposed, their replicas as backups."""
+    away = [s for s, server in enumerate(placement.servers) if server not in candidate.servers]
+    if not away:
+        return candidate
+    held_LAE = placement.holds_LSE[:, away]
+    least_LAE = BACKUP_SHARE * held_LAE
+    spare_LE = 1 - least_LAE.sum(axis=1)
+    return Candidate(
+        (*candidate.servers, *(placement.servers[s] for s in away)),
+        np.concatenate([candidate.holds_LSE, held_LAE], axis=1),
+        np.concatenate([candidate.shares_LSE * spare_LE[:, None], least_LAE], axis=1),
+        candidate.layer_order,
+    )

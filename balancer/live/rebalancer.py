@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.away import among_the_living, with_the_dead
 from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, weigh
 from balancer.live.history import History
 from balancer.live.hotness import Reading
-from balancer.live.plans import VERDICTS, NotNowError, Planned, PlannerSnapshot
+from balancer.live.plans import VERDICTS, NotNowError, Planned, PlannerSnapshot, with_the_dead
 from balancer.live.state import LiveLayout, LoadState
 from balancer.live.tuning import Tuning
 from balancer.planner.candidates import Candidate
@@ -162,7 +161,7 @@ class Rebalancer:
         if situation is None:
             if load is None:
                 raise NotNowError("no load has been seen yet")
-            situation = among_the_living(load, placement, now.away)
+            situation = now.situation(load)
         if not situation.load_LE.any():
             raise NotNowError("no load has been seen yet: send some requests, or give loads")
         began = time.monotonic()

@@ -21,6 +21,8 @@ __all__ = ["WriteAheadState", "fitted"]
 _log = get_logger(__name__)
 _CALL_S = 5.0
 _JOIN_S = 3.0
+# Longest wait for the record to be stored before an operator is answered.
+_KEEP_S = 2.0
 # Limit of the record: below the monitor's limit, enough for the wanted placement and some history.
 _MOST_BYTES = 500 << 10
 
@@ -29,25 +31,27 @@ class WriteAheadState:
     """Writes the record to the monitor from its own thread; changes during a write go into the next one.
 
     Args:
-        session: The balancer's session with the monitor.
-        record: Returns the current record; called on this object's thread.
         on_broken: Called with an unexpected error; writing then stops.
     """
 
-    def __init__(
-        self,
-        session: MemberSession,
-        record: Callable[[], pb.BalancerRecord],
-        on_broken: Callable[[Exception], None],
-    ) -> None:
-        self._session = session
-        self._record = record
+    def __init__(self, on_broken: Callable[[Exception], None]) -> None:
         self._on_broken = on_broken
         self._changed = threading.Condition()
         self._wanted = self._kept = 0
         self._version = 0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self, session: MemberSession, record: Callable[[], pb.BalancerRecord]) -> None:
+        """Begin to write, once the previous balancer's state is restored.
+
+        Args:
+            session: The balancer's session with the monitor.
+            record: Returns the current record; called on this object's thread.
+        """
+        self._thread = threading.Thread(
+            target=self._run, args=(session, record), name="journal", daemon=True
+        )
         self._thread.start()
 
     def changed(self) -> None:
@@ -62,21 +66,28 @@ class WriteAheadState:
             wanted = self._wanted
             return self._changed.wait_for(lambda: self._kept >= wanted, timeout_s)
 
+    def keep(self) -> None:
+        """Store the record before an operator is answered, so that a successor has the change."""
+        self.changed()
+        if not self.settle(_KEEP_S):
+            _log.warning("an answer was given before the monitor had stored it")
+
     def close(self) -> None:
         """Stop the writing thread; what is not stored by then is lost (see `settle`). Idempotent."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
-        self._thread.join(_JOIN_S)
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
 
-    def _run(self) -> None:
+    def _run(self, session: MemberSession, record: Callable[[], pb.BalancerRecord]) -> None:
         try:
-            self._keep()
+            self._write(session, record)
         except Exception as error:  # noqa: BLE001 - the owner ends the process with it
             _log.exception("writing the balancer's record failed")
             self._on_broken(error)
 
-    def _keep(self) -> None:
+    def _write(self, session: MemberSession, record: Callable[[], pb.BalancerRecord]) -> None:
         backoff = Backoff()
         while True:
             with self._changed:
@@ -85,9 +96,9 @@ class WriteAheadState:
                     return
                 wanted = self._wanted
             self._version += 1
-            data = fitted(self._record()).SerializeToString()
+            data = fitted(record()).SerializeToString()
             try:
-                self._session.keep_record(self._version, data, _CALL_S)
+                session.keep_record(self._version, data, _CALL_S)
             except grpc.RpcError as error:
                 # This includes a monitor that counts this process as dead, until the session registers again.
                 _log.debug("the monitor does not store the record for now: %s", error.details())

@@ -1,8 +1,8 @@
-"""The planner's extra replicas for clients that do not reach all servers (see `reach`). No I/O, no clock."""
+"""Extra replicas for clients that do not reach all servers (see `reach`), for the planner. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -10,59 +10,10 @@ import numpy.typing as npt
 
 from balancer.planner.backups import BACKUP_SHARE
 from balancer.planner.candidates import Candidate
-from balancer.planner.pool import ServerPool
-from eaas.types import Placement
 
-__all__ = ["Audiences", "servers_of", "with_audiences"]
+__all__ = ["servers_of", "with_audiences"]
 
 Holds = npt.NDArray[np.bool_]
-
-
-class Audiences:
-    """Adds replicas to candidates while some clients reach only part of the servers; drops them afterwards.
-
-    Args:
-        pool: The servers.
-        redundancy: Returns how many servers hold each expert; an operator may change it.
-
-    Attributes:
-        plain: The current placement without the added replicas; None before the first.
-    """
-
-    def __init__(self, pool: ServerPool, redundancy: Callable[[], int]) -> None:
-        self._pool = pool
-        self._redundancy = redundancy
-        self.plain: Candidate | None = None
-        self._next_plain: Candidate | None = None
-
-    def candidate_made(self, plain: Candidate) -> Candidate:
-        """Return a new candidate with the replicas that audiences need; remember it without them."""
-        self._next_plain = plain
-        return self._added_to(plain)
-
-    def published(self) -> None:
-        """Record that the last candidate was published: `plain` is now that one without added replicas."""
-        self.plain = self._next_plain
-
-    def due(self, current: Placement) -> Candidate | None:
-        """Return `plain` as the next candidate if clients now need other replicas; None: nothing changes."""
-        if self.plain is None:
-            return None
-        wanted = self._added_to(self.plain)
-        if wanted.servers == current.servers and np.array_equal(
-            wanted.holds_LSE, current.holds_LSE
-        ):
-            return None
-        return self.plain
-
-    def has_more(self, current: Placement) -> bool:
-        """Whether the current placement has replicas for audiences: repair must not even them out."""
-        return self.plain is not None and bool(current.holds_LSE.sum() > self.plain.holds_LSE.sum())
-
-    def _added_to(self, candidate: Candidate) -> Candidate:
-        able, audiences = self._pool.able, self._pool.reach.audiences
-        capacity_S = self._pool.capacity_S(servers_of(candidate, able))
-        return with_audiences(candidate, audiences, able, self._redundancy(), capacity_S)
 
 
 def with_audiences(

@@ -5,23 +5,28 @@ No I/O, no clock. `candidates` makes the placements; this module decides which o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.planner.actions import Action, Complain, Inspect, Life
-from balancer.planner.audiences import Audiences
-from balancer.planner.candidates import Candidate, first, recovered, repaired, with_orphans
-from balancer.planner.constraints import Constraints
+from balancer.planner.audiences import servers_of, with_audiences
+from balancer.planner.calls import Calls
+from balancer.planner.candidates import (
+    Candidate,
+    covers,
+    first,
+    gains,
+    recovered,
+    repaired,
+    with_orphans,
+)
 from balancer.planner.digests import ExpertDigests
 from balancer.planner.layout import Layout
-from balancer.planner.ledger import Ledger
 from balancer.planner.pool import ServerPool
-from balancer.planner.steps import Steps
 from balancer.policies.capacity import NoCapacityError
-from eaas.membership.cluster_view import RETURN_GRACE_S
 from eaas.types import Placement
 
 __all__ = ["Choice", "Chosen"]
@@ -32,7 +37,7 @@ class Chosen:
     """What to do next.
 
     Attributes:
-        candidate: The placement to begin; None: none is due.
+        candidate: The placement to begin, without replicas for audiences; None: none is due.
         is_urgent: Its loads must not be given up for orphans.
         is_change: It follows a change of the servers: a pending proposal, made before, is dropped.
         actions: Actions due.
@@ -45,14 +50,18 @@ class Chosen:
 
 
 class Choice:
-    """Chooses candidates from the state that the planner's parts hold.
+    """Chooses candidates by the servers and by what was asked for.
 
     Args:
         expected_servers: Expert servers to wait for before the first placement.
         layout: Lays out placements.
-        pool, ledger, digests, steps, constraints, audiences: The planner's.
+        pool, calls, digests: The planner's.
 
     Attributes:
+        plain: The current placement without the replicas for audiences; None before the first.
+        stages: Pending stages of a proposal, or of a repair in several steps.
+        is_granted: Whether the current placement, or its predecessor, was proposed. It may then be uneven.
+        wanted: The last candidate of the previous balancer; None: unknown.
         recovering: Whether the cluster runs with a previous balancer's placement, or did at the start.
         holdings: What servers answered to `Inspect`: experts that they hold, bool (L, E).
     """
@@ -62,20 +71,18 @@ class Choice:
         expected_servers: int,
         layout: Layout,
         pool: ServerPool,
-        ledger: Ledger,
+        calls: Calls,
         digests: ExpertDigests,
-        steps: Steps,
-        constraints: Constraints,
-        audiences: Audiences,
     ) -> None:
         self._expected = expected_servers
         self._layout = layout
         self._pool = pool
-        self._ledger = ledger
+        self._calls = calls
         self._digests = digests
-        self._steps = steps
-        self._constraints = constraints
-        self._audiences = audiences
+        self.plain: Candidate | None = None
+        self.stages: list[Candidate] = []
+        self.is_granted = False
+        self.wanted: Placement | None = None
         self.recovering = False
         self.holdings: dict[Life, npt.NDArray[np.bool_]] = {}
         self._nodes: Mapping[str, str] = {}
@@ -91,89 +98,93 @@ class Choice:
             self._layout.know(nodes)
             self._shares_nodes = None
 
-    def first(self, now: float, first_seen_at: float | None, *, is_new: bool) -> Chosen:
-        """Choose this balancer's first placement: recover a running cluster, or start a new one.
+    def propose(self, stages: Sequence[Candidate], current: Placement) -> str | None:
+        """Accept the stages of a proposal as the next candidates; or return the reason for a refusal."""
+        for server in stages[-1].servers:
+            if server not in self._pool.able and gains(server, current, stages):
+                return f"{server} cannot be given experts now"
+        self.stages = list(stages)
+        return None
+
+    def choose(
+        self,
+        current: Placement | None,
+        now: float,
+        *,
+        is_new: bool,
+        has_waited: bool,
+        is_idle: bool,
+        gave_up: bool,
+    ) -> Chosen:
+        """Choose this balancer's first placement, or the one after the current one, if one is due.
 
         Args:
+            current: The current placement; None: this balancer has published none.
             now: Monotonic seconds.
-            first_seen_at: When the first cluster view came; None: none has come.
             is_new: This balancer has made no candidate yet.
-        """
-        return self._or_complaint(lambda: self._first(now, first_seen_at, is_new))
-
-    def next(self, current: Placement, now: float, *, idle: bool, gave_up: bool) -> Chosen:
-        """Choose the placement after the current one, if one is due: for orphans first, then repair.
-
-        Args:
-            current: The current placement.
-            now: Monotonic seconds.
-            idle: Servers hold the current placement and nothing else.
+            has_waited: Servers have had the time to find a monitor that restarted with this balancer.
+            is_idle: Servers hold the current placement and nothing else.
             gave_up: A candidate was given up: servers may then have received an epoch above the current one.
         """
-        return self._or_complaint(lambda: self._next(current, now, idle, gave_up))
-
-    def _or_complaint(self, choose: Callable[[], Chosen]) -> Chosen:
         complained, self._complained = self._complained, ""
         try:
-            return choose()
+            if current is None:
+                return self._first(is_new, has_waited)
+            return self._next(current, now, is_idle, gave_up)
         except NoCapacityError as error:
             self._complained = str(error)
             is_known = self._complained == complained
             return Chosen(actions=() if is_known else (Complain(str(error)),))
 
-    def _first(self, now: float, first_seen_at: float | None, is_new: bool) -> Chosen:
+    def _first(self, is_new: bool, has_waited: bool) -> Chosen:
         shape = self._pool.choose_model()
         if shape is None:
             return Chosen()
         full = (shape.num_layers, shape.num_experts)
-        able, staying = self._pool.able, self._pool.staying
+        able = self._pool.able
         # This balancer has made no candidate yet, so an epoch above 0 is that of a previous balancer.
         self.recovering = self.recovering or bool(self._pool.highest_epoch and is_new)
-        if not self.recovering:
-            # Servers refused for damaged bytes count as present.
-            if able and len(able.keys() | self._pool.damaged) >= self._expected:
-                return Chosen(first(self._layout, *full, self._pool))
-            return Chosen()
-        # A monitor that has also restarted may not list all servers yet.
-        assert first_seen_at is not None
-        if len(self._pool.alive) < self._expected and now < first_seen_at + RETURN_GRACE_S:
-            return Chosen()
+        if self.recovering:
+            # A monitor that has also restarted may not list all servers yet.
+            if len(self._pool.alive) < self._expected and not has_waited:
+                return Chosen()
+            return self._recovered(full)
+        # Servers refused for damaged bytes count as present.
+        if able and len(able.keys() | self._pool.damaged) >= self._expected:
+            return Chosen(first(self._layout, *full, self._pool))
+        return Chosen()
+
+    def _recovered(self, full: tuple[int, int]) -> Chosen:
+        pool = self._pool
         # Includes newcomers, which may have received an epoch that they have not loaded, and leaving
         # servers, which may be the last with the digests of the experts they hold.
-        unknown = [
-            m for m in self._pool.willing.values() if self._pool.life(m) not in self.holdings
-        ]
+        unknown = [m for m in pool.willing.values() if pool.life(m) not in self.holdings]
         candidate = None
-        if not unknown and able:
+        if not unknown and pool.able:
             self._digests.decide(self.holdings)
             none_LE = np.zeros(full, dtype=np.bool_)
-            held = {s: self.holdings.get(self._pool.life(m), none_LE) for s, m in staying.items()}
-            constraints = self._constraints
-            candidate, *constraints.stages = recovered(
-                held, self._layout, constraints.wanted, self._pool
-            )
-            constraints.is_granted = constraints.wanted is not None
-        asked = self._ledger.begin(
-            [Inspect(m.id, self._pool.life(m), m.address, *full) for m in unknown]
-        )
+            held = {s: self.holdings.get(pool.life(m), none_LE) for s, m in pool.staying.items()}
+            candidate, *self.stages = recovered(held, self._layout, self.wanted, pool)
+            self.is_granted = self.wanted is not None
+        asked = self._calls.begin(Inspect(m.id, pool.life(m), m.address, *full) for m in unknown)
         return Chosen(candidate, actions=tuple(asked))
 
-    def _next(self, current: Placement, now: float, idle: bool, gave_up: bool) -> Chosen:
+    def _next(self, current: Placement, now: float, is_idle: bool, gave_up: bool) -> Chosen:
         if not self._pool.able:
             return Chosen()
         self._pool.most.clear()
         limited = self._pool.capacity_S((*current.servers, *self._pool.able)) is not None
         if limited:
-            self._pool.most.update(self._steps.most_of_unheard(current))
+            self._pool.most.update(self._calls.unheard(current))
         # A candidate that was given up has left replicas behind: first restore the current placement.
         clears = limited and gave_up
-        candidate = None if clears else with_orphans(current, self._pool, at_rest=idle)
+        candidate = None if clears else with_orphans(current, self._pool, at_rest=is_idle)
         urgent = clears or candidate is not None
         further: list[Candidate] = []
-        if candidate is None and not clears and (gave_up or idle):
+        if candidate is None and not clears and (gave_up or is_idle):
             # With limited memory placements cannot be fully even, so an uneven one is not repaired.
-            is_wanted = (
-                self._constraints.keeps_as_is or limited or self._audiences.has_more(current)
+            is_wanted = bool(
+                self.is_granted or self.stages or limited or self._has_audiences(current)
             )
             candidates = repaired(
                 *(current, self._pool, self._layout, now),
@@ -182,15 +193,13 @@ class Choice:
             )
             candidate, further = (candidates[0], candidates[1:]) if candidates else (None, [])
         if candidate is None and gave_up:
-            candidate = self._audiences.plain
+            candidate = self.plain
         is_change = candidate is not None
         if is_change:
             # A pending proposal was made before this change, so its stages are dropped.
-            self._constraints.stages = further
-        elif idle:
-            candidate = self._audiences.due(current) or self._constraints.next_stage(
-                current, limited
-            )
+            self.stages = further
+        elif is_idle:
+            candidate = self._if_audiences_changed(current) or self._next_stage(current, limited)
         return Chosen(candidate, urgent, is_change)
 
     def _share_nodes(self, current: Placement) -> bool:
@@ -200,3 +209,45 @@ class Choice:
             found = self._layout.levels and self._layout.gets_apart(servers, holds_LSE, shares_LSE)
             self._shares_nodes = current.epoch, found
         return self._shares_nodes[1]
+
+    def _next_stage(self, current: Placement, limited: bool) -> Candidate | None:
+        """Take the next stage, once its servers can carry it out; None: not yet, or no stage is left.
+
+        A stage waits while one of its dead servers would have to load something or would be the only holder
+        of an expert. With limited memory it also waits until servers have dropped what the previous stage
+        removed.
+        """
+        if not self.stages:
+            return None
+        stage, willing = self.stages[0], self._pool.willing
+        away = {*stage.servers} - willing.keys()
+        if any(gains(server, current, [stage]) for server in away):
+            return None
+        if away and not covers(stage, willing):
+            return None
+        if limited and self._calls.unheard(current):
+            return None
+        self.is_granted = True
+        return self.stages.pop(0)
+
+    # -- audiences ------------------------------------------------------------------------------
+
+    def for_audiences(self, plain: Candidate) -> Candidate:
+        """Add the replicas to a candidate that clients need which reach only part of the servers."""
+        able, audiences = self._pool.able, self._pool.reach.audiences
+        capacity_S = self._pool.capacity_S(servers_of(plain, able))
+        return with_audiences(plain, audiences, able, self._layout.redundancy, capacity_S)
+
+    def _if_audiences_changed(self, current: Placement) -> Candidate | None:
+        """Return `plain` as the next candidate if clients now need other replicas; None: nothing changes."""
+        if self.plain is None:
+            return None
+        wanted = self.for_audiences(self.plain)
+        is_same = wanted.servers == current.servers and np.array_equal(
+            wanted.holds_LSE, current.holds_LSE
+        )
+        return None if is_same else self.plain
+
+    def _has_audiences(self, current: Placement) -> bool:
+        """Whether the current placement has replicas for audiences: repair must not even them out."""
+        return self.plain is not None and bool(current.holds_LSE.sum() > self.plain.holds_LSE.sum())

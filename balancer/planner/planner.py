@@ -12,6 +12,8 @@ The life of a placement (epoch N + 1):
                          +                     | an expert lost its last living replica: a candidate at once
                                                +
 
+`_MOVES` has the planner's own phases, and refuses any other move.
+
 Until a client has acknowledged N + 1, servers also hold their shares of N. Any process, including this one,
 may therefore die at any step, and each client still has a working placement. Epochs only rise, and servers
 refuse an epoch older than one they have received, so a replaced balancer does no harm.
@@ -34,6 +36,8 @@ Terms:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
@@ -49,26 +53,63 @@ from balancer.planner.actions import (
     Retire,
     Settled,
 )
-from balancer.planner.audiences import Audiences
-from balancer.planner.candidates import (
-    Candidate,
-    has_orphans,
-    lacking_without,
-)
+from balancer.planner.calls import Calls
+from balancer.planner.candidates import Candidate, has_orphans, lacking_without
 from balancer.planner.choice import Choice
-from balancer.planner.constraints import Constraints
 from balancer.planner.digests import Digests, ExpertDigests
 from balancer.planner.layout import Layout
-from balancer.planner.ledger import Ledger
 from balancer.planner.pool import EPOCHS_OF_A_LIFE, ServerPool
-from balancer.planner.steps import Steps
 from eaas.membership.cluster_view import RETURN_GRACE_S
 from eaas.types import Member, Placement
 
-__all__ = ["Planner"]
+__all__ = ["Phase", "Planner"]
 
 # How long a loaded candidate waits for clients to connect to its new servers.
 _REACH_S = 5.0
+
+
+class Phase(Enum):
+    """What the planner does with placements."""
+
+    WAITING = auto()
+    """Nothing is published: it waits for servers, or for what they hold."""
+    LOADING = auto()
+    """Servers load the candidate."""
+    HELD = auto()
+    """The candidate is loaded, and waits for clients to connect to its new servers."""
+    PUBLISHED = auto()
+    """Clients get the placement; servers drop what it leaves out, then nothing is left to do."""
+    GIVEN_UP = auto()
+    """A candidate was given up: servers may know a later epoch, and would refuse Retire."""
+
+
+_MOVES = {
+    Phase.WAITING: {Phase.LOADING},
+    Phase.LOADING: {Phase.HELD, Phase.PUBLISHED, Phase.GIVEN_UP},
+    Phase.HELD: {Phase.PUBLISHED, Phase.GIVEN_UP},
+    Phase.PUBLISHED: {Phase.LOADING},
+    Phase.GIVEN_UP: {Phase.LOADING},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _Next:
+    """The candidate that servers load.
+
+    Attributes:
+        placement: The candidate with its epoch.
+        plain: The candidate without replicas for audiences.
+        willing, holders: Those of its servers that could load, and that had their share, when it was made. It
+            is given up once one of them cannot. `holders` includes servers that cannot load more, but hold
+            what an older placement gave them.
+        is_urgent: It must not be given up for orphans.
+    """
+
+    placement: Placement
+    plain: Candidate
+    willing: frozenset[str]
+    holders: frozenset[str]
+    is_urgent: bool
 
 
 class Planner:
@@ -83,6 +124,12 @@ class Planner:
 
     Raises:
         ValueError: redundancy is above expected_servers.
+
+    Attributes:
+        pool: The view of servers and clients.
+        digests: The right digests of the experts' bytes.
+        current: The last published placement, which clients use; None before this balancer's first.
+        phase: What it does with placements.
     """
 
     def __init__(
@@ -99,58 +146,36 @@ class Planner:
             )
         self._layout = layout or Layout(redundancy)
         self._ack_timeout_s = ack_timeout_s
-        self._pool = ServerPool(dead_grace_s)
-        self._current: Placement | None = None
-        self._next: Placement | None = None
-        self._next_willing: frozenset[str] = frozenset()
-        self._next_holders: frozenset[str] = frozenset()
-        self._next_is_urgent = False
+        self.pool = ServerPool(dead_grace_s)
+        self.digests = ExpertDigests()
+        self._calls = Calls(self.pool, self.digests)
+        self._choice = Choice(expected_servers, self._layout, self.pool, self._calls, self.digests)
+        self.phase = Phase.WAITING
+        self.current: Placement | None = None
+        self._next: _Next | None = None
+        # Deadline for clients to connect to the new servers of the candidate that is held.
+        self._held_until = 0.0
+        self._retire_at = 0.0
         # Whether the next placement, or else the current one, was proposed.
         self._is_proposed = False
-        self._retire_at = 0.0
         # Whether clients may have had a placement before the current one.
         self._there_was_one = False
-        self._last_epoch = 0
-        self._first_seen_at: float | None = None
-        # Whether a candidate was given up: servers may then have received an epoch above the current one.
-        self._gave_up = False
         self._layer_order: tuple[int, ...] = ()
+        self._last_epoch = 0
         self._settled_epoch = 0
-        self._ledger = Ledger()
-        self._digests = ExpertDigests()
-        self._steps = Steps(self._pool, self._ledger, self._digests)
-        self._constraints = Constraints(self._pool, self._steps)
-        self._audiences = Audiences(self._pool, lambda: self._layout.redundancy)
-        self._choice = Choice(
-            *(expected_servers, self._layout, self._pool, self._ledger, self._digests),
-            *(self._steps, self._constraints, self._audiences),
-        )
-        # Deadline for clients to connect to servers that are new in the candidate.
-        self._held_until: float | None = None
+        self._first_seen_at: float | None = None
 
     # -- events ---------------------------------------------------------------------------------
 
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
         """Process a new cluster view from the monitor; return the actions due, for `Rollout` to carry out."""
-        self._pool.observe(members, now)
+        self.pool.observe(members, now)
         self._choice.know_nodes()
         if self._first_seen_at is None:
             self._first_seen_at = now
         return self.tick(now)
 
     def succeeded(
-        self,
-        call: Call,
-        now: float,
-        holds_LE: npt.NDArray[np.bool_] | None = None,
-        told_epoch: int = 0,
-        digests_LE: Digests | None = None,
-    ) -> list[Action]:
-        """Record a call as carried out (see `note_success`); return the actions due, as the publication."""
-        self.note_success(call, holds_LE, told_epoch, digests_LE)
-        return self.tick(now)
-
-    def note_success(
         self,
         call: Call,
         holds_LE: npt.NDArray[np.bool_] | None = None,
@@ -160,7 +185,7 @@ class Planner:
         """Record a call as carried out by its server; the next `tick` draws the conclusions.
 
         A tick takes time for every server, and a roll-out has two or three calls for every server: thus
-        `Rollout` notes all that have arrived before it ticks.
+        `Rollout` records all that have arrived before it ticks.
 
         Args:
             call: The call.
@@ -168,36 +193,31 @@ class Planner:
             told_epoch: Answer to `Inspect`: the newest epoch the server has received, loaded or not.
             digests_LE: Answer to `Inspect`: digests of the held experts; None: the server states none.
         """
-        self._ledger.succeeded(call)
+        self._calls.succeeded(call)
         if isinstance(call, Inspect):
             assert holds_LE is not None
             self._choice.holdings[call.life] = holds_LE
             self._last_epoch = max(self._last_epoch, told_epoch)
             # The digests of a server that does not serve yet were not compared with others.
-            member = self._pool.alive.get(call.server_id)
+            member = self.pool.alive.get(call.server_id)
             if digests_LE is not None and member is not None and member.epoch:
-                self._digests.state(call.life, digests_LE)
+                self.digests.state(call.life, digests_LE)
         elif isinstance(call, Prepare):
-            self._pool.forgive(call.life)
+            self.pool.forgive(call.life)
 
-    def loaded(self, call: Prepare, now: float, digests_LE: Digests) -> list[Action]:
-        """Record that a server has loaded its share (see `note_loaded`); return the actions due."""
-        self.note_loaded(call, digests_LE)
-        return self.tick(now)
-
-    def note_loaded(self, call: Prepare, digests_LE: Digests) -> None:
+    def loaded(self, call: Prepare, digests_LE: Digests) -> None:
         """Record that a server has loaded its share; once all have, a `tick` sends Prepare with digests.
 
         Args:
             call: The call.
             digests_LE: Digests of the experts it read; 0 for experts that it does not hold.
         """
-        self._digests.state(call.life, digests_LE)
-        self._steps.loaded(call)
+        self.digests.state(call.life, digests_LE)
+        self._calls.loaded(call)
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
         """Give a server no more experts: it reports that an expert's bytes differ from the cluster's."""
-        self._pool.is_damaged(call.life)
+        self.pool.is_damaged(call.life)
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
@@ -206,114 +226,103 @@ class Planner:
             return []
         if isinstance(call, Retire):
             # The server holds more than its share until a retry reaches it, which nothing waits for.
-            self._ledger.in_vain(call)
+            self._calls.in_vain(call)
             return self.tick(now)
         # Before the first placement the failure is not counted, because no other servers can take over.
-        if self._current is None and not self._choice.recovering:
+        if self.current is None and not self._choice.recovering:
             return []
-        unable_s = self._pool.count_failure(call.life, now, timed_out=timed_out)
+        unable_s = self.pool.count_failure(call.life, now, timed_out=timed_out)
         if not unable_s:
             return []
-        self._ledger.ask_again({call.life})
+        self._calls.ask_again({call.life})
         what = "took too long" if timed_out else "failed too often"
         why = f"it {what} to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
         """Whether to send a delayed or failed call: its server is alive, its placement still wanted."""
-        member = self._pool.alive.get(call.server_id)
-        if member is None or self._pool.life(member) != call.life or self._pool.is_unable(member):
+        member = self.pool.alive.get(call.server_id)
+        if member is None or self.pool.life(member) != call.life or self.pool.is_unable(member):
             return False
         match call:
             case Prepare():
-                return call.placement in (self._next, self._current)
+                candidate = self._next and self._next.placement
+                return call.placement in (candidate, self.current)
             case Retire():
-                return call.placement is self._current and self._may_retire
+                return call.placement is self.current and self.phase is Phase.PUBLISHED
             case Inspect():
-                return self._current is None
+                return self.current is None
 
     def tick(self, now: float) -> list[Action]:
         """Begin, drop, publish or retire a placement if due; return the actions. Also called at `wake_at`."""
-        self._pool.pass_time(now)
+        self.pool.pass_time(now)
         if self._next is not None and not self._stands(self._next, now):
-            self._next, self._gave_up = None, True
-            self._constraints.stages.clear()
+            self._next = None
+            self._move(Phase.GIVEN_UP)
+            self._choice.stages.clear()
         actions = self._settle()
         if self._next is None:
             actions += self._next_candidate(now)
-        actions += self._pool.new_refusals(now)
-        if placement := self._next or self._current:
-            self._steps.decide_digests(placement)
-        actions += [Complain(complaint) for complaint in self._pool.new_complaints()]
-        actions += self._prepare_if_due()
+        actions += self.pool.new_refusals(now)
+        placement = self._next.placement if self._next else self.current
+        if placement is not None:
+            self._calls.decide_digests(placement)
+        actions += [Complain(complaint) for complaint in self.pool.new_complaints()]
+        if placement is not None:
+            actions += self._calls.prepare(placement, self._layer_order)
         actions += self._publish_if_complete(now)
         actions += self._retire_if_due(now)
         return actions + self._settle()
 
     def wake_at(self, now: float) -> float | None:
         """Return when `Rollout` must call `tick` even without an event; None: never."""
-        times = [*self._pool.due_at, *filter(None, [self._held_until])]
-        if self._current is None:
+        times = self.pool.due_at
+        if self.phase is Phase.HELD:
+            times.append(self._held_until)
+        if self.current is None:
             if self._first_seen_at is not None:
                 times.append(self._first_seen_at + RETURN_GRACE_S)
         else:
-            times += self._pool.grace_ends(self._current.servers)
+            times += self.pool.grace_ends(self.current.servers)
             if not self._is_idle():
                 times.append(self._retire_at)
         return min((t for t in times if t > now), default=None)
 
+    # -- questions ------------------------------------------------------------------------------
+
     def let_drain(self, server_id: str) -> str | None:
         """Mark a live server as leaving, before it is told to drain; or return why it cannot leave."""
-        current = self._current
-        if current is not None and (lacking := lacking_without(server_id, current, self._pool)):
+        current = self.current
+        if current is not None and (lacking := lacking_without(server_id, current, self.pool)):
             return lacking
-        if self._pool.let_drain(server_id):
+        if self.pool.let_drain(server_id):
             return None
         return (
             f"{server_id} is the last server that can hold experts: "
             "start another one first, or stop the cluster"
         )
 
-    def stays_after_all(self, server_id: str) -> None:
-        """Undo `let_drain`, because the drain call did not reach the server."""
-        self._pool.stays_after_all(server_id)
-
     @property
     def fewest_servers(self) -> int:
         """Fewest servers that hold every expert with the wanted redundancy; `Scale` accepts no fewer."""
         return self._layout.redundancy
 
-    @property
-    def current(self) -> Placement | None:
-        """The last published placement, which clients use; None before this balancer's first."""
-        return self._current
-
     def has_time(self, call: Prepare | Retire) -> bool:
         """Whether a call may be delayed: it belongs to a proposal, and no client or expert depends on it."""
         # A server that returned still lacks experts that clients may ask it for.
-        returned = isinstance(call, Prepare) and call.placement is self._current
+        returned = isinstance(call, Prepare) and call.placement is self.current
         return self._is_proposed and not returned
 
     @property
     def is_at_rest(self) -> bool:
         """Whether no placement is being rolled out and no stage is pending: proposals are accepted."""
-        return self._is_idle() and not self._constraints.stages
+        return self._is_idle() and not self._choice.stages
 
-    @property
-    def pool(self) -> ServerPool:
-        """The planner's view of servers and clients, for snapshots taken on the planner's thread."""
-        return self._pool
-
-    @property
-    def digests_LE(self) -> Digests | None:
-        """Known digests of the experts' bytes, which never change; None: none is known."""
-        return self._digests.known_LE
-
-    # -- constraints ----------------------------------------------------------------------------
+    # -- what is asked for ----------------------------------------------------------------------
 
     def remember(self, wanted: Placement) -> None:
         """Set the last placement the previous balancer wanted; recovery keeps it if its servers are there."""
-        self._constraints.wanted = wanted
+        self._choice.wanted = wanted
 
     def propose(self, stages: Sequence[Candidate], epoch: int) -> str | None:
         """Propose another placement, or several in sequence, for the rebalancer or an operator.
@@ -325,119 +334,108 @@ class Planner:
         Returns:
             The reason for a refusal; None: accepted, and begun at the next `tick`.
         """
-        if self._current is None:
+        if self.current is None:
             return "there is no placement yet"
-        if self._current.epoch != epoch:
-            return f"the placement is of epoch {self._current.epoch} by now, not {epoch}"
+        if self.current.epoch != epoch:
+            return f"the placement is of epoch {self.current.epoch} by now, not {epoch}"
         if not self.is_at_rest:
             return "a roll-out is going on"
-        refusal = self._constraints.propose(stages, self._current)
+        refusal = self._choice.propose(stages, self.current)
         self._is_proposed = refusal is None
         return refusal
 
     def level(self) -> None:
         """Allow repair to even out a placement that was proposed; an operator has set the policy `spread`."""
-        self._constraints.is_granted = False
+        self._choice.is_granted = False
 
-    def member(self, server_id: str) -> Member | None:
-        """Return a live server of the cluster's model by its id, for `DrainServer`; None: there is none."""
-        return self._pool.alive.get(server_id)
+    # -- phases ---------------------------------------------------------------------------------
 
-    # -- candidates -----------------------------------------------------------------------------
+    def _move(self, phase: Phase) -> None:
+        assert phase in _MOVES[self.phase], f"{self.phase.name} -> {phase.name}"
+        self.phase = phase
 
     def _next_candidate(self, now: float) -> list[Action]:
-        current = self._current
-        if current is None:
-            chosen = self._choice.first(now, self._first_seen_at, is_new=not self._last_epoch)
-        else:
-            idle = self._is_idle()
-            chosen = self._choice.next(current, now, idle=idle, gave_up=self._gave_up)
+        seen_at = self._first_seen_at
+        chosen = self._choice.choose(
+            self.current,
+            now,
+            is_new=not self._last_epoch,
+            has_waited=seen_at is not None and now >= seen_at + RETURN_GRACE_S,
+            is_idle=self._is_idle(),
+            gave_up=self.phase is Phase.GIVEN_UP,
+        )
         if chosen.is_change:
             self._is_proposed = False
         if chosen.candidate is not None:
-            self._candidate(chosen.candidate)
-            self._next_is_urgent = chosen.is_urgent
+            self._begin(chosen.candidate, is_urgent=chosen.is_urgent)
         return [*chosen.actions]
 
-    def _candidate(self, plain: Candidate) -> None:
-        candidate, self._held_until = self._audiences.candidate_made(plain), None
-        servers = candidate.servers
-        own = EPOCHS_OF_A_LIFE * (self._pool.balancer_life - 1)
-        self._last_epoch = 1 + max(
-            self._last_epoch, self._pool.highest_epoch, own, self._constraints.last_epoch
-        )
+    def _begin(self, plain: Candidate, *, is_urgent: bool) -> None:
+        candidate, pool = self._choice.for_audiences(plain), self.pool
+        own = EPOCHS_OF_A_LIFE * (pool.balancer_life - 1)
+        wanted = self._choice.wanted.epoch if self._choice.wanted else 0
+        self._last_epoch = 1 + max(self._last_epoch, pool.highest_epoch, own, wanted)
         shares_LSE = candidate.shares_LSE.astype(np.float32)
-        self._next = Placement(self._last_epoch, servers, candidate.holds_LSE, shares_LSE)
+        servers = frozenset(candidate.servers)
+        self._next = _Next(
+            Placement(self._last_epoch, candidate.servers, candidate.holds_LSE, shares_LSE),
+            plain,
+            servers & pool.willing.keys(),
+            servers & pool.holders.keys(),
+            is_urgent,
+        )
         self._layer_order = candidate.layer_order
-        self._next_willing = frozenset(servers) & self._pool.willing.keys()
-        # Includes servers that cannot load more, but hold what an older placement gave them.
-        self._next_holders = frozenset(servers) & self._pool.holders.keys()
-        self._next_is_urgent = False
+        self._move(Phase.LOADING)
 
-    def _stands(self, candidate: Placement, now: float) -> bool:
+    def _stands(self, candidate: _Next, now: float) -> bool:
         """Whether a candidate's servers live, can load and are reached; else `tick` gives it up."""
-        if self._held_until is not None and now >= self._held_until:
+        if self.phase is Phase.HELD and now >= self._held_until:
             return False
-        if self._current is None and self._pool.highest_epoch > candidate.epoch:
+        pool, current = self.pool, self.current
+        if current is None and pool.highest_epoch > candidate.placement.epoch:
             # After a late call of the previous balancer, its servers refuse this candidate.
             return False
-        current = self._current
-        if current is not None and not self._next_is_urgent and has_orphans(current, self._pool):
+        if current is not None and not candidate.is_urgent and has_orphans(current, pool):
             # Give this candidate up: orphans must not wait for its loads.
             return False
-        pool = self._pool
-        return (
-            pool.willing.keys() >= self._next_willing and pool.holders.keys() >= self._next_holders
-        )
+        return pool.willing.keys() >= candidate.willing and pool.holders.keys() >= candidate.holders
+
+    def _publish_if_complete(self, now: float) -> list[Action]:
+        if self._next is None or not self._calls.is_prepared(self._next.placement):
+            return []
+        placement = self._next.placement
+        if self.current is not None and self.pool.has_unreached(placement):
+            # Since the candidate was made, a client has joined, or has lost its connection to a new server.
+            if self.phase is Phase.LOADING:
+                self._held_until = now + _REACH_S
+                self._move(Phase.HELD)
+            return []
+        self._move(Phase.PUBLISHED)
+        self.pool.place(placement)
+        self._there_was_one = self.current is not None or self._choice.recovering
+        self._choice.plain = self._next.plain
+        self.current, self._next = placement, None
+        self._retire_at = now + self._ack_timeout_s
+        self._choice.holdings.clear()
+        self._calls.keep(placement.epoch)
+        return [Publish(placement)]
+
+    def _retire_if_due(self, now: float) -> list[Action]:
+        """Return the Retire calls due: none during a candidate, whose servers refuse the older epoch."""
+        placement = self.current
+        if placement is None or self.phase is not Phase.PUBLISHED:
+            return []
+        if now < self._retire_at and self.pool.clients_behind(placement.epoch, self._there_was_one):
+            return []
+        return self._calls.retire(placement)
 
     def _is_idle(self) -> bool:
         """Whether servers hold nothing but the published placement, or do not answer Retire."""
-        placement = self._current
-        return placement is not None and self._next is None and self._steps.is_retired(placement)
-
-    # -- actions --------------------------------------------------------------------------------
-
-    def _prepare_if_due(self) -> list[Action]:
-        placement = self._next or self._current
-        if placement is None:
-            return []
-        return self._steps.prepare(placement, self._layer_order)
-
-    def _publish_if_complete(self, now: float) -> list[Action]:
-        placement = self._next
-        if placement is None or not self._steps.is_prepared(placement):
-            return []
-        if self._current is not None and self._pool.has_unreached(placement):
-            # Since the candidate was made, a client has joined, or has lost its connection to a new server.
-            self._held_until = self._held_until or now + _REACH_S
-            return []
-        self._held_until = None
-        self._pool.place(placement)
-        self._audiences.published()
-        self._there_was_one = self._current is not None or self._choice.recovering
-        self._current, self._next, self._gave_up = placement, None, False
-        self._retire_at = now + self._ack_timeout_s
-        self._choice.holdings.clear()
-        self._ledger.keep(placement.epoch)
-        return [Publish(placement)]
-
-    @property
-    def _may_retire(self) -> bool:
-        """Whether to call Retire; not during a candidate, whose servers would refuse the older epoch."""
-        return self._next is None and not self._gave_up
-
-    def _retire_if_due(self, now: float) -> list[Action]:
-        placement = self._current
-        if placement is None or not self._may_retire:
-            return []
-        if now < self._retire_at and self._pool.clients_behind(
-            placement.epoch, self._there_was_one
-        ):
-            return []
-        return self._steps.retire(placement)
+        placement = self.current
+        return placement is not None and self._next is None and self._calls.is_retired(placement)
 
     def _settle(self) -> list[Action]:
-        placement = self._current
+        placement = self.current
         if placement is None or self._settled_epoch == placement.epoch or not self._is_idle():
             return []
         self._settled_epoch = placement.epoch

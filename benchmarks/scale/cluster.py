@@ -263,7 +263,7 @@ class Cluster:
             if self._members[call.server_id].life == life:
                 self.loads += len(new)
                 self._held[call.server_id] |= share
-                self._planner.note_success(call)
+                self._planner.succeeded(call)
                 if call.placement is self.placement:
                     self._serves_again(call)
 
@@ -303,7 +303,7 @@ class Cluster:
         if call.server_id in servers:
             place = servers.index(call.server_id)
             self._held[call.server_id] = _places(call.placement.holds_LSE[:, place])
-        self._planner.note_success(call)
+        self._planner.succeeded(call)
 
     def _note(self) -> None:
         if self.placement is not None:

@@ -18,7 +18,7 @@ from balancer.planner.actions import (
     Retire,
     Settled,
 )
-from balancer.planner.planner import Planner
+from balancer.planner.planner import Phase, Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 JOINING, SERVING, DEAD = MemberState.JOINING, MemberState.SERVING, MemberState.DEAD
@@ -199,10 +199,12 @@ class World:
         if done and differs:
             self.apply(planner.mismatched(call, self.now, "differs"))
         elif done and missing:
-            self.apply(planner.loaded(call, self.now, stated_LE))
+            planner.loaded(call, stated_LE)
+            self.apply(planner.tick(self.now))
         elif done:
             told = self.told[call.server_id]
-            self.apply(planner.succeeded(call, self.now, holds_LE, told, stated_LE))
+            planner.succeeded(call, holds_LE, told, stated_LE)
+            self.apply(planner.tick(self.now))
         else:
             self.apply(planner.failed(call, self.now))
             if planner.is_wanted(call):
@@ -308,6 +310,7 @@ class World:
         """All that live hold their shares and nothing else, evenly, and everybody follows that."""
         placement = self.published
         assert placement is not None
+        assert self.planner.phase is Phase.PUBLISHED
         assert sorted(placement.servers) == sorted(self.up())
         replicas = min(self.redundancy, len(self.stores))
         assert (placement.holds_LSE.sum(axis=1) == replicas).all()

@@ -73,7 +73,8 @@ class BalancerProcess(Process):
 
     def send(self, call: Call) -> None:
         def done(told: tuple[Any, int] | None) -> None:
-            self.act(self.planner.succeeded(call, self.sim.now, *(told or ())))
+            self.planner.succeeded(call, *(told or ()))
+            self.act(self.planner.tick(self.sim.now))
 
         def failed() -> None:
             self.soon(RETRY_S, lambda: self.planner.is_wanted(call) and self.send(call))

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from typer.testing import CliRunner
 
 import attention_client
-from balancer.autoscaler.token_times import token_times
+from balancer.autoscaler.meters import token_times
 from eaas.cluster_snapshot.remote import remote_reader
 from eaas.config import TelemetryConfig
 from eaas.errors import ClusterError

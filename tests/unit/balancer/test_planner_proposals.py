@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.live.away import with_the_dead
+from balancer.live.plans import with_the_dead
 from balancer.planner.actions import Prepare, Retire
 from balancer.planner.candidates import Candidate
 from eaas.types import Placement

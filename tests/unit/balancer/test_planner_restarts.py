@@ -30,22 +30,17 @@ def test_a_balancer_that_starts_in_a_running_cluster_asks_and_changes_nothing() 
     assert (world.published.holds_LSE == before.holds_LSE).all()
 
 
-def test_it_goes_above_every_epoch_that_anybody_knows() -> None:
-    members = view(server("s1", SERVING, epoch=4), client("c", epoch=7))
-    planner = Planner(1, 1)
-    (ask,) = planner.observe(members, 0.0)
-    assert isinstance(ask, Inspect)
-    (prepare,) = planner.succeeded(ask, 0.0, np.ones(FULL, dtype=bool))
-    assert prepare.placement.epoch == 8
-
-
-def test_it_goes_above_an_epoch_that_a_server_was_told_and_has_not_loaded() -> None:
+@pytest.mark.parametrize(("told", "epoch"), [(0, 8), (9, 10)])
+def test_it_goes_above_every_epoch_that_anybody_knows_or_was_told(told: int, epoch: int) -> None:
     planner = Planner(2, 1)
-    members = view(server("s1", SERVING, epoch=4), server("s2"))
+    members = view(server("s1", SERVING, epoch=4), server("s2"), client("c", epoch=7))
     first, second = planner.observe(members, 0.0)
-    assert planner.succeeded(first, 0.0, np.ones(FULL, dtype=bool), 4) == []
-    prepare, _ = planner.succeeded(second, 0.0, np.zeros(FULL, dtype=bool), 9)
-    assert prepare.placement.epoch == 10
+    assert isinstance(first, Inspect)
+    planner.succeeded(first, np.ones(FULL, dtype=bool), 4)
+    assert planner.tick(0.0) == []
+    planner.succeeded(second, np.zeros(FULL, dtype=bool), told)
+    prepare, _ = planner.tick(0.0)
+    assert prepare.placement.epoch == epoch
 
 
 def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet() -> None:
@@ -94,7 +89,8 @@ def test_a_new_process_with_an_equal_incarnation_comes_while_the_old_one_loads()
     world.start("s2", 1)
     assert [c.server_id for _, c in world.calls].count("s2") == 2
     # What was told to the old one says nothing of the new one.
-    world.apply(world.planner.succeeded(late[0][1], world.now))
+    world.planner.succeeded(late[0][1])
+    world.wait(0.0)
     world.assert_settles()
 
 

@@ -78,7 +78,7 @@ class Planner:
     def is_wanted(self, call: Call) -> bool:
         return call in self.calls
 
-    def note_success(self, call: Call, *told: Any) -> None:
+    def succeeded(self, call: Call, *told: Any) -> None:
         self.outcome = told
         self.noted += 1
         self.told.set()

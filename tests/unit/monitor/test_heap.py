@@ -9,7 +9,7 @@ import pytest
 
 CODE = """
 import gc
-from monitor.heap import spare_long_lived
+from monitor.main import spare_long_lived
 
 spare_long_lived()
 kept = [[] for _ in range(50_000)]

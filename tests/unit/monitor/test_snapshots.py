@@ -216,7 +216,7 @@ def test_no_step_of_the_loop_takes_much_of_a_build() -> None:
             steps.append(time.thread_time() - at)
         return time.thread_time() - began
 
-    # The monitor spares itself full collections (`monitor.heap`), and this process has a large heap.
+    # The monitor spares itself full collections (`monitor.main`), and this process has a large heap.
     gc.disable()
     try:
         whole = asyncio.run(scenario())

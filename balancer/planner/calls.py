@@ -1,0 +1,141 @@
+"""The planner's calls to expert servers: which are due for a placement, and how far each is. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from balancer.planner.actions import Action, Call, Inspect, Life, Prepare, Retire
+from balancer.planner.digests import ExpertDigests
+from balancer.planner.pool import ServerPool
+from eaas.types import Member, MemberState, Placement
+
+__all__ = ["Calls"]
+
+_Key = tuple[type[Call], Life, int]
+
+
+class Calls:
+    """Makes the calls due for a placement, and tracks each by kind, server process and epoch.
+
+    Args:
+        pool: The servers.
+        digests: The experts' digests.
+    """
+
+    def __init__(self, pool: ServerPool, digests: ExpertDigests) -> None:
+        self._pool = pool
+        self._digests = digests
+        # Calls that have begun; that have succeeded; that failed and are retried, but not waited for.
+        self._begun: set[_Key] = set()
+        self._done: set[_Key] = set()
+        self._vain: set[_Key] = set()
+        # Servers, with the epoch, that have loaded a share and wait for digests to compare it with.
+        self._awaiting: set[tuple[Life, int]] = set()
+
+    # -- outcomes -------------------------------------------------------------------------------
+
+    def begin(self, calls: Iterable[Call]) -> list[Action]:
+        """Mark calls as begun; return those that had not begun before, for `Rollout` to send."""
+        new = [call for call in calls if _key(call) not in self._begun]
+        self._begun.update(map(_key, new))
+        return list(new)
+
+    def succeeded(self, call: Call) -> None:
+        """Mark a call as succeeded, or as not needed: it is not begun again, and no stage waits for it."""
+        self._begun.add(_key(call))
+        self._done.add(_key(call))
+
+    def loaded(self, call: Prepare) -> None:
+        """Record that a server has loaded its share and waits for digests; `decide_digests` ends the wait."""
+        self._awaiting.add((call.life, call.placement.epoch))
+
+    def in_vain(self, call: Call) -> None:
+        """Mark a failed call as no longer waited for: the roll-out goes on, and the call is still retried."""
+        self._vain.add(_key(call))
+
+    def ask_again(self, lives: Container[Life]) -> None:
+        """Let the unfinished calls of server processes begin again."""
+        self._begun = {key for key in self._begun if key[1] not in lives or key in self._done}
+
+    def keep(self, epoch: int) -> None:
+        """Forget the calls of all other epochs, because this one was published."""
+        for keys in (self._begun, self._done, self._vain):
+            keys.intersection_update({key for key in keys if key[-1] == epoch})
+
+    # -- loads ----------------------------------------------------------------------------------
+
+    def prepare(self, placement: Placement, layer_order: tuple[int, ...]) -> list[Action]:
+        """Return the Prepare calls to send: to servers that have not received one for this placement."""
+        calls: list[Call] = []
+        for server in self._servers(placement):
+            where = server.id, self._pool.life(server), server.address
+            call = Prepare(*where, placement, layer_order, self._digests.known_LE)
+            if server.state is MemberState.SERVING and server.epoch == placement.epoch:
+                # A server that lost only its lease still has its weights.
+                self.succeeded(call)
+            calls.append(call)
+        return self.begin(calls)
+
+    def is_prepared(self, placement: Placement) -> bool:
+        """Whether every server of the placement that can load has its share: it may be published."""
+        return not any(self._unprepared(placement))
+
+    def decide_digests(self, placement: Placement) -> None:
+        """Decide digests once all servers of the placement have stated theirs; Prepare is then sent again."""
+        waited_for = {*self._unprepared(placement)}
+        awaiting = {life for life, epoch in self._awaiting if epoch == placement.epoch}
+        if waited_for and waited_for <= awaiting:
+            self._digests.decide(waited_for)
+            self._awaiting.clear()
+            self.ask_again(waited_for)
+
+    def _unprepared(self, placement: Placement) -> Iterator[Life]:
+        lives = (self._pool.life(server) for server in self._servers(placement))
+        return (life for life in lives if (Prepare, life, placement.epoch) not in self._done)
+
+    def _servers(self, placement: Placement) -> list[Member]:
+        """Return a placement's servers, without those that cannot load for now."""
+        servers = frozenset(placement.servers)
+        return [m for s, m in self._pool.willing.items() if s in servers]
+
+    # -- unloads --------------------------------------------------------------------------------
+
+    def retire(self, placement: Placement) -> list[Action]:
+        """Return the Retire calls to send, once each: to servers that have their share or that get none."""
+        servers, epoch = frozenset(placement.servers), placement.epoch
+        return self.begin(
+            Retire(m.id, life, m.address, placement)
+            for m, life in self._retirable(placement)
+            if m.id not in servers or (Prepare, life, epoch) in self._done
+        )
+
+    def is_retired(self, placement: Placement) -> bool:
+        """Whether servers hold nothing but their shares, or do not answer Retire: the roll-out is over."""
+        calls = ((Retire, life, placement.epoch) for _, life in self._retirable(placement))
+        return all(call in self._done or call in self._vain for call in calls)
+
+    def unheard(self, placement: Placement) -> dict[str, int]:
+        """Return the servers that may hold more than their shares, as Retire has not reached them.
+
+        By server: the replicas of its share. It gets no more for now.
+        """
+        count_S = placement.holds_LSE.sum(axis=(0, 2)).tolist()
+        known = dict(zip(placement.servers, count_S, strict=True))
+        return {
+            m.id: known.get(m.id, 0)
+            for m, life in self._retirable(placement)
+            if (Retire, life, placement.epoch) not in self._done
+        }
+
+    def _retirable(self, placement: Placement) -> list[tuple[Member, Life]]:
+        """Return live servers that hold experts of this placement or of an older one."""
+        servers = frozenset(placement.servers)
+        return [
+            (m, self._pool.life(m))
+            for s, m in self._pool.willing.items()
+            if s in servers or m.state is not MemberState.JOINING
+        ]
+
+
+def _key(call: Call) -> _Key:
+    return (type(call), call.life, 0 if isinstance(call, Inspect) else call.placement.epoch)
