@@ -133,8 +133,7 @@ def experts(
         from eaas_cli.bench.device import DEVICES
         from eaas_cli.bench.experts import bench_experts, make_plan
         from eaas_cli.bench.experts.plan import DTYPES
-        from eaas_cli.bench.experts.plot import check_plot, draw_plot
-        from eaas_cli.bench.experts.report import print_report
+        from eaas_cli.bench.experts.report import check_plot, draw_plot, print_report
         from eaas_cli.option_values import known
         from expert_server.kernels.choose import KERNELS, ON_REQUEST
 

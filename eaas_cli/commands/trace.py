@@ -256,7 +256,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Replay placement policies over a trace: balance, moved replicas, planning time, score, lost nodes."""
-    from eaas_cli.bench.experts.plot import check_plot
+    from eaas_cli.bench.experts.report import check_plot
     from eaas_cli.option_values import numbers, once
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names
