@@ -11,14 +11,9 @@ from eaas.garbage_collection import collector_off
 from eaas_cli.bench.command import end_on_sigterm, model_or_demo, say, show
 from eaas_cli.commands.options import DemoModel, Json, Transport
 
-__all__ = ["bench", "register"]
+__all__ = ["bench"]
 
 bench = typer.Typer(help="Benchmarks: each compares two systems in one run.", no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `eaas bench`."""
-    app.add_typer(bench, name="bench")
 
 
 @bench.command("serve")
