@@ -406,65 +406,9 @@ def test_the_plot(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_described() -> None:
+    elsewhere = machine.BusyElsewhere()
     assert machine.processor()
+    assert set(machine.instruction_sets()) <= set(Path("/proc/cpuinfo").read_text().split())
+    assert machine.last_level_cache_bytes() % 1024 == 0
     assert machine.busy_core_seconds() > time.process_time()
-
-
-@pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake /proc."""
-    monkeypatch.setattr(machine, "_PROC", tmp_path)
-    return tmp_path
-
-
-def test_busy_time_is_all_but_idle_and_waiting(proc: Path) -> None:
-    # user nice system idle iowait irq softirq steal guest guest_nice, and then each core.
-    (proc / "stat").write_text(
-        "cpu  1 20 300 4000 50000 600000 7000000 80000000 900000000 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
-    )
-    ticks = 1 + 20 + 300 + 600000 + 7000000 + 80000000
-    assert machine.busy_core_seconds() == ticks / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.parametrize(
-    ("all_cores", "own", "elsewhere"), [(19.0, 6.0, 1.3), (6.0, 6.0, 0.0), (5.9, 6.0, 0.0)]
-)
-def test_cores_that_others_keep_busy(
-    monkeypatch: pytest.MonkeyPatch, all_cores: float, own: float, elsewhere: float
-) -> None:
-    for name, values in (
-        ("time.monotonic", [100.0, 110.0]),
-        ("busy_core_seconds", [7000.0, 7000.0 + all_cores]),
-        ("_own_s", [30.0, 30.0 + own]),
-    ):
-        monkeypatch.setattr(f"eaas_cli.bench.machine.{name}", iter(values).__next__)
-    assert machine.BusyElsewhere().cores() == pytest.approx(elsewhere)
-
-
-@pytest.mark.parametrize(
-    ("field", "flags", "sets"),
-    [
-        ("flags\t\t", "fpu amx_int8 avx2 sse avx512f", ["avx2", "avx512f", "amx_int8"]),
-        ("Features\t", "fp asimd i8mm", ["asimd", "i8mm"]),
-        ("other", "avx2", []),
-    ],
-)
-def test_instruction_sets(proc: Path, field: str, flags: str, sets: list[str]) -> None:
-    core = f"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n{field}: {flags}\n\n"
-    (proc / "cpuinfo").write_text(2 * core)
-    assert machine.instruction_sets() == sets
-    assert machine.processor() == "Some CPU @ 2 GHz"
-
-
-def test_the_last_level_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_CPUS", tmp_path)
-    assert machine.last_level_cache_bytes() == 0
-    caches = [(1, "48K"), (1, "32K"), (3, "36864K"), (2, "2M")]
-    for index, (level, size) in enumerate(caches):
-        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
-        folder.mkdir(parents=True)
-        (folder / "level").write_text(f"{level}\n")
-        (folder / "size").write_text(f"{size}\n")
-    assert machine.last_level_cache_bytes() == 36 << 20
-    (folder / "level").write_text("4\n")
-    assert machine.last_level_cache_bytes() == 2 << 20
+    assert 0 <= elsewhere.cores() <= (os.cpu_count() or 1) + 1
