@@ -294,7 +294,7 @@ class Balancer:
 
 
 def _settings_of(config: BalancerConfig) -> Settings:
-    """Return the settings in force at start. Raises ConfigError: unknown policy, or one without node budgets."""
+    """Return the settings in force at start. Raises ConfigError: no such policy, or no node budgets."""
     try:
         find(config.policy)
     except ValueError as error:

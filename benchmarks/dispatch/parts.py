@@ -15,7 +15,7 @@ from benchmarks.harness.lone_client import Request, connected, layer_calls, rand
 from benchmarks.harness.lone_server import lone_server
 from benchmarks.harness.ratios import over, ratio, summary, take_turn
 from eaas.free_memory import free_bytes
-from eaas_cli.bench.experts.cpu import settle
+from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches
 from eaas_cli.bench.figures import figure
@@ -134,7 +134,7 @@ def _timed(calls: LayerCalls, batches: Batches, tokens: int, seed: int) -> int:
     """Time one layer call through the server, in nanoseconds."""
     batch = batches.get(tokens, seed)
     request = Request(batch.x_TH, batch.ids_TK, batch.scores_TK)
-    settle()
+    time.sleep(Cpu.settle_s)
     started = time.perf_counter_ns()
     request.call(calls)
     return time.perf_counter_ns() - started

@@ -23,7 +23,7 @@ from eaas.wire.header import (
     payload_layout,
     result_length,
 )
-from eaas_cli.bench.experts.measure import affordable_rounds
+from eaas_cli.bench.experts.run import affordable_rounds
 from eaas_cli.bench.worker import working
 from eaas_cli.local.fork_server import ForkServer
 

@@ -27,8 +27,8 @@ from eaas.types import ModelShape
 from eaas.wire import Arena
 from eaas.wire.arena import SPIN_US
 from eaas.wire.header import WireDtype, payload_layout, result_length
-from eaas_cli.bench.experts.cpu import Cpu, settle
-from eaas_cli.bench.experts.limits import ReadLimit
+from eaas_cli.bench.experts.limits import Gauge
+from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches, Source
 from eaas_cli.bench.worker import Worker, commands_from
@@ -178,17 +178,18 @@ def _run_commands(
     threads: int,
 ) -> None:
     """Execute the launcher's commands while the loop is idle: read memory, or time the kernel here."""
-    limit: ReadLimit | None = None
+    limit: Gauge | None = None
+    place = Cpu(threads)
     with torch.inference_mode():
         for command, reply in commands:
             if command == "read":
-                limit = limit or ReadLimit(Cpu(threads))
+                limit = limit or Gauge.of_reads(place)
                 reply(limit.measure())
                 continue
             took = []
             for seed in command["seeds"]:
                 batch = batches.get(command["tokens"], seed)
-                settle()
+                place.settle()
                 started = time.perf_counter_ns()
                 kernel(batch.x_TH, batch.ids_TK, batch.scores_TK, 0)
                 took.append(time.perf_counter_ns() - started)

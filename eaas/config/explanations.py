@@ -8,27 +8,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from eaas.config.former import FORMER_SETTINGS
+
 __all__ = ["BETWEEN", "PREFIX", "explain", "variable"]
 
 PREFIX = "EAAS_"
 BETWEEN = "__"
-
-REMOVED = {
-    "balancer.ack_timeout_s": "is fixed at 10 s",
-    "balancer.drift_tv": "is fixed at 0.2",
-    "balancer.drift_tolerance": "is fixed at 0.2",
-    "balancer.least_gain": "is fixed at 0.02",
-    "balancer.horizon_s": "is fixed at 600 s",
-    "balancer.latency_target_ms": "is autoscaler.latency_target_ms, which live knobs hold, too",
-    "autoscaler.tolerance": "is fixed at 0.15",
-    "expert_server.spin_us": "is fixed at 20 us",
-    "attention_client.spin_us": "is fixed at 20 us",
-    "attention_client.cache_block_tokens": "is fixed at 64; set cache_blocks for a larger cache",
-    "attention_client.scheduler.most_stretch": "went with the strategy cost_bounded",
-    "attention_client.scheduler.weight_pairs": "went with the strategy cost_bounded",
-    "attention_client.scheduler.predicted_layers": "is fixed at 1",
-}
-"""Removed settings of earlier versions, and their replacements."""
 
 
 def variable(*place: str) -> str:
@@ -59,7 +44,7 @@ def explain(
     else:
         source = str(path)
     name = ".".join(place)
-    if now := REMOVED.get(name):
+    if now := FORMER_SETTINGS.get(name):
         what = f"no longer a setting: it {now}. Delete this setting"
     elif first["type"] == "extra_forbidden":
         what = "no such setting"

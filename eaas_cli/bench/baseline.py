@@ -20,7 +20,7 @@ from attention_client.telemetry.metrics import ClientMetrics
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
 
-__all__ = ["LocalExperts", "main"]
+__all__ = ["LocalExperts", "load_baseline", "main"]
 
 # transformers' fastest experts implementation on a CPU.
 _IMPLEMENTATION = "grouped_mm"
@@ -69,21 +69,20 @@ class LocalExperts:
         return out_TH.clone()
 
 
-def _load_with_kernels(model_path: Path, threads: int) -> tuple[Any, str]:
-    from attention_client.engines.transformers.model import load_model, serving_dtype
+def load_baseline(model_path: Path, experts: str, threads: int) -> tuple[Any, str]:
+    """Load a model with experts of this process; return it and the description of their implementation.
 
-    experts = LocalExperts(model_path, threads)
-    dtype = serving_dtype(experts.checkpoint)
-    model = load_model(experts.checkpoint, cast("Cluster", experts), dtype=dtype)
-    return model, experts.description
-
-
-def _load_with_transformers(model_path: Path) -> tuple[Any, str]:
+    `experts`: "transformers", or "kernels" (an expert server's).
+    """
     from transformers import AutoModelForCausalLM
 
-    from attention_client.engines.transformers.model import serving_dtype
+    from attention_client.engines.transformers.model import load_model, serving_dtype
     from eaas.checkpoint import Checkpoint
 
+    if experts == "kernels":
+        local = LocalExperts(model_path, threads)
+        dtype = serving_dtype(local.checkpoint)
+        return load_model(local.checkpoint, cast("Cluster", local), dtype=dtype), local.description
     model = AutoModelForCausalLM.from_pretrained(
         model_path,
         local_files_only=True,
@@ -114,11 +113,7 @@ def main(model_path: str, experts: str, threads: str) -> None:
     torch.set_num_threads(int(threads))
     config = AttentionClientConfig()
     path = Path(model_path)
-    model, description = (
-        _load_with_kernels(path, int(threads))
-        if experts == "kernels"
-        else _load_with_transformers(path)
-    )
+    model, description = load_baseline(path, experts, int(threads))
     tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
     listener = bind("127.0.0.1", 0)
     sizes = EngineSizes(

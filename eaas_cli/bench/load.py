@@ -7,13 +7,10 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-import httpx
 import numpy as np
 
 from eaas.errors import ClusterError
-from eaas.net.api_keys import authorization
-from eaas.net.http_client import http_settings
-from eaas_cli.bench.stream import ask
+from eaas_cli.bench.stream import ask, load_client
 
 __all__ = ["LoadResult", "Workload", "run_load"]
 
@@ -81,11 +78,7 @@ def run_load(base_url: str, workload: Workload) -> LoadResult:
 async def _run(base_url: str, workload: Workload) -> LoadResult:
     result = LoadResult()
     turns = asyncio.Semaphore(workload.concurrency)
-    limits = httpx.Limits(max_connections=workload.concurrency)
-    timeout = httpx.Timeout(10.0, read=_READ_S)
-    async with httpx.AsyncClient(
-        **http_settings(base_url), headers=authorization(), timeout=timeout, limits=limits
-    ) as client:
+    async with load_client(base_url, _READ_S, workload.concurrency) as client:
 
         async def one(index: int) -> None:
             prompt = workload.prompt(workload.first + index)

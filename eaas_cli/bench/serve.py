@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from eaas_cli.bench.worker import with_fork_server
 from eaas_cli.console import print_table
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
+from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
-__all__ = ["BASELINES", "bench_serve", "print_serve"]
+__all__ = ["BASELINES", "bench_serve", "print_serve", "single_process"]
 
 # Implementations of the experts in the single process.
 BASELINES = ("transformers", "kernels")
@@ -66,24 +68,13 @@ def bench_serve(
         ) as cluster,
     ):
         say("starting the single process ...")
-        single = ChildProcess(
-            "single-process",
-            (str(model.resolve()), baseline, str(cores)),
-            None,
-            module="eaas_cli.bench.baseline",
-            fork_server=forks,
-        )
-        try:
-            wait_ready([single], _START_S)
-            assert single.address is not None
+        with single_process(model, baseline, cores, forks) as single:
             for number in range(rounds + 1):
                 say(f"round {number} of {rounds}" if number else "warming up ...")
-                pair = run_load(cluster.endpoint, workload), run_load(single.address, workload)
+                runs = [run_load(url, workload) for url in (cluster.endpoint, str(single.address))]
                 if number:
-                    cluster_runs.append(pair[0])
-                    single_runs.append(pair[1])
-        finally:
-            stop_all([single])
+                    cluster_runs.append(runs[0])
+                    single_runs.append(runs[1])
     ratios = [
         (c.tokens / c.seconds) / (s.tokens / s.seconds)
         for c, s in zip(cluster_runs, single_runs, strict=True)
@@ -105,6 +96,29 @@ def bench_serve(
         "single_process": _median_run(single_runs),
         "ratio": {"decode_tokens_per_s": round(statistics.median(ratios), 3)},
     }
+
+
+@contextmanager
+def single_process(
+    model: Path,
+    experts: str,
+    threads: int,
+    fork_server: ForkServer,
+    interrupt: Interrupt | None = None,
+) -> Iterator[ChildProcess]:
+    """Run one process that serves a model without servers for the block. `experts`: one of BASELINES."""
+    single = ChildProcess(
+        "single-process",
+        (str(model.resolve()), experts, str(threads)),
+        None,
+        module="eaas_cli.bench.baseline",
+        fork_server=fork_server,
+    )
+    try:
+        wait_ready([single], _START_S, interrupt)
+        yield single
+    finally:
+        stop_all([single])
 
 
 def _median_run(runs: list[LoadResult]) -> dict[str, object]:

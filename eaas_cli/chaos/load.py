@@ -9,11 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-import httpx
-
-from eaas.net.api_keys import authorization
-from eaas.net.http_client import http_settings
-from eaas_cli.bench.stream import Answer, ask
+from eaas_cli.bench.stream import Answer, ask, load_client
 from eaas_cli.chaos.history import Asked
 
 __all__ = ["OpenLoad", "answers_of"]
@@ -22,22 +18,13 @@ __all__ = ["OpenLoad", "answers_of"]
 _READ_S = 30.0
 
 
-def _client(base_url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        **http_settings(base_url),
-        headers=authorization(),
-        timeout=httpx.Timeout(10.0, read=_READ_S),
-        limits=httpx.Limits(max_connections=None),
-    )
-
-
 def answers_of(
     base_url: str, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[Answer, ...]:
     """Send each prompt to the endpoint, one after another; return the answers, for use before the load."""
 
     async def run() -> tuple[Answer, ...]:
-        async with _client(base_url) as client:
+        async with load_client(base_url, _READ_S) as client:
             return tuple([await ask(client, base_url, p, max_tokens) for p in prompts])
 
     return asyncio.run(run())
@@ -101,7 +88,7 @@ class OpenLoad:
             self._error = error
 
     async def _all(self) -> None:
-        async with _client(self._base_url) as client:
+        async with load_client(self._base_url, _READ_S) as client:
             due = time.monotonic()
             running: set[asyncio.Task[Answer]] = set()
             while not self._over.is_set():

@@ -19,6 +19,7 @@ import numpy as np
 from attention_client.generation.sizes import EngineSizes
 from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
+from eaas_cli.bench.serve import single_process
 from eaas_cli.bench.worker import with_fork_server
 from eaas_cli.chaos.census import census, still_running
 from eaas_cli.chaos.check import check, may_be_warm_up
@@ -33,7 +34,6 @@ from eaas_cli.chaos.schedule import CONTROL, SERVERS, Fault, lane
 from eaas_cli.chaos.watch import Watch
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
 from eaas_cli.local.interrupt import Interrupt
-from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
 __all__ = ["Settings", "run_chaos"]
 
@@ -180,19 +180,8 @@ def _known_answers(
     model: Path, settings: Settings, fork_server: ForkServer, interrupt: Interrupt
 ) -> tuple[str, ...]:
     """Compute the correct answers with transformers' own experts, in one process, before the run."""
-    single = ChildProcess(
-        "single-process",
-        (str(model.resolve()), "transformers", "1"),
-        None,
-        module="eaas_cli.bench.baseline",
-        fork_server=fork_server,
-    )
-    try:
-        wait_ready([single], _START_S, interrupt)
-        assert single.address is not None
-        answers = answers_of(single.address, _prompts(), settings.max_tokens)
-    finally:
-        stop_all([single])
+    with single_process(model, "transformers", 1, fork_server, interrupt) as single:
+        answers = answers_of(str(single.address), _prompts(), settings.max_tokens)
     for answer in answers:
         if answer.error:
             raise ClusterError(f"no known answers: {answer.error}")

@@ -11,7 +11,9 @@ import sys
 import typer
 
 from eaas import __version__
+from eaas.config.former import FORMER_COMMANDS
 from eaas.cores import limit_thread_pools
+from eaas.errors import ConfigError
 from eaas_cli.commands import (
     autoscale,
     bench,
@@ -20,7 +22,6 @@ from eaas_cli.commands import (
     client,
     demo,
     down,
-    moved,
     placement,
     roles,
     servers,
@@ -43,22 +44,39 @@ app = typer.Typer(
     # The commands inherit it.
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-up.register(app)
-down.register(app)
-client.register(app)
-top.register(app)
-servers.register(app)
-autoscale.register(app)
-placement.register(app)
-certs.register(app)
-roles.register(app)
-vllm.register(app)
-demo.register(app)
-bench.register(app)
-chaos.register(app)
-simulate.register(app)
-trace.register(app)
-moved.register(app, bench.bench, simulate.simulate)
+for _command in (
+    *(up.up, down.down, client.status, client.generate, top.top, servers.scale, servers.drain),
+    *(autoscale.autoscale, placement.plan, placement.rebalance, placement.pin, placement.unpin),
+    *(placement.policy, placement.history, certs.certs, roles.expert_server),
+    *(roles.attention_client, roles.monitor, roles.balancer, vllm.vllm, demo.demo_model),
+):
+    app.command(_command.__name__.replace("_", "-"))(_command)
+_GROUPS = {
+    "bench": bench.bench,
+    "chaos": chaos.chaos,
+    "simulate": simulate.simulate,
+    "trace": trace.trace,
+}
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)
+
+
+def _add_former(command: str, successor: str) -> None:
+    """Add a former command, hidden from `--help`: its error names the command to give."""
+    group, _, name = command.rpartition(" ")
+
+    @_GROUPS.get(group, app).command(
+        name,
+        hidden=True,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def former() -> None:
+        raise ConfigError(f"`eaas {command}` is {successor}")
+
+
+for _name, _successor in FORMER_COMMANDS.items():
+    _add_former(_name, _successor)
 
 
 def _version(wanted: bool) -> None:

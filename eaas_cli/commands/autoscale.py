@@ -24,12 +24,7 @@ from eaas_cli.local.running_clusters import name_cluster
 if TYPE_CHECKING:
     from balancer.autoscaler.live import LiveAutoscaler
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `autoscale` to the `eaas` program."""
-    app.command("autoscale")(autoscale)
+__all__ = ["autoscale"]
 
 
 def autoscale(

@@ -11,14 +11,9 @@ from eaas.garbage_collection import collector_off
 from eaas_cli.bench.command import end_on_sigterm, model_or_demo, say, show
 from eaas_cli.commands.options import DemoModel, Json, Transport
 
-__all__ = ["bench", "register"]
+__all__ = ["bench"]
 
 bench = typer.Typer(help="Benchmarks: each compares two systems in one run.", no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `eaas bench`."""
-    app.add_typer(bench, name="bench")
 
 
 @bench.command("serve")
@@ -133,8 +128,7 @@ def experts(
         from eaas_cli.bench.device import DEVICES
         from eaas_cli.bench.experts import bench_experts, make_plan
         from eaas_cli.bench.experts.plan import DTYPES
-        from eaas_cli.bench.experts.plot import check_plot, draw_plot
-        from eaas_cli.bench.experts.report import print_report
+        from eaas_cli.bench.experts.report import check_plot, draw_plot, print_report
         from eaas_cli.option_values import known
         from expert_server.kernels.choose import KERNELS, ON_REQUEST
 

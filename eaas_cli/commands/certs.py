@@ -9,12 +9,7 @@ import typer
 
 from eaas.counted import counted
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `certs` to the `eaas` program."""
-    app.command("certs")(certs)
+__all__ = ["certs"]
 
 
 def certs(

@@ -10,16 +10,11 @@ import typer
 from eaas_cli.bench.command import model_or_demo, say, show
 from eaas_cli.commands.options import DemoModel, Json, Transport
 
-__all__ = ["register"]
+__all__ = ["chaos"]
 
 chaos = typer.Typer(
     help="Fault injection: break a cluster under load and check every answer.", no_args_is_help=True
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `eaas chaos`."""
-    app.add_typer(chaos, name="chaos")
 
 
 @chaos.callback()

@@ -24,8 +24,9 @@ from eaas_cli.local.running_clusters import name_cluster
 
 __all__ = [
     "STATE_COLOURS",
+    "generate",
     "page_address",
-    "register",
+    "status",
     "status_table",
     "unreachable_text",
 ]
@@ -43,12 +44,6 @@ STATE_COLOURS = {
     "DEAD": "red",
     "LEFT": "dim",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add `status` and `generate` to the `eaas` program."""
-    app.command("status")(status)
-    app.command("generate")(generate)
 
 
 def page_address(endpoint: str) -> str:

@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `demo-model` to the `eaas` program."""
-    app.command("demo-model")(demo_model)
+__all__ = ["demo_model"]
 
 
 def demo_model(

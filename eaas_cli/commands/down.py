@@ -17,15 +17,10 @@ from eaas_cli.commands.options import as_url
 from eaas_cli.commands.up_on_ray import down_on_ray
 from eaas_cli.local.running_clusters import Up, chosen, name_cluster, up_at
 
-__all__ = ["register"]
+__all__ = ["down"]
 
 _END_S = 60.0
 _POLL_S = 0.1
-
-
-def register(app: typer.Typer) -> None:
-    """Add `down` to the `eaas` program."""
-    app.command("down")(down)
 
 
 def down(

@@ -8,7 +8,7 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from eaas.config.environment import KEY_VARIABLE
 from eaas.log import print_line
@@ -17,28 +17,13 @@ from eaas_cli.local.process import program
 
 if TYPE_CHECKING:
     from eaas.config import ClusterConfig
+    from eaas_cli.local.interface import LaunchedCluster
 
 __all__ = ["greet", "key_file", "passes_text"]
 
 
-class ServingCluster(Protocol):
-    """A cluster that serves, on this machine or on Ray."""
-
-    @property
-    def config(self) -> ClusterConfig:
-        """Settings of the cluster."""
-
-    @property
-    def model(self) -> Path:
-        """Directory of the checkpoint."""
-
-    @property
-    def endpoint(self) -> str:
-        """URL of the HTTP endpoint."""
-
-
 def greet(
-    cluster: ServingCluster, kernels: Mapping[str, str | None], passes: str, logs: str, trial: str
+    cluster: LaunchedCluster, kernels: Mapping[str, str | None], passes: str, logs: str, trial: str
 ) -> None:
     """Print the endpoint and the commands to try.
 

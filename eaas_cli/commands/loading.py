@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from eaas.cluster_snapshot.loading import Loading
-    from eaas_cli.local.loading import StartingCluster
+    from eaas_cli.local.interface import LaunchedCluster
 
 __all__ = ["loading_shown", "loading_text", "print_lines"]
 
 
 @contextlib.contextmanager
-def loading_shown(cluster: StartingCluster) -> Iterator[Callable[[], None]]:
+def loading_shown(cluster: LaunchedCluster) -> Iterator[Callable[[], None]]:
     """While the cluster starts, show how far its servers are with loading, at each call of the result."""
     from eaas_cli.local.loading import LoadingLines, LoadingPoller
 

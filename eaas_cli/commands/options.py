@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,22 +15,25 @@ from eaas.config.environment import ENDPOINT_VARIABLE
 from eaas.errors import ConfigError
 from eaas_cli.local.running_clusters import chosen
 
+if TYPE_CHECKING:
+    from eaas.config import ClusterConfig
+
 __all__ = [
     "DEFAULT_ENDPOINT",
     "MODEL_HELP",
-    "ApiKeyFile",
     "ConfigFile",
     "DemoModel",
     "Endpoint",
-    "Insecure",
     "Join",
     "Json",
     "KeyToShow",
+    "Load",
     "Model",
     "Tls",
     "Transport",
     "as_url",
     "check_join",
+    "with_settings",
 ]
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
@@ -122,31 +128,6 @@ Tls = Annotated[
         envvar="EAAS_SECURITY__TLS_DIR",
     ),
 ]
-Insecure = Annotated[
-    bool,
-    typer.Option(
-        "--insecure",
-        help="Let other machines connect without TLS and use the endpoint without an API key.",
-    ),
-]
-ServedModelName = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--served-model-name",
-        metavar="NAME",
-        help="Name of the model in requests; may be given several times, and answers have the first.",
-        show_default="ORG/NAME, or the directory's name",
-    ),
-]
-ApiKeyFile = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="FILE",
-        help="File with one API key per line; requests must send one of them.",
-        show_default="EAAS_API_KEY, or none",
-    ),
-]
 KeyToShow = Annotated[
     Path | None,
     typer.Option(
@@ -160,3 +141,125 @@ KeyToShow = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+class Load:
+    """Reads the settings, with a command's options on top.
+
+    Attributes:
+        file: `cluster.yaml`; None: defaults and the environment only.
+    """
+
+    def __init__(self, file: Path | None, overrides: dict[str, dict[str, Any]]) -> None:
+        self.file = file
+        self._overrides = overrides
+
+    def __call__(self) -> ClusterConfig:
+        """Read them. Raises ConfigError."""
+        from eaas.config import load_config
+
+        return load_config(self.file, **self._overrides)
+
+
+# Type and help of the options that set a setting, by its name, and what else `typer.Option` gets.
+_SETTINGS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "insecure": (
+        bool,
+        "Let other machines connect without TLS and use the endpoint without an API key.",
+        {},
+    ),
+    "host": (str, "Address to listen on.", {}),
+    "port": (int, "Port to listen on; 0: a free one.", {}),
+    "threads": (int, "Intra-op threads; 0: by the number of cores.", {}),
+    "core": (int, "Core that the serving loop is bound to.", {"show_default": "any"}),
+    "device": (
+        str,
+        "Device that holds the experts and computes: cpu, cuda or cuda:N.",
+        {"show_default": "cpu"},
+    ),
+    "kernel": (str, "Expert kernel: auto, native, reference or triton.", {}),
+    "quantization": (str, "Weights in memory: none, int8 or int4.", {}),
+    "slots": (int, "Slots of the arena, for all clients together.", {}),
+    "slot_tokens": (int, "Tokens that one slot holds.", {}),
+    "transport": (str, "Transport to each server: auto, shm, grpc or nixl.", {}),
+    "operator_page": (bool, "Show buttons on the dashboard that kill and start servers.", {}),
+    "api_key_file": (
+        str,
+        "File with one API key per line; requests must send one of them.",
+        {"metavar": "FILE", "show_default": "EAAS_API_KEY, or none"},
+    ),
+    "served_model_name": (
+        list[str],
+        "Name of the model in requests; may be given several times, and answers have the first.",
+        {"metavar": "NAME", "show_default": "ORG/NAME, or the directory's name"},
+    ),
+    "stop_members_on_exit": (bool, "Stop every member when the monitor ends.", {}),
+    "store": (
+        str,
+        "embedded: a file in --data-dir; zookeeper: several monitors, one of them the leader.",
+        {},
+    ),
+    "data_dir": (str, "Directory for state that survives a restart.", {"metavar": "DIR"}),
+    "zookeeper_hosts": (
+        str,
+        "Addresses of the ZooKeeper servers.",
+        {"metavar": "HOST:PORT,..."},
+    ),
+    "expected_servers": (
+        int,
+        "Expert servers to wait for before the first placement.",
+        {"option": "--servers"},
+    ),
+    "redundancy": (int, "Servers that hold each expert.", {}),
+}
+
+
+def with_settings(
+    texts: dict[str, tuple[str, str]] | None = None, **sections: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options that set settings, then --tls, --insecure and --config.
+
+    The command has an argument `load` (`Load`) in their place.
+
+    Args:
+        texts: Help and shown default of some settings in this command, by name.
+        sections: Names of settings by section, separated by blanks.
+    """
+    places = {name: section for section, names in sections.items() for name in names.split()}
+    annotations: dict[str, Any] = {name: _option(name, texts or {}) for name in places}
+    annotations |= {"tls": Tls, "insecure": _option("insecure", {}), "config": ConfigFile}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            tls, insecure, file = (given.pop(name) for name in ("tls", "insecure", "config"))
+            # None leaves the file's value.
+            overrides = {"security": {"tls_dir": tls and str(tls), "insecure": insecure or None}}
+            for name, section in places.items():
+                overrides.setdefault(section, {})[name] = given.pop(name)
+            command(**given, load=Load(file, overrides))
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != "load"]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [
+            inspect.Parameter(n, kind, default=None if n != "insecure" else False, annotation=a)
+            for n, a in annotations.items()
+        ]
+        functools.update_wrapper(run, command)
+        parameters = [p.replace(kind=kind) for p in own] + added
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+def _option(name: str, texts: dict[str, tuple[str, str]]) -> Any:
+    """Build the option that sets a setting."""
+    kind, text, more = _SETTINGS[name]
+    more = dict(more)
+    option = more.pop("option", f"--{name.replace('_', '-')}")
+    if name in texts:
+        text, more["show_default"] = texts[name]
+    accepted = kind if name == "insecure" else kind | None
+    return Annotated[accepted, typer.Option(option, help=text, **more)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
     from eaas.rpc.v1 import balancer_pb2
 
-__all__ = ["register"]
+__all__ = ["history", "pin", "plan", "policy", "rebalance", "unpin"]
 
 # Largest int32 of the contract. The balancer checks its own limits.
 _MOST = 2**31 - 1
@@ -37,16 +37,6 @@ Expert = Annotated[
     int, typer.Argument(help="Logical expert, from 0.", min=0, max=_MOST, show_default=False)
 ]
 Server = Annotated[str, typer.Argument(help="Server id, as in `eaas status`.", show_default=False)]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the placement commands to the `eaas` program."""
-    app.command("plan")(plan)
-    app.command("rebalance")(rebalance)
-    app.command("pin")(pin)
-    app.command("unpin")(unpin)
-    app.command("policy")(policy)
-    app.command("history")(history)
 
 
 def plan(

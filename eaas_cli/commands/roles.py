@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,63 +20,29 @@ from eaas.garbage_collection import collector_off
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging, print_line
 from eaas.open_files import prepare_open_files
-from eaas_cli.commands.options import (
-    MODEL_HELP,
-    ApiKeyFile,
-    ConfigFile,
-    Insecure,
-    Join,
-    Model,
-    ServedModelName,
-    Tls,
-)
+from eaas_cli.commands.options import MODEL_HELP, Join, Load, Model, with_settings
 
 __all__ = [
-    "ClientTransport",
-    "Host",
     "Id",
-    "OperatorPage",
-    "Port",
+    "attention_client",
+    "balancer",
     "begin",
     "check_early",
+    "expert_server",
     "leave",
     "member_id",
+    "monitor",
     "ready",
-    "register",
-    "security_of",
 ]
 
-Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
-Port = Annotated[int | None, typer.Option("--port", help="Port to listen on; 0: a free one.")]
 Id = Annotated[
     str | None,
     typer.Option(
         "--id", help="Unique id in the cluster; keep it over restarts.", show_default=False
     ),
 ]
-ClientTransport = Annotated[
-    str | None,
-    typer.Option("--transport", help="Transport to each server: auto, shm, grpc or nixl."),
-]
-OperatorPage = Annotated[
-    bool | None,
-    typer.Option(
-        "--operator-page", help="Show buttons on the dashboard that kill and start servers."
-    ),
-]
-Threads = Annotated[
-    int | None, typer.Option("--threads", help="Intra-op threads; 0: by the number of cores.")
-]
 # A process that has not ended this many seconds after a signal kills itself.
 _EXIT_DEADLINE_S = 5.0
-
-
-def register(app: typer.Typer) -> None:
-    """Add the four roles' commands to the `eaas` program."""
-    app.command("expert-server")(expert_server)
-    app.command("attention-client")(attention_client)
-    app.command("monitor")(monitor)
-    app.command("balancer")(balancer)
 
 
 def begin(role: str, offline: bool = True) -> None:
@@ -103,11 +69,6 @@ def check_early(model: Path, tokenizer: bool) -> None:
         from eaas.checkpoint import precheck
 
         precheck(model, tokenizer=tokenizer)
-
-
-def security_of(tls: Path | None, insecure: bool) -> dict[str, Any]:
-    """Build section `security` of a role's settings from its options; None leaves the file's value."""
-    return {"tls_dir": tls and str(tls), "insecure": insecure or None}
 
 
 def ready(address: str) -> None:
@@ -141,7 +102,9 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
+@with_settings(expert_server="host port threads core device kernel quantization slots slot_tokens")
 def expert_server(
+    load: Load,
     join: Join,
     model: Annotated[
         str | None,
@@ -154,55 +117,16 @@ def expert_server(
         ),
     ] = None,
     id: Id = None,
-    host: Host = None,
-    port: Port = None,
-    threads: Threads = None,
-    core: Annotated[
-        int | None,
-        typer.Option(help="Core that the serving loop is bound to.", show_default="any"),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="Device that holds the experts and computes: cpu, cuda or cuda:N.",
-            show_default="cpu",
-        ),
-    ] = None,
-    kernel: Annotated[
-        str | None, typer.Option(help="Expert kernel: auto, native, reference or triton.")
-    ] = None,
-    quantization: Annotated[
-        str | None, typer.Option(help="Weights in memory: none, int8 or int4.")
-    ] = None,
-    slots: Annotated[
-        int | None, typer.Option(help="Slots of the arena, for all clients together.")
-    ] = None,
-    slot_tokens: Annotated[int | None, typer.Option(help="Tokens that one slot holds.")] = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    config: ConfigFile = None,
 ) -> None:
     """Run an expert server: it joins the cluster, loads the experts placed on it, and serves."""
-    from eaas.config import load_config
     from eaas.net.grpc_server import check_port
     from eaas.net.listen_policy import guarded_port
 
     begin("expert-server", offline=not (model or "").lower().startswith("hf://"))
     if model is not None and is_local(model):
         check_early(local_directory(model), tokenizer=False)
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "threads": threads,
-        "core": core,
-        "device": device,
-        "kernel": kernel,
-        "quantization": quantization,
-        "slots": slots,
-        "slot_tokens": slot_tokens,
-    }
     server_id = member_id(id, "expert-server")
-    cluster = load_config(config, security=security_of(tls, insecure), expert_server=settings)
+    cluster = load()
     loaded = cluster.expert_server
     own = guarded_port(cluster.security, "expert-server", loaded.host)
     check_port(loaded.host, loaded.port)
@@ -234,39 +158,18 @@ def expert_server(
     leave()
 
 
-def attention_client(
-    model: Model,
-    join: Join,
-    id: Id = None,
-    host: Host = None,
-    port: Port = None,
-    transport: ClientTransport = None,
-    threads: Threads = None,
-    api_key_file: ApiKeyFile = None,
-    operator_page: OperatorPage = None,
-    served_model_name: ServedModelName = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    config: ConfigFile = None,
-) -> None:
+@with_settings(
+    attention_client="host port transport threads api_key_file operator_page served_model_name"
+)
+def attention_client(load: Load, model: Model, join: Join, id: Id = None) -> None:
     """Run an attention client: the model without its experts, behind an OpenAI-compatible endpoint."""
-    from eaas.config import load_config
     from eaas.net.grpc_server import check_port
     from eaas.net.listen_policy import guarded_keys, identity
 
     begin("attention-client")
     check_early(model, tokenizer=True)
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "transport": transport,
-        "threads": threads,
-        "api_key_file": api_key_file,
-        "operator_page": operator_page,
-        "served_model_name": served_model_name,
-    }
     client_id = member_id(id, "attention-client")
-    cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)
+    cluster = load()
     loaded = cluster.attention_client
     if loaded.response_template:
         from attention_client.serving.families.family import Family
@@ -305,45 +208,13 @@ def attention_client(
     leave()
 
 
-def monitor(
-    host: Host = None,
-    port: Port = None,
-    stop_members_on_exit: Annotated[
-        bool | None,
-        typer.Option("--stop-members-on-exit", help="Stop every member when the monitor ends."),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="embedded: a file in --data-dir; zookeeper: several monitors, one of them the leader."
-        ),
-    ] = None,
-    data_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Directory for state that survives a restart."),
-    ] = None,
-    zookeeper_hosts: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT,...", help="Addresses of the ZooKeeper servers."),
-    ] = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    config: ConfigFile = None,
-) -> None:
+@with_settings(monitor="host port stop_members_on_exit store data_dir zookeeper_hosts")
+def monitor(load: Load) -> None:
     """Run the monitor: cluster membership and failure detection."""
-    from eaas.config import load_config
     from eaas.net.listen_policy import guarded_port, monitor_secret
 
     begin("monitor")
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "stop_members_on_exit": stop_members_on_exit,
-        "store": store,
-        "data_dir": data_dir,
-        "zookeeper_hosts": zookeeper_hosts,
-    }
-    cluster = load_config(config, security=security_of(tls, insecure), monitor=settings)
+    cluster = load()
     loaded = cluster.monitor
     own = guarded_port(cluster.security, "monitor", loaded.host)
     secret = monitor_secret(cluster.security, loaded)
@@ -353,30 +224,13 @@ def monitor(
     leave()
 
 
-def balancer(
-    join: Join,
-    servers: Annotated[
-        int | None, typer.Option(help="Expert servers to wait for before the first placement.")
-    ] = None,
-    redundancy: Annotated[int | None, typer.Option(help="Servers that hold each expert.")] = None,
-    host: Host = None,
-    port: Port = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    config: ConfigFile = None,
-) -> None:
+@with_settings(balancer="expected_servers redundancy host port")
+def balancer(load: Load, join: Join) -> None:
     """Run the balancer: placement of the experts."""
-    from eaas.config import load_config
     from eaas.net.listen_policy import guarded_port
 
     begin("balancer")
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "expected_servers": servers,
-        "redundancy": redundancy,
-    }
-    cluster = load_config(config, security=security_of(tls, insecure), balancer=settings)
+    cluster = load()
     loaded = cluster.balancer
     own = guarded_port(cluster.security, "balancer", loaded.host)
     from balancer.main import run

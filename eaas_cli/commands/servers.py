@@ -20,19 +20,13 @@ if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
     from eaas.net.tls import Identity
 
-__all__ = ["balancer_address", "balancer_of", "monitor_addresses", "operator", "register"]
+__all__ = ["balancer_address", "balancer_of", "drain", "monitor_addresses", "operator", "scale"]
 
 _POLL_S = 0.2
 # Deadline per server that joins or leaves. It includes the loading of experts.
 _SERVER_S = 300.0
 # Longest time without an answer. A busy endpoint may miss some polls.
 _SILENCE_S = 30.0
-
-
-def register(app: typer.Typer) -> None:
-    """Add `scale` and `drain` to the `eaas` program."""
-    app.command("scale")(scale)
-    app.command("drain")(drain)
 
 
 def scale(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulator.autoscaling.serving import ServerModel
     from simulator.autoscaling.traffic import Traffic
 
-__all__ = ["register"]
+__all__ = ["simulate"]
 
 _PAPER_S = (600.0, 7200.0)
 
@@ -30,13 +30,7 @@ simulate = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `eaas simulate`."""
-    simulate.command("autoscale")(autoscale)
-    simulate.command("caps")(caps)
-    app.add_typer(simulate, name="simulate")
-
-
+@simulate.command("autoscale")
 def autoscale(
     trace: Annotated[
         Path | None,
@@ -146,6 +140,9 @@ def autoscale(
         typer.echo(json.dumps(_document(traffic, model, settings, asked, comparison)))
     else:
         _print(traffic, model, asked, comparison, sizes, paper)
+
+
+simulate.command("caps")(caps)
 
 
 def _document(

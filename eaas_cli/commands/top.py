@@ -24,16 +24,11 @@ if TYPE_CHECKING:
 
     from eaas.cluster_snapshot import ClusterSnapshot, SnapshotReader
 
-__all__ = ["register"]
+__all__ = ["top"]
 
 _POLL_S = 1.0
 # Lines of a frame in a pipe, which has no height.
 _PIPED_LINES = 1000
-
-
-def register(app: typer.Typer) -> None:
-    """Add `top` to the `eaas` program."""
-    app.command("top")(top)
 
 
 def top(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from simulator import Comparison
     from simulator.placement.losses import Losses
 
-__all__ = ["register"]
+__all__ = ["trace"]
 
 trace = typer.Typer(
     help="Routing traces: tokens per expert, and placement policies replayed over them.",
@@ -29,11 +29,6 @@ Source = Annotated[
     typer.Argument(metavar="TRACE", help="A .npz, a .csv, SGLang's .pt, or an array of counts."),
 ]
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="A .npz, .npy or .csv to write.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `eaas trace`."""
-    app.add_typer(trace, name="trace")
 
 
 @trace.command("record")
@@ -256,7 +251,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Replay placement policies over a trace: balance, moved replicas, planning time, score, lost nodes."""
-    from eaas_cli.bench.experts.plot import check_plot
+    from eaas_cli.bench.experts.report import check_plot
     from eaas_cli.option_values import numbers, once
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names

@@ -18,14 +18,7 @@ from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
 from eaas_cli.commands.greeting import greet, key_file, passes_text
 from eaas_cli.commands.loading import loading_shown, loading_text, print_lines
-from eaas_cli.commands.options import (
-    MODEL_HELP,
-    ApiKeyFile,
-    ConfigFile,
-    Insecure,
-    ServedModelName,
-    Tls,
-)
+from eaas_cli.commands.options import MODEL_HELP, Load, with_settings
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
     from eaas_cli.local.scaling import Scaler
     from eaas_cli.local.supervision import Supervisor
 
-__all__ = ["register"]
+__all__ = ["up"]
 
 _REFRESH_S = 1.0
 # Interval of the loop while servers join or leave.
@@ -53,12 +46,25 @@ _FILES = 128
 _FILES_PER_SERVER = 16
 
 
-def register(app: typer.Typer) -> None:
-    """Add `up` to the `eaas` program."""
-    app.command("up")(up)
-
-
+@with_settings(
+    {
+        "transport": (
+            "Transport to each server: auto (shm where possible), shm, grpc or nixl.",
+            "auto",
+        ),
+        "host": ("Address of the endpoint.", "127.0.0.1"),
+        "port": ("Port of the endpoint; 0: a free one.", "8000"),
+        "kernel": (
+            "Expert kernel: auto, native, reference or triton.",
+            "auto: the fastest here",
+        ),
+        "quantization": ("Weights in memory: none, int8 or int4.", "none"),
+    },
+    attention_client="transport host port served_model_name api_key_file",
+    expert_server="kernel quantization",
+)
 def up(
+    load: Load,
     directory: Annotated[
         Path | None,
         typer.Argument(
@@ -100,35 +106,6 @@ def up(
     engine: Annotated[
         Literal["transformers", "vllm"], typer.Option(help="Engine that runs attention.")
     ] = "transformers",
-    transport: Annotated[
-        str | None,
-        typer.Option(
-            help="Transport to each server: auto (shm where possible), shm, grpc or nixl.",
-            show_default="auto",
-        ),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address of the endpoint.", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Port of the endpoint; 0: a free one.", show_default="8000")
-    ] = None,
-    kernel: Annotated[
-        str | None,
-        typer.Option(
-            help="Expert kernel: auto, native, reference or triton.",
-            show_default="auto: the fastest here",
-        ),
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(help="Weights in memory: none, int8 or int4.", show_default="none"),
-    ] = None,
-    served_model_name: ServedModelName = None,
-    api_key_file: ApiKeyFile = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    config: ConfigFile = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(
@@ -164,21 +141,9 @@ def up(
             # Its imports, the longest part of a start, go on beside the checks below.
             fork_server = start_fork_server(with_client=engine == "transformers")
             stack.callback(fork_server.end)
-        from eaas.config import load_config
         from eaas_cli.local import LocalCluster
 
-        settings = load_config(
-            config,
-            security={"tls_dir": tls and str(tls), "insecure": insecure or None},
-            attention_client={
-                "transport": transport,
-                "host": host,
-                "port": port,
-                "api_key_file": api_key_file,
-                "served_model_name": served_model_name,
-            },
-            expert_server={"kernel": kernel, "quantization": quantization},
-        )
+        settings = load()
         if settings.attention_client.response_template:
             from attention_client.serving.families.family import Family
 
@@ -189,14 +154,14 @@ def up(
                     raise ConfigError(
                         "--log-dir: on Ray the logs are in Ray's log directory of each node"
                     )
-                up_on_ray(checkpoint, servers, redundancy, engine, settings, config, interrupt)
+                up_on_ray(checkpoint, servers, redundancy, engine, settings, load.file, interrupt)
                 return
             cluster = LocalCluster(
                 checkpoint,
                 servers=servers,
                 redundancy=redundancy,
                 config=settings,
-                config_file=config,
+                config_file=load.file,
                 log_dir=log_dir,
                 engine=engine,
                 operator_page=True,

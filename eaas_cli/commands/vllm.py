@@ -6,35 +6,15 @@ import logging
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eaas.checkpoint.source import local_directory
 from eaas.errors import ClusterError, ConfigError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
-from eaas_cli.commands.options import (
-    MODEL_HELP,
-    ApiKeyFile,
-    ConfigFile,
-    Insecure,
-    Join,
-    ServedModelName,
-    Tls,
-)
-from eaas_cli.commands.roles import (
-    ClientTransport,
-    Host,
-    Id,
-    OperatorPage,
-    Port,
-    begin,
-    check_early,
-    leave,
-    member_id,
-    ready,
-    security_of,
-)
+from eaas_cli.commands.options import MODEL_HELP, Join, Load, with_settings
+from eaas_cli.commands.roles import Id, begin, check_early, leave, member_id, ready
 
 if TYPE_CHECKING:
     from attention_client.observer import ClusterObserver
@@ -44,7 +24,7 @@ if TYPE_CHECKING:
     from eaas.types import ModelShape
     from eaas_cli.local.interrupt import Interrupt
 
-__all__ = ["register"]
+__all__ = ["vllm"]
 
 _POLL_S = 0.25
 _ASK_S = 1.0
@@ -53,12 +33,9 @@ _MONITOR_S = 10.0
 _END_S = 6.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add `vllm` to the `eaas` program."""
-    app.command("vllm")(vllm)
-
-
+@with_settings(attention_client="host port transport api_key_file operator_page served_model_name")
 def vllm(
+    load: Load,
     model: Annotated[
         Path,
         typer.Argument(
@@ -74,15 +51,6 @@ def vllm(
         typer.Argument(help="vLLM's own options, after --.", metavar="[-- OPTION...]"),
     ] = None,
     id: Id = None,
-    host: Host = None,
-    port: Port = None,
-    transport: ClientTransport = None,
-    api_key_file: ApiKeyFile = None,
-    operator_page: OperatorPage = None,
-    served_model_name: ServedModelName = None,
-    tls: Tls = None,
-    insecure: Insecure = False,
-    config: ConfigFile = None,
 ) -> None:
     """Run vLLM as an attention client: vLLM's OpenAI server, with the experts on the cluster's servers."""
     # Before the imports, which take seconds.
@@ -90,7 +58,6 @@ def vllm(
     check_early(model, tokenizer=True)
     from attention_client.engines.vllm import contract
     from attention_client.vllm_server import command
-    from eaas.config import load_config
     from eaas.net.grpc_server import check_port, host_to_tell, join_host_port
     from eaas.net.listen_policy import guarded_keys, identity
     from eaas_cli.local.interrupt import Interrupt
@@ -100,16 +67,8 @@ def vllm(
     given = options or []
     command.refuse_options(given)
     contract.refuse_unsupported()
-    settings: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "transport": transport,
-        "api_key_file": api_key_file,
-        "operator_page": operator_page,
-        "served_model_name": served_model_name,
-    }
     client_id = member_id(id, "vllm")
-    cluster = load_config(config, security=security_of(tls, insecure), attention_client=settings)
+    cluster = load()
     loaded = cluster.attention_client
     own = identity(cluster.security, "attention-client")
     guarded_keys(cluster.security, loaded.host, loaded.api_key_file)

@@ -13,10 +13,10 @@ with the lower half of a byte, or the lowest bits of an integer, first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Draw", "TensorPlan", "plan_tensors"]
 
@@ -72,197 +72,188 @@ class TensorPlan:
         return self.item_bytes * math.prod(self.shape)
 
 
-def plan_tensors(config: dict[str, Any]) -> Iterator[TensorPlan]:
+class _Row(NamedTuple):
+    """A tensor of a layer, before it is known how the checkpoint stores it.
+
+    Attributes:
+        name: Name in its layer.
+        kind: ones; normal or float32, of root mean square `gain`; or a linear layer (N, K) with a gain: one
+            that no checkpoint quantises (plain), one that FP8 ones do (linear), an expert's (expert), or all
+            experts' (stacked).
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    gain: float = 1.0
+
+
+def plan_tensors(config: Mapping[str, Any]) -> Iterator[TensorPlan]:
     """Yield all tensors of the checkpoint that a config.json belongs to, layer after layer."""
-    return _Planner(config).plan()
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    layers = config["num_hidden_layers"]
 
+    def embedding(name: str) -> TensorPlan:
+        return TensorPlan(name, "BF16", (vocab, hidden), Draw.EMBEDDING)
 
-class _Planner:
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.type = config["model_type"]
-        self.method = config.get("quantization_config", {}).get("quant_method", "bf16")
-        self.hidden = config["hidden_size"]
-        # Qwen's scales are BF16, DeepSeek's and Moonshot's F32.
-        self.scale_dtype = "BF16" if self.type == "qwen3_moe" else "F32"
+    def output(name: str, of: str) -> TensorPlan:
+        size = 2 / math.sqrt(hidden)
+        return TensorPlan(name, "BF16", (vocab, hidden), Draw.OUTPUT, size, embedding=of)
 
-    def plan(self) -> Iterator[TensorPlan]:
-        vocab, layers = self.config["vocab_size"], self.config["num_hidden_layers"]
-        yield from self.embedding("model.embed_tokens.weight", vocab)
-        for layer in range(layers):
-            yield from self.layer(f"model.layers.{layer}", layer)
-        yield from self.ones("model.norm.weight", self.hidden)
-        yield from self.output("lm_head.weight", vocab, "model.embed_tokens.weight")
-        for layer in range(layers, layers + self.config.get("num_nextn_predict_layers", 0)):
-            yield from self.prediction_layer(f"model.layers.{layer}", layer, vocab)
+    def stored(name: str, rows: Iterator[_Row]) -> Iterator[TensorPlan]:
+        for row in rows:
+            yield from _stored(config, row._replace(name=f"{name}.{row.name}"))
 
-    def prediction_layer(self, name: str, layer: int, vocab: int) -> Iterator[TensorPlan]:
-        """Yield a layer that predicts a further token (MTP), which stands behind the model's own."""
-        hidden = self.hidden
-        yield from self.layer(name, layer)
-        yield from self.embedding(f"{name}.embed_tokens.weight", vocab)
-        yield from self.ones(f"{name}.enorm.weight", hidden)
-        yield from self.ones(f"{name}.hnorm.weight", hidden)
-        yield from self.matrix(f"{name}.eh_proj.weight", (hidden, 2 * hidden))
-        yield from self.ones(f"{name}.shared_head.norm.weight", hidden)
-        yield from self.output(
-            f"{name}.shared_head.head.weight", vocab, f"{name}.embed_tokens.weight"
+    first = "model.embed_tokens.weight"
+    yield embedding(first)
+    for layer in range(layers):
+        yield from stored(f"model.layers.{layer}", _layer(config, layer))
+    yield TensorPlan("model.norm.weight", "BF16", (hidden,), Draw.ONES)
+    yield output("lm_head.weight", first)
+    # Layers that predict a further token (MTP) stand behind the model's own.
+    for layer in range(layers, layers + config.get("num_nextn_predict_layers", 0)):
+        name = f"model.layers.{layer}"
+        yield from stored(name, _layer(config, layer))
+        yield embedding(f"{name}.embed_tokens.weight")
+        rows = (
+            _Row("enorm.weight", "ones", (hidden,)),
+            _Row("hnorm.weight", "ones", (hidden,)),
+            _Row("eh_proj.weight", "plain", (hidden, 2 * hidden)),
+            _Row("shared_head.norm.weight", "ones", (hidden,)),
         )
+        yield from stored(name, iter(rows))
+        yield output(f"{name}.shared_head.head.weight", f"{name}.embed_tokens.weight")
 
-    def layer(self, name: str, layer: int) -> Iterator[TensorPlan]:
-        yield from self.ones(f"{name}.input_layernorm.weight", self.hidden)
-        if self.type == "deepseek_v3":
-            yield from self.latent_attention(f"{name}.self_attn")
-        else:
-            yield from self.attention(f"{name}.self_attn")
-        yield from self.ones(f"{name}.post_attention_layernorm.weight", self.hidden)
-        match self.type:
-            case "deepseek_v3" if layer < self.config["first_k_dense_replace"]:
-                yield from self.mlp(f"{name}.mlp", self.config["intermediate_size"])
-            case "deepseek_v3":
-                yield from self.deepseek_moe(f"{name}.mlp")
-            case "gpt_oss":
-                yield from self.gpt_oss_moe(f"{name}.mlp")
-            case "mixtral":
-                yield from self.mixtral_moe(f"{name}.block_sparse_moe")
-            case _:
-                yield from self.qwen3_moe(f"{name}.mlp")
 
-    def attention(self, name: str) -> Iterator[TensorPlan]:
-        config, hidden = self.config, self.hidden
-        heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        head_dim = config.get("head_dim") or hidden // heads
-        # gpt-oss has only its experts quantised.
-        linear = self.matrix if self.type == "gpt_oss" else self.linear
-        for part, outputs, inputs, gain in (
-            ("q_proj", heads * head_dim, hidden, 1.0),
-            ("k_proj", kv_heads * head_dim, hidden, 1.0),
-            ("v_proj", kv_heads * head_dim, hidden, 1.0),
-            ("o_proj", hidden, heads * head_dim, _OUTPUT_GAIN),
-        ):
-            yield from linear(f"{name}.{part}.weight", (outputs, inputs), gain)
-            if config.get("attention_bias"):
-                yield from self.normal(f"{name}.{part}.bias", (outputs,), _BIAS)
-        if self.type == "qwen3_moe":
-            yield from self.ones(f"{name}.q_norm.weight", head_dim)
-            yield from self.ones(f"{name}.k_norm.weight", head_dim)
-        if self.type == "gpt_oss":
-            yield from self.normal(f"{name}.sinks", (heads,), 1.0)
-
-    def latent_attention(self, name: str) -> Iterator[TensorPlan]:
-        config, hidden, heads = self.config, self.hidden, self.config["num_attention_heads"]
-        q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
-        nope, rope, value = (
-            config[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        )
-        yield from self.linear(f"{name}.q_a_proj.weight", (q_rank, hidden))
-        yield from self.ones(f"{name}.q_a_layernorm.weight", q_rank)
-        yield from self.linear(f"{name}.q_b_proj.weight", (heads * (nope + rope), q_rank))
-        yield from self.linear(f"{name}.kv_a_proj_with_mqa.weight", (kv_rank + rope, hidden))
-        yield from self.ones(f"{name}.kv_a_layernorm.weight", kv_rank)
-        yield from self.linear(f"{name}.kv_b_proj.weight", (heads * (nope + value), kv_rank))
-        yield from self.linear(f"{name}.o_proj.weight", (hidden, heads * value), _OUTPUT_GAIN)
-
-    def qwen3_moe(self, name: str) -> Iterator[TensorPlan]:
-        experts = self.config["num_experts"]
-        yield from self.matrix(f"{name}.gate.weight", (experts, self.hidden))
-        for expert in range(experts):
-            yield from self.expert(f"{name}.experts.{expert}", self.config["moe_intermediate_size"])
-
-    def mixtral_moe(self, name: str) -> Iterator[TensorPlan]:
-        experts = self.config["num_local_experts"]
-        yield from self.matrix(f"{name}.gate.weight", (experts, self.hidden))
-        for expert in range(experts):
-            yield from self.expert(
-                f"{name}.experts.{expert}", self.config["intermediate_size"], ("w1", "w3", "w2")
-            )
-
-    def deepseek_moe(self, name: str) -> Iterator[TensorPlan]:
-        config = self.config
-        experts, width = config["n_routed_experts"], config["moe_intermediate_size"]
-        yield from self.matrix(f"{name}.gate.weight", (experts, self.hidden))
-        bias = f"{name}.gate.e_score_correction_bias"
-        yield TensorPlan(bias, "F32", (experts,), Draw.NORMAL, _BIAS)
-        for expert in range(experts):
-            yield from self.expert(
-                f"{name}.experts.{expert}", width, gain=1 / config["routed_scaling_factor"]
-            )
-        yield from self.mlp(f"{name}.shared_experts", width * config["n_shared_experts"])
-
-    def gpt_oss_moe(self, name: str) -> Iterator[TensorPlan]:
-        experts, hidden = self.config["num_local_experts"], self.hidden
-        width = self.config["intermediate_size"]
-        yield from self.matrix(f"{name}.router.weight", (experts, hidden))
-        yield from self.normal(f"{name}.router.bias", (experts,), _BIAS)
-        for part, outputs, inputs in (
-            ("gate_up_proj", 2 * width, hidden),
-            ("down_proj", hidden, width),
-        ):
-            prefix, size = f"{name}.experts.{part}", 1 / math.sqrt(inputs)
-            if self.method == "mxfp4":
-                groups = (experts, outputs, inputs // 32)
-                yield TensorPlan(f"{prefix}_blocks", "U8", (*groups, 16), Draw.E2M1, size)
-                yield TensorPlan(f"{prefix}_scales", "U8", groups, Draw.E8M0_SCALE, size)
-            else:
-                yield from self.normal(prefix, (experts, inputs, outputs), size)
-            yield from self.normal(f"{prefix}_bias", (experts, outputs), _BIAS)
-
-    def mlp(self, name: str, width: int) -> Iterator[TensorPlan]:
-        """Yield a dense layer or a shared expert."""
-        # Moonshot quantises only routed experts.
-        linear = self.matrix if self.method == "compressed-tensors" else self.linear
-        yield from linear(f"{name}.gate_proj.weight", (width, self.hidden))
-        yield from linear(f"{name}.up_proj.weight", (width, self.hidden))
-        yield from linear(f"{name}.down_proj.weight", (self.hidden, width), _OUTPUT_GAIN)
-
-    def expert(
-        self,
-        name: str,
-        width: int,
-        parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-        gain: float = 1.0,
-    ) -> Iterator[TensorPlan]:
-        gate, up, down = parts
-        pack = self.packed if self.method == "compressed-tensors" else self.linear
-        yield from pack(f"{name}.{gate}.weight", (width, self.hidden))
-        yield from pack(f"{name}.{up}.weight", (width, self.hidden))
-        yield from pack(f"{name}.{down}.weight", (self.hidden, width), gain)
-
-    def linear(self, name: str, shape: tuple[int, int], gain: float = 1.0) -> Iterator[TensorPlan]:
-        """Yield a linear layer that FP8 checkpoints have quantised."""
-        if self.method != "fp8":
-            yield from self.matrix(name, shape, gain)
-            return
-        size = gain / math.sqrt(shape[1])
-        block = self.config["quantization_config"]["weight_block_size"]
-        blocks = tuple(-(-length // side) for length, side in zip(shape, block, strict=True))
-        yield TensorPlan(name, "F8_E4M3", shape, Draw.E4M3, size)
-        yield TensorPlan(f"{name}_scale_inv", self.scale_dtype, blocks, Draw.E4M3_SCALE, size)
-
-    def packed(self, name: str, shape: tuple[int, int], gain: float = 1.0) -> Iterator[TensorPlan]:
-        """Yield a linear layer in compressed-tensors' pack-quantized format."""
+def _stored(config: Mapping[str, Any], row: _Row) -> Iterator[TensorPlan]:
+    """Yield the tensors that hold a row in the checkpoint's format."""
+    name, kind, shape, gain = row
+    quantization = config.get("quantization_config", {})
+    method = quantization.get("quant_method", "bf16")
+    size = gain if kind in ("normal", "float32") else gain / math.sqrt(shape[-1])
+    if kind == "ones":
+        yield TensorPlan(name, "BF16", shape, Draw.ONES)
+    elif kind == "expert" and method == "compressed-tensors":
         outputs, inputs = shape
-        size = gain / math.sqrt(inputs)
-        groups = self.config["quantization_config"]["config_groups"].values()
+        groups = quantization["config_groups"].values()
         (group,) = (each["weights"]["group_size"] for each in groups)
         scales = (outputs, inputs // group)
         yield TensorPlan(f"{name}_packed", "I32", (outputs, inputs // 8), Draw.INT4, size)
         yield TensorPlan(f"{name}_scale", "BF16", scales, Draw.INT4_SCALE, size)
         yield TensorPlan(f"{name}_shape", "I64", (2,), Draw.SHAPE, values=shape)
+    elif kind in ("expert", "linear") and method == "fp8":
+        # Qwen's scales are BF16, DeepSeek's and Moonshot's F32.
+        dtype = "BF16" if config["model_type"] == "qwen3_moe" else "F32"
+        block = quantization["weight_block_size"]
+        blocks = tuple(-(-length // side) for length, side in zip(shape, block, strict=True))
+        yield TensorPlan(name, "F8_E4M3", shape, Draw.E4M3, size)
+        yield TensorPlan(f"{name}_scale_inv", dtype, blocks, Draw.E4M3_SCALE, size)
+    elif kind == "stacked" and method == "mxfp4":
+        experts, outputs, inputs = shape
+        groups = (experts, outputs, inputs // 32)
+        yield TensorPlan(f"{name}_blocks", "U8", (*groups, 16), Draw.E2M1, size)
+        yield TensorPlan(f"{name}_scales", "U8", groups, Draw.E8M0_SCALE, size)
+    elif kind == "stacked":
+        experts, outputs, inputs = shape
+        yield TensorPlan(name, "BF16", (experts, inputs, outputs), Draw.NORMAL, size)
+    else:
+        dtype = "F32" if kind == "float32" else "BF16"
+        yield TensorPlan(name, dtype, shape, Draw.NORMAL, size)
 
-    def matrix(self, name: str, shape: tuple[int, int], gain: float = 1.0) -> Iterator[TensorPlan]:
-        """Yield a linear layer that is never quantised."""
-        yield from self.normal(name, shape, gain / math.sqrt(shape[1]))
 
-    def normal(self, name: str, shape: tuple[int, ...], size: float) -> Iterator[TensorPlan]:
-        yield TensorPlan(name, "BF16", shape, Draw.NORMAL, size)
+def _layer(config: Mapping[str, Any], layer: int) -> Iterator[_Row]:
+    """Yield the tensors of a decoder layer."""
+    hidden, is_deepseek = config["hidden_size"], config["model_type"] == "deepseek_v3"
+    yield _Row("input_layernorm.weight", "ones", (hidden,))
+    yield from _latent_attention(config) if is_deepseek else _attention(config)
+    yield _Row("post_attention_layernorm.weight", "ones", (hidden,))
+    if is_deepseek and layer < config["first_k_dense_replace"]:
+        yield from _mlp(config, "mlp", config["intermediate_size"])
+    elif config["model_type"] == "gpt_oss":
+        yield from _stacked_experts(config)
+    else:
+        yield from _experts(config)
 
-    def ones(self, name: str, length: int) -> Iterator[TensorPlan]:
-        yield TensorPlan(name, "BF16", (length,), Draw.ONES)
 
-    def embedding(self, name: str, vocab: int) -> Iterator[TensorPlan]:
-        yield TensorPlan(name, "BF16", (vocab, self.hidden), Draw.EMBEDDING)
+def _attention(config: Mapping[str, Any]) -> Iterator[_Row]:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    outputs, kv_outputs = heads * head_dim, config["num_key_value_heads"] * head_dim
+    # gpt-oss has only its experts quantised.
+    kind = "plain" if config["model_type"] == "gpt_oss" else "linear"
+    for part, shape, gain in (
+        ("q_proj", (outputs, hidden), 1.0),
+        ("k_proj", (kv_outputs, hidden), 1.0),
+        ("v_proj", (kv_outputs, hidden), 1.0),
+        ("o_proj", (hidden, outputs), _OUTPUT_GAIN),
+    ):
+        yield _Row(f"self_attn.{part}.weight", kind, shape, gain)
+        if config.get("attention_bias"):
+            yield _Row(f"self_attn.{part}.bias", "normal", shape[:1], _BIAS)
+    if config["model_type"] == "qwen3_moe":
+        yield _Row("self_attn.q_norm.weight", "ones", (head_dim,))
+        yield _Row("self_attn.k_norm.weight", "ones", (head_dim,))
+    if config["model_type"] == "gpt_oss":
+        yield _Row("self_attn.sinks", "normal", (heads,))
 
-    def output(self, name: str, vocab: int, embedding: str) -> Iterator[TensorPlan]:
-        shape, size = (vocab, self.hidden), 2 / math.sqrt(self.hidden)
-        yield TensorPlan(name, "BF16", shape, Draw.OUTPUT, size, embedding=embedding)
+
+def _latent_attention(config: Mapping[str, Any]) -> Iterator[_Row]:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    q_rank, kv_rank = config["q_lora_rank"], config["kv_lora_rank"]
+    nope, rope, value = (config[f"{n}_head_dim"] for n in ("qk_nope", "qk_rope", "v"))
+    for part, kind, shape, gain in (
+        ("q_a_proj", "linear", (q_rank, hidden), 1.0),
+        ("q_a_layernorm", "ones", (q_rank,), 1.0),
+        ("q_b_proj", "linear", (heads * (nope + rope), q_rank), 1.0),
+        ("kv_a_proj_with_mqa", "linear", (kv_rank + rope, hidden), 1.0),
+        ("kv_a_layernorm", "ones", (kv_rank,), 1.0),
+        ("kv_b_proj", "linear", (heads * (nope + value), kv_rank), 1.0),
+        ("o_proj", "linear", (hidden, heads * value), _OUTPUT_GAIN),
+    ):
+        yield _Row(f"self_attn.{part}.weight", kind, shape, gain)
+
+
+def _experts(config: Mapping[str, Any]) -> Iterator[_Row]:
+    """Yield a router, the experts one by one, and the shared expert."""
+    hidden, is_mixtral = config["hidden_size"], config["model_type"] == "mixtral"
+    is_deepseek = config["model_type"] == "deepseek_v3"
+    block = "block_sparse_moe" if is_mixtral else "mlp"
+    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    width = config["intermediate_size" if is_mixtral else "moe_intermediate_size"]
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    experts = next(config[name] for name in names if name in config)
+    gain = 1 / config["routed_scaling_factor"] if is_deepseek else 1.0
+    yield _Row(f"{block}.gate.weight", "plain", (experts, hidden))
+    if is_deepseek:
+        yield _Row(f"{block}.gate.e_score_correction_bias", "float32", (experts,), _BIAS)
+    for name in (f"{block}.experts.{expert}" for expert in range(experts)):
+        yield _Row(f"{name}.{gate}.weight", "expert", (width, hidden))
+        yield _Row(f"{name}.{up}.weight", "expert", (width, hidden))
+        yield _Row(f"{name}.{down}.weight", "expert", (hidden, width), gain)
+    if is_deepseek:
+        yield from _mlp(config, "mlp.shared_experts", width * config["n_shared_experts"])
+
+
+def _stacked_experts(config: Mapping[str, Any]) -> Iterator[_Row]:
+    """Yield gpt-oss' router and experts, which are (E, N, K) together."""
+    experts, hidden = config["num_local_experts"], config["hidden_size"]
+    width = config["intermediate_size"]
+    yield _Row("mlp.router.weight", "plain", (experts, hidden))
+    yield _Row("mlp.router.bias", "normal", (experts,), _BIAS)
+    for part, outputs, inputs in (
+        ("gate_up_proj", 2 * width, hidden),
+        ("down_proj", hidden, width),
+    ):
+        yield _Row(f"mlp.experts.{part}", "stacked", (experts, outputs, inputs))
+        yield _Row(f"mlp.experts.{part}_bias", "normal", (experts, outputs), _BIAS)
+
+
+def _mlp(config: Mapping[str, Any], name: str, width: int) -> Iterator[_Row]:
+    """Yield a dense layer or a shared expert."""
+    hidden = config["hidden_size"]
+    # Moonshot quantises only routed experts.
+    method = config.get("quantization_config", {}).get("quant_method")
+    kind = "plain" if method == "compressed-tensors" else "linear"
+    yield _Row(f"{name}.gate_proj.weight", kind, (width, hidden))
+    yield _Row(f"{name}.up_proj.weight", kind, (width, hidden))
+    yield _Row(f"{name}.down_proj.weight", kind, (hidden, width), _OUTPUT_GAIN)

@@ -1,16 +1,23 @@
-"""Writes a demo model as an ordinary checkpoint, for `eaas demo-model`, benchmarks, chaos runs and tests."""
+"""Writes demo models and random models like published ones as ordinary checkpoints."""
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from eaas.checkpoint.quiet import quiet_transformers
+from eaas.errors import ConfigError
 from eaas.garbage_collection import collector_off
 from eaas_cli.demo_model.architectures import MAX_POSITIONS, DemoSizes, build_config
-from eaas_cli.demo_model.target import MARK, refuse_to_overwrite, replacing
+from eaas_cli.demo_model.layout import plan_tensors
+from eaas_cli.demo_model.published import published_config
 from eaas_cli.demo_model.tokenizer import (
     BOS_ID,
     PAD_ID,
@@ -20,7 +27,12 @@ from eaas_cli.demo_model.tokenizer import (
     word_ids,
 )
 
-__all__ = ["write_demo_model"]
+__all__ = ["write_checkpoint", "write_demo_model", "write_model_like"]
+
+_MARK = "demo_model.json"
+_MAX_SHARD_BYTES = 4_000_000_000
+_MAX_TOKENS = 2000  # in the tokenizer; the embedding has the published number of rows
+_MEGABYTE = 1_000_000
 
 
 def write_demo_model(
@@ -56,32 +68,144 @@ def write_demo_model(
         ConfigError: An argument is wrong, or the path holds something else.
     """
     sizes = DemoSizes(arch, layers, hidden, experts, top_k, vocab, seed, dtype)
-    target = Path(path)
-    refuse_to_overwrite(target)
-
-    with ExitStack() as stack:
-        # Creating a model imports its modules from transformers.
-        stack.enter_context(collector_off())
+    # Creating a model imports its modules from transformers.
+    with collector_off(), _replacing(Path(path), asdict(sizes)) as directory, quiet_transformers():
         import torch
-        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers import AutoModelForCausalLM
 
         from eaas_cli.demo_model.weights import fill_weights
 
-        directory = stack.enter_context(replacing(target))
-        stack.enter_context(quiet_transformers())
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        tokenizer = build_tokenizer(vocab, MAX_POSITIONS, arch)
-        # Step 2 of `fill_weights` runs in float64, which only the eager experts support.
-        model = AutoModelForCausalLM.from_config(
-            build_config(sizes), dtype=torch.float32, experts_implementation="eager"
-        ).eval()
-        fill_weights(model, word_ids(tokenizer), weak_ids(tokenizer), seed)
-        model.generation_config = GenerationConfig(
-            do_sample=False,
-            bos_token_id=BOS_ID,
-            eos_token_id=end_ids(tokenizer, arch),
-            pad_token_id=PAD_ID,
+        with torch.random.fork_rng(devices=[]):
+            tokenizer = build_tokenizer(vocab, MAX_POSITIONS, arch)
+            # Step 2 of `fill_weights` runs in float64, which only the eager experts support.
+            model = AutoModelForCausalLM.from_config(
+                build_config(sizes), dtype=torch.float32, experts_implementation="eager"
+            ).eval()
+            fill_weights(model, word_ids(tokenizer), weak_ids(tokenizer), seed)
+            model.generation_config = _generation_config(tokenizer, arch)
+            stored = model.to(getattr(torch, dtype))
+            stored.save_pretrained(directory, max_shard_size=max_shard_size)
+            tokenizer.save_pretrained(directory, save_jinja_files=False)
+
+
+def write_model_like(
+    path: str | os.PathLike[str],
+    name: str,
+    *,
+    layers: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda wrote, total: None,
+) -> None:
+    """Write a random checkpoint like a published one: config, safetensors shards, tokenizer.
+
+    The same arguments give the same bytes, and fewer layers the same first layers. The directory appears in
+    one step and replaces an earlier demo model.
+
+    Args:
+        path: New directory.
+        name: One of `PUBLISHED`.
+        layers: Take only the first decoder layers. None: all.
+        progress: Is called with the number of bytes that were just written, and of all bytes.
+
+    Raises:
+        ConfigError: An argument is wrong, or the path cannot be written or holds something else.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed {seed}: choose 0 or more")
+    config = published_config(name, layers)
+    mark = {"like": name, "layers": config["num_hidden_layers"], "seed": seed}
+    write_checkpoint(path, config, mark, seed=seed, progress=progress)
+
+
+def write_checkpoint(
+    path: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    mark: Mapping[str, Any],
+    *,
+    seed: int,
+    max_shard_bytes: int = _MAX_SHARD_BYTES,
+    progress: Callable[[int, int], None] = lambda wrote, total: None,
+) -> None:
+    """Write the checkpoint that a config.json describes. Arguments and errors as `write_model_like`.
+
+    Args:
+        config: Content of config.json.
+        mark: Content of the file that marks a demo model.
+        max_shard_bytes: Bytes of a shard.
+    """
+    plans = list(plan_tensors(config))
+    total, arch = sum(plan.nbytes for plan in plans), config["model_type"]
+    with collector_off(), _replacing(Path(path), mark) as directory:
+        free = shutil.disk_usage(directory).free
+        if total > free:
+            raise ConfigError(
+                f"path {path}: {_size(total)} do not fit on a disk with {_size(free)} free: "
+                "choose another disk or fewer layers"
+            )
+        from eaas_cli.demo_model.random_tensors import draw_tensor
+        from eaas_cli.demo_model.shards import write_shards
+
+        with quiet_transformers():
+            vocab = min(config["vocab_size"], _MAX_TOKENS)
+            tokenizer = build_tokenizer(vocab, config["max_position_embeddings"], arch)
+            tokenizer.save_pretrained(directory, save_jinja_files=False)
+            _generation_config(tokenizer, arch).save_pretrained(directory)
+        write_shards(
+            directory,
+            plans,
+            partial(draw_tensor, seed=seed, words=word_ids(tokenizer)),
+            max_shard_bytes=max_shard_bytes,
+            wrote=lambda wrote: progress(wrote, total),
         )
-        model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
-        tokenizer.save_pretrained(directory, save_jinja_files=False)
-        (directory / MARK).write_text(json.dumps(sizes.to_dict(), indent=2) + "\n")
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _generation_config(tokenizer: Any, arch: str) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        do_sample=False,
+        bos_token_id=BOS_ID,
+        eos_token_id=end_ids(tokenizer, arch),
+        pad_token_id=PAD_ID,
+    )
+
+
+@contextmanager
+def _replacing(target: Path, mark: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield a new directory; it replaces the target at the end, or is deleted on an error.
+
+    `mark`: content of the file that marks a demo model. Raises ConfigError: the target is neither an empty
+    directory nor a demo model, or cannot be written.
+    """
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"path {target} is a file: choose another path")
+    if target.exists() and any(target.iterdir()) and not (target / _MARK).is_file():
+        raise ConfigError(
+            f"path {target} holds something other than a demo model: choose another path"
+        )
+    path = target.absolute()
+    new, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("new", "old"))
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"path {path} cannot be written: {error}") from error
+    try:
+        yield new
+        (new / _MARK).write_text(json.dumps(mark, indent=2) + "\n")
+        if path.exists():
+            path.rename(old)
+            new.rename(path)
+            shutil.rmtree(old)
+        else:
+            new.rename(path)
+    except OSError as error:
+        raise ConfigError(
+            f"path {target} cannot be written: {error.strerror}: free some space or choose another path"
+        ) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _size(nbytes: int) -> str:
+    return f"{max(1, nbytes // _MEGABYTE):,} MB"

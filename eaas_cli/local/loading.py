@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eaas.cluster_snapshot.loading import Loading, LoadingFold
     from eaas.membership.monitors import Monitors
-    from eaas.net.tls import Identity
+    from eaas_cli.local.interface import LaunchedCluster
 
-__all__ = ["LoadingLines", "LoadingPoller", "StartingCluster", "loading_lines"]
+__all__ = ["LoadingLines", "LoadingPoller", "loading_lines"]
 
 _ASK_S = 0.5
 # Intervals of the polls while experts load, and otherwise: shorter loads need no progress.
@@ -20,18 +20,6 @@ _IDLE_POLL_S = 3.0
 # How long experts load before the first printed line, and the interval of the lines.
 _FIRST_S = 3.0
 _LINE_S = 10.0
-
-
-class StartingCluster(Protocol):
-    """A cluster that may still be starting, on this machine or on Ray."""
-
-    @property
-    def monitor_address(self) -> str:
-        """host:port of its monitor; empty until that has started."""
-
-    @property
-    def tls(self) -> Identity | None:
-        """Identity for calls to the monitor; None without TLS."""
 
 
 class LoadingPoller:
@@ -43,7 +31,7 @@ class LoadingPoller:
     """
 
     def __init__(
-        self, cluster: StartingCluster, clock: Callable[[], float] = time.monotonic
+        self, cluster: LaunchedCluster, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._cluster = cluster
         self._clock = clock

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from eaas_cli.local.process import program
 
-__all__ = ["RestartBackoff", "keep_port", "restart_line", "role_environment"]
+__all__ = ["Restarts", "keep_port", "restart_line", "role_environment"]
 
 # A process that served for this long counts as started; its failures are counted from zero again.
 _SETTLED_S = 10.0
@@ -16,20 +16,26 @@ _SETTLED_S = 10.0
 _PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
-class RestartBackoff:
-    """Pauses between the restarts of a process that ends again and again. No clock.
+class Restarts:
+    """When a process that ends again and again starts again. No clock.
 
     Attributes:
         failures: Ends in a row, each soon after the process served or before.
+        serves_since: Time since when it serves; None while it starts or does not run.
+        starts_at: Time of its next start; None if none is planned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, serves_since: float | None = None, starts_at: float | None = None) -> None:
         self.failures = 0
+        self.serves_since, self.starts_at = serves_since, starts_at
 
-    def ended(self, served_s: float) -> float:
-        """Count an end after `served_s` seconds of service; return the pause in seconds before a restart."""
+    def ended(self, now: float) -> float:
+        """Take the end of the process, and plan its next start; return the pause in seconds before it."""
+        served_s = now - self.serves_since if self.serves_since is not None else 0.0
         self.failures = 1 if served_s >= _SETTLED_S else self.failures + 1
-        return _PAUSES_S[min(self.failures, len(_PAUSES_S)) - 1]
+        pause_s = _PAUSES_S[min(self.failures, len(_PAUSES_S)) - 1]
+        self.serves_since, self.starts_at = None, now + pause_s
+        return pause_s
 
 
 def restart_line(arguments: Sequence[str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.control_plane.balancer_watch import BalancerWatch
@@ -15,65 +15,12 @@ from eaas.log import get_logger
 from eaas.rpc.v1 import balancer_pb2
 
 if TYPE_CHECKING:
-    from eaas.config import ClusterConfig
     from eaas.net.tls import Identity
+    from eaas_cli.local.interface import LaunchedCluster, ServerProcess
 
-__all__ = ["ScaleWatch", "ScaledCluster", "Scaler", "ServerProcess"]
+__all__ = ["ScaleWatch", "Scaler"]
 
 _log = get_logger(__name__)
-
-
-class ServerProcess(Protocol):
-    """An expert server's process, as the `Scaler` sees it: a local child, or one that Ray runs."""
-
-    @property
-    def name(self) -> str:
-        """Member id."""
-
-    @property
-    def pid(self) -> int:
-        """Process id on its machine; 0 if it has not started."""
-
-    @property
-    def address(self) -> str | None:
-        """host:port once it serves."""
-
-    @property
-    def running(self) -> bool:
-        """Whether the process has not ended."""
-
-    def read(self) -> None:
-        """Read what it has announced. Raises EaasError: it announced a failure."""
-
-    def last_words(self) -> str:
-        """Return the last line of its log."""
-
-    def end(self) -> None:
-        """End it without draining."""
-
-
-class ScaledCluster(Protocol):
-    """What the `Scaler` needs of a cluster."""
-
-    @property
-    def config(self) -> ClusterConfig:
-        """Settings of the cluster."""
-
-    @property
-    def tls(self) -> Identity | None:
-        """Identity for calls to the balancer; None without TLS."""
-
-    def balancer_address(self) -> str | None:
-        """Return host:port of the cluster's own balancer; None while it has none."""
-
-    def running_servers(self) -> Sequence[ServerProcess]:
-        """List the servers that run, ready or not, by number."""
-
-    def add_server(self, *, others: Collection[str] = ()) -> ServerProcess:
-        """Start a server; does not wait. `others`: names that other servers have."""
-
-    def forget(self, name: str) -> None:
-        """Remove a server that has left."""
 
 
 class ScaleWatch(BalancerWatch):
@@ -117,7 +64,7 @@ class Scaler:
 
     def __init__(
         self,
-        cluster: ScaledCluster,
+        cluster: LaunchedCluster,
         others: Callable[[], Collection[str]] = lambda: (),
         balancer_address: Callable[[], str | None] | None = None,
     ) -> None:

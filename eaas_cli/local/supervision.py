@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.local.process import how_it_ended
-from eaas_cli.local.restart import RestartBackoff
+from eaas_cli.local.restart import Restarts
 
 if TYPE_CHECKING:
     from eaas_cli.local.cluster import LocalCluster
@@ -104,10 +104,7 @@ class _Restarted:
         self._start = start
         self._cost = cost
         self._most = most
-        self._backoff = RestartBackoff()
-        # `_serves_since` is None while the process starts; `_starts_at` is None unless a restart is planned.
-        self._serves_since: float | None = time.monotonic()
-        self._starts_at: float | None = None
+        self._restarts = Restarts(serves_since=time.monotonic())
 
     @property
     def process(self) -> ChildProcess:
@@ -117,7 +114,7 @@ class _Restarted:
     @property
     def serves(self) -> bool:
         """Whether the process runs and is ready, as far as the last `step` knows."""
-        return self._serves_since is not None and self.process.running
+        return self._restarts.serves_since is not None and self.process.running
 
     def step(self, missing: str = "") -> list[str]:
         """Plan or do the restart if the process has ended; return the lines to print. Never waits.
@@ -127,17 +124,16 @@ class _Restarted:
         process = self.process
         if process.running:
             return self._check_ready(process)
-        lines = []
-        if self._starts_at is None:
-            lines = [self._plan(process, missing)]
-        assert self._starts_at is not None
-        if not missing and time.monotonic() >= self._starts_at:
-            self._starts_at = None
+        restarts = self._restarts
+        lines = [self._plan(process, missing)] if restarts.starts_at is None else []
+        assert restarts.starts_at is not None
+        if not missing and time.monotonic() >= restarts.starts_at:
+            restarts.starts_at = None
             self._start()
         return lines
 
     def _check_ready(self, process: ChildProcess) -> list[str]:
-        if self._serves_since is not None:
+        if self._restarts.serves_since is not None:
             return []
         try:
             process.read()
@@ -146,20 +142,16 @@ class _Restarted:
             return []
         if process.address is None:
             return []
-        self._serves_since = time.monotonic()
+        self._restarts.serves_since = time.monotonic()
         return [f"{process.name} (pid {process.pid}) serves again"]
 
     def _plan(self, process: ChildProcess, missing: str) -> str:
-        now = time.monotonic()
-        served_s = now - self._serves_since if self._serves_since is not None else 0.0
-        self._serves_since = None
-        pause_s = self._backoff.ended(served_s)
+        pause_s = self._restarts.ended(time.monotonic())
         how = how_it_ended(process.process.returncode)
-        if self._most is not None and self._backoff.failures > self._most:
+        if self._most is not None and self._restarts.failures > self._most:
             raise ClusterError(
                 f"{process.name} (pid {process.pid}) {how}, again and again; "
                 f"its last words: {process.last_words()}"
             )
-        self._starts_at = now + pause_s
         when = f"once {missing} runs" if missing else "now" if pause_s == 0 else f"in {pause_s:g} s"
         return f"{process.name} (pid {process.pid}) {how}; {self._cost}; it starts again {when}"

@@ -39,6 +39,9 @@ class Controller:
         cluster: The cluster, whose actors exist.
         live_servers: Returns the ids of all live expert servers. Raises ClusterError: no monitor answers.
         clock: Monotonic seconds.
+
+    Attributes:
+        scaler: Brings the cluster to the wanted number of servers.
     """
 
     def __init__(
@@ -51,12 +54,12 @@ class Controller:
         self._live_servers = live_servers or self._ask_monitor
         self._clock = clock
         self._monitor_ran = clock()
-        self._scaler = Scaler(cluster, self._started_by_hand)
+        self.scaler = Scaler(cluster, self._started_by_hand)
 
     def run(self) -> None:
         """Step forever, and follow the balancer's wanted number of servers."""
         self._cluster.pool.adopt()
-        watch = ScaleWatch(self._cluster.balancer_address, self._scaler.want, self._cluster.tls)
+        watch = ScaleWatch(self._cluster.balancer_address, self.scaler.want, self._cluster.tls)
         try:
             while True:
                 try:
@@ -64,7 +67,7 @@ class Controller:
                         _log.info("%s", line)
                 except EaasError as error:
                     _log.warning("%s", error)
-                time.sleep(_SCALING_S if self._scaler.busy else _STEP_S)
+                time.sleep(_SCALING_S if self.scaler.busy else _STEP_S)
         finally:
             watch.close()
 
@@ -78,7 +81,7 @@ class Controller:
         for name in self._lost():
             cluster.recreate(name)
             lines.append(f"{name} was lost and is created again")
-        lines += self._scaler.step()
+        lines += self.scaler.step()
         for name in cluster.left_servers():
             cluster.forget(name)
             lines.append(f"{name} has left")

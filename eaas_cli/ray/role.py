@@ -15,7 +15,7 @@ from eaas.cores import usable_cores
 from eaas.errors import EaasError
 from eaas.log import get_logger
 from eaas_cli.local.process import ChildProcess, how_it_ended, stop_all
-from eaas_cli.local.restart import RestartBackoff, keep_port
+from eaas_cli.local.restart import Restarts, keep_port
 
 __all__ = ["Report", "RoleProcess", "RoleSpec", "fill_in"]
 
@@ -136,9 +136,7 @@ class RoleProcess:
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
         self._ended_pids: tuple[int, ...] = ()
-        self._backoff = RestartBackoff()
-        self._starts_at = clock()
-        self._serves_since: float | None = None
+        self._restarts = Restarts(starts_at=clock())
         self._failure: str | None = None
         self._left = False
         self._stopping = threading.Event()
@@ -160,7 +158,7 @@ class RoleProcess:
                 pid=child.pid if child is not None else 0,
                 address=child.address if child is not None else None,
                 kernel=child.kernel if child is not None else None,
-                failures=self._backoff.failures,
+                failures=self._restarts.failures,
                 failure=self._failure,
                 left=self._left,
                 niceness=self._niceness,
@@ -200,7 +198,7 @@ class RoleProcess:
         if self._left:
             return
         if self._child is None:
-            if self._clock() >= self._starts_at:
+            if self._clock() >= (self._restarts.starts_at or 0.0):
                 self._child = self._launch()
             return
         child = self._child
@@ -209,8 +207,8 @@ class RoleProcess:
         except EaasError as error:
             self._failure = str(error)
         if child.running:
-            if child.address is not None and self._serves_since is None:
-                self._serves_since, self._failure = self._clock(), None
+            if child.address is not None and self._restarts.serves_since is None:
+                self._restarts.serves_since, self._failure = self._clock(), None
             return
         self._take_end(child)
 
@@ -226,13 +224,11 @@ class RoleProcess:
 
     def _take_end(self, child: ChildProcess) -> None:
         code = child.process.returncode
-        if code == 0 and self._serves_since is not None and self._spec.may_leave:
+        if code == 0 and self._restarts.serves_since is not None and self._spec.may_leave:
             self._left = True
             shutil.rmtree(self._own_dir, ignore_errors=True)
         else:
-            now = self._clock()
-            served_s = now - self._serves_since if self._serves_since is not None else 0.0
-            self._starts_at = now + self._backoff.ended(served_s)
+            self._restarts.ended(self._clock())
             if self._failure is None:
                 words = child.last_words()
                 self._failure = f"{child.name} {how_it_ended(code)}; its last words: {words}"
@@ -241,4 +237,4 @@ class RoleProcess:
             self._words = keep_port(self._words, child.address)
         self._ended_pids = (*self._ended_pids, child.pid)[-_ENDED_PIDS:]
         child.reap(0.0)
-        self._child, self._serves_since = None, None
+        self._child = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eaas_cli.bench.baseline import LocalExperts, _load_with_kernels, _load_with_transformers
+from eaas_cli.bench.baseline import LocalExperts, load_baseline
 from eaas_cli.bench.load import Workload
 from eaas_cli.bench.serve import bench_serve
 from eaas_cli.local.fork_server import ForkServer
@@ -26,8 +26,8 @@ def one_thread() -> Iterator[None]:
 
 def test_the_kernels_compute_what_transformers_does(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint("qwen3_moe")
-    ours, description = _load_with_kernels(path, threads=1)
-    theirs, implementation = _load_with_transformers(path)
+    ours, description = load_baseline(path, "kernels", 1)
+    theirs, implementation = load_baseline(path, "transformers", 1)
     assert implementation == "grouped_mm"
     assert description.split(" ")[0] in ("native", "reference")
     tokens = torch.arange(20, 60).view(2, 20)

@@ -1,7 +1,7 @@
-"""The place's speed of memory reads and of matrix products, measured throughout a run.
+"""The roofline of a layer call, and the place's speeds that set it, measured throughout a run.
 
-On a shared machine both change from minute to minute. A kernel is compared with the speeds right before and
-right after its call. Each limit is the best of several ways, because a slow one would flatter every kernel.
+On a shared machine the speeds change from minute to minute. A kernel is compared with the speeds right before
+and right after its call. Each speed is the best of several ways: a slow one would flatter every kernel.
 """
 
 from __future__ import annotations
@@ -9,94 +9,147 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from statistics import median
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from eaas_cli.bench.experts.place import Place, Way
-from eaas_cli.bench.experts.roofline import Speed
+from eaas_cli.bench.experts.places import Cpu, Way
+from eaas_cli.bench.experts.plan import Shape
+from eaas_cli.bench.figures import figure
 
-__all__ = ["Limits", "MultiplyLimit", "ReadLimit"]
+__all__ = ["Gauge", "Limit", "Limits", "Speed", "limit", "stored_bytes"]
 
 _TRIES = 9
+_FIRST_MULTIPLY_S = 0.1
+# Of checkpoints' formats with their scales: float32 for 128 x 128 weights, and 8 or 16 bits for 32.
+_WEIGHT_BYTES = {
+    "bfloat16": 2.0,
+    "float32": 4.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "fp8": 1 + 4 / 128**2,
+    "mxfp4": 0.5 + 1 / 32,
+    "int4-g32": 0.5 + 2 / 32,
+}
+_SCALE_BYTES = 4
+_INT4_GROUP = 128
 
 
-class ReadLimit:
-    """Measures the speed of reads from memory. A measurement leaves the caches cold.
+class Speed(NamedTuple):
+    """Speed of the machine at one moment: bytes/s from memory, FLOP/s of a matrix product."""
+
+    read: float
+    multiply: float
+
+
+class Limit(NamedTuple):
+    """Lower bounds of the time of one layer call, in seconds: to read the weights, and to multiply."""
+
+    memory_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The larger of the two bounds: no call of the layer can be faster."""
+        return max(self)
+
+    @property
+    def bound(self) -> Literal["memory", "compute"]:
+        """The resource that sets the larger bound, for column `bound` of the report."""
+        return "memory" if self.memory_s >= self.compute_s else "compute"
+
+
+def stored_bytes(shape: Shape, dtype: str) -> int:
+    """Stored bytes of one expert, with scales, without padding: what a call reads of each active expert."""
+    outputs = 2 * shape.intermediate + shape.hidden
+    scales = {
+        "int8": outputs,
+        "int4": 2 * shape.intermediate * -(-shape.hidden // _INT4_GROUP)
+        + shape.hidden * -(-shape.intermediate // _INT4_GROUP),
+    }
+    return int(shape.expert_size * _WEIGHT_BYTES[dtype]) + _SCALE_BYTES * scales.get(dtype, 0)
+
+
+def limit(shape: Shape, dtype: str, tokens: int, active: float, speed: Speed) -> Limit:
+    """Compute the roofline of one layer call. Activations are not counted.
+
+    Args:
+        tokens: T; each goes to `top_k` experts.
+        active: Experts with at least one token.
+        speed: Speed of the machine.
+    """
+    flops = 2 * shape.expert_size * tokens * shape.top_k
+    return Limit(active * stored_bytes(shape, dtype) / speed.read, flops / speed.multiply)
+
+
+class Gauge:
+    """Measures one speed of the place, by the fastest of several ways.
 
     Attributes:
-        way: The fastest way, which is used.
-        samples: Bytes/s of each read.
+        way: Name of the fastest way, which is used.
+        samples: Bytes/s or FLOP/s of each measurement.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Cpu, ways: Mapping[str, Way], first_s: float = 0.0) -> None:
         self._place = place
-        ways = place.ways_to_read()
-        self.way = _fastest(place, ways)
-        self._read = ways[self.way]
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(_TRIES):
+            for name, way in ways.items():
+                place.settle()
+                seconds[name].append(place.timed(way.call)[0])
+        self.way = max(ways, key=lambda name: ways[name].amount / median(seconds[name]))
+        self._used = ways[self.way]
         self.samples: list[float] = []
-        self.measure()
+        self.measure(first_s)
 
-    def measure(self) -> float:
-        """Measure the read speed now, in bytes/s; keep it in `samples`."""
-        self._place.settle()
-        self.samples.append(self._read.amount / self._place.timed(self._read.call)[0])
-        return self.samples[-1]
+    @classmethod
+    def of_reads(cls, place: Cpu) -> Gauge:
+        """Measure reads from memory, in bytes/s. A measurement leaves the caches cold."""
+        return cls(place, place.ways_to_read())
 
+    @classmethod
+    def of_products(cls, place: Cpu, dtype: torch.dtype) -> Gauge:
+        """Measure matrix products of a dtype, in FLOP/s."""
+        return cls(place, place.ways_to_multiply(dtype), _FIRST_MULTIPLY_S)
 
-class MultiplyLimit:
-    """Measures the speed of a matrix product.
-
-    Attributes:
-        way: The fastest way, which is used.
-        samples: FLOP/s of each measurement.
-    """
-
-    def __init__(self, place: Place, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._place = place
-        ways = place.ways_to_multiply(dtype)
-        self.way = _fastest(place, ways)
-        self._multiply = ways[self.way]
-        self.samples: list[float] = []
-        self.measure(0.1)
-
-    def measure(self, seconds: float) -> float:
-        """Measure the speed of products now, in FLOP/s, for at least `seconds`; keep it in `samples`."""
+    def measure(self, seconds: float = 0.0) -> float:
+        """Measure the speed now, with one call that starts at rest, or for at least `seconds`; keep it."""
+        if not seconds:
+            self._place.settle()
         done, took, started = 0, 0.0, time.perf_counter()
-        while time.perf_counter() - started < seconds:
-            took += self._place.timed(self._multiply.call)[0]
+        while not done or time.perf_counter() - started < seconds:
+            took += self._place.timed(self._used.call)[0]
             done += 1
-        self.samples.append(done * self._multiply.amount / took)
+        self.samples.append(done * self._used.amount / took)
         return self.samples[-1]
 
+    def document(self, unit: float) -> dict[str, Any]:
+        """Summarise all measurements of the run, for the document."""
+        return {
+            "median": figure(median(self.samples) / unit),
+            "least": figure(min(self.samples) / unit),
+            "most": figure(max(self.samples) / unit),
+            "measurements": len(self.samples),
+            "way": self.way,
+        }
 
-class Limits:
-    """The place's read and multiply limits for one dtype of products."""
 
-    def __init__(self, read: ReadLimit, multiply: MultiplyLimit) -> None:
-        self.dtype = multiply.dtype
-        self.compute = str(self.dtype).removeprefix("torch.")
-        self._read, self._multiply = read, multiply
+class Limits(NamedTuple):
+    """The place's read and multiply gauges for one dtype of products."""
+
+    dtype: torch.dtype
+    read: Gauge
+    multiply: Gauge
 
     def typical(self) -> Speed:
         """Median of the speeds measured so far, to predict whether reads or products limit a batch size."""
-        return Speed(median(self._read.samples), median(self._multiply.samples))
+        return Speed(median(self.read.samples), median(self.multiply.samples))
 
     def measure(self, multiply_s: float) -> Speed:
         """Measure the read and multiply speeds now; the caches are cold afterwards.
 
         `multiply_s`: seconds of products; 0: use the median so far.
         """
-        samples = self._multiply.samples
-        multiply = self._multiply.measure(multiply_s) if multiply_s else median(samples)
-        return Speed(self._read.measure(), multiply)
-
-
-def _fastest(place: Place, ways: Mapping[str, Way]) -> str:
-    """Time every way; return the name of the one with the best median speed, which the run then uses."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_TRIES):
-        for name, way in ways.items():
-            place.settle()
-            seconds[name].append(place.timed(way.call)[0])
-    return max(ways, key=lambda name: ways[name].amount / median(seconds[name]))
+        samples = self.multiply.samples
+        multiply = self.multiply.measure(multiply_s) if multiply_s else median(samples)
+        return Speed(self.read.measure(), multiply)

@@ -97,20 +97,7 @@ def make_plan(
 ) -> Plan:
     """Check the options of `eaas bench experts` and make a plan.
 
-    Args:
-        shapes: Each `H,I,E,K`.
-        built_in: Also measure the shapes A and B.
-        tokens: Batch sizes, separated by commas.
-        dtypes: Some of DTYPES.
-        kernels: Some of `known_kernels` and, on a CPU, `auto`; empty: all.
-        known_kernels: Names of the device's kernels.
-        rounds: At least 1.
-        threads: At least 1.
-        device: One of DEVICES.
-        tune: As in `Plan`.
-
-    Raises:
-        ConfigError: An option is wrong.
+    `known_kernels`: names of the device's kernels; a CPU has `auto`, too. Raises ConfigError.
     """
     wanted = [*(BUILT_IN if built_in else ()), *(parse_shape(text) for text in shapes)]
     if not wanted:

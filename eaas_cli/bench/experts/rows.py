@@ -1,53 +1,34 @@
-"""Rows of the document, with medians over the rounds, and the record of skipped combinations."""
+"""Rows of the document: medians over the rounds of a cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from eaas_cli.bench.experts.measure import Sample
+from eaas_cli.bench.experts.limits import Speed, limit
 from eaas_cli.bench.experts.plan import AUTO, Shape
-from eaas_cli.bench.experts.roofline import Speed, limit
 from eaas_cli.bench.figures import figure
 
-__all__ = ["Cell", "Findings", "auto_row", "kernel_row"]
+__all__ = ["Cell", "Sample", "auto_row", "kernel_row"]
 
 Row = dict[str, Any]
 
 
-@dataclass
-class Findings:
-    """The results of a run so far, as parts of its document.
+class Sample(NamedTuple):
+    """One timed call of an implementation: of an expert kernel, or of transformers'.
 
     Attributes:
-        rows: One per shape, dtype, number of tokens and kernel.
-        auto: Choices of `auto` for each shape and dtype, with the candidates.
-        skipped: Combinations that were not measured, and why.
+        speed: Speed of the machine, the mean of the measurements before and after the call.
+        active: Number of experts with tokens in its batch.
     """
 
-    say: Callable[[str], None]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    auto: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, Any]] = field(default_factory=list)
-
-    def skip(
-        self, shape: Shape, dtype: str, what: str, reason: str, tokens: int | None = None
-    ) -> None:
-        """Record a skipped combination; the report lists it, and the run continues.
-
-        Args:
-            what: A kernel or an implementation of transformers.
-            reason: Why it is skipped.
-            tokens: Batch size, if only this one is skipped.
-        """
-        entry = {"shape": str(shape), "dtype": dtype, "what": what, "reason": reason}
-        self.skipped.append(entry if tokens is None else entry | {"tokens": tokens})
+    seconds: float
+    speed: Speed
+    active: int
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """The measurements of one batch size of a layer that all kernels' rows share.
 
     Attributes:
@@ -63,6 +44,20 @@ class Cell:
     typical: Speed
     active: float
 
+    @classmethod
+    def of(
+        cls,
+        shape: Shape,
+        tokens: int,
+        baselines: Mapping[str, Sequence[Sample] | None],
+        samples: Iterable[Sequence[Sample]],
+    ) -> Self:
+        """Summarise the samples of all implementations."""
+        pooled = [sample for of in samples for sample in of]
+        read, multiply = (median(speeds) for speeds in zip(*(s.speed for s in pooled), strict=True))
+        active = median(sample.active for sample in pooled)
+        return cls(shape, tokens, baselines, Speed(read, multiply), active)
+
 
 def kernel_row(
     cell: Cell, dtype: str, kernel: str, samples: Sequence[Sample], rel_error: float
@@ -76,10 +71,12 @@ def kernel_row(
         rel_error: Relative error of the answer.
     """
     seconds = [sample.seconds for sample in samples]
-    limits = [
-        limit(cell.shape, dtype, cell.tokens, sample.active, sample.speed) for sample in samples
-    ]
+    limits = [limit(cell.shape, dtype, cell.tokens, s.active, s.speed) for s in samples]
     fractions = [least.seconds / took for least, took in zip(limits, seconds, strict=True)]
+    theirs = {
+        name: None if of is None else [sample.seconds for sample in of]
+        for name, of in cell.baselines.items()
+    }
     return {
         "shape": str(cell.shape),
         **({"name": cell.shape.name} if cell.shape.name else {}),
@@ -94,13 +91,10 @@ def kernel_row(
         "roofline_ms": figure(1e3 * median(least.seconds for least in limits)),
         "bound": limit(cell.shape, dtype, cell.tokens, cell.active, cell.typical).bound,
         "speedup": {
-            name: theirs and figure(median(_ratios(theirs, samples)))
-            for name, theirs in cell.baselines.items()
+            name: of and figure(median(their / our for their, our in zip(of, seconds, strict=True)))
+            for name, of in theirs.items()
         },
-        "baseline_ms": {
-            name: theirs and figure(1e3 * median(sample.seconds for sample in theirs))
-            for name, theirs in cell.baselines.items()
-        },
+        "baseline_ms": {name: of and figure(1e3 * median(of)) for name, of in theirs.items()},
         "rel_error": float(f"{rel_error:.3g}"),
         "rounds": len(samples),
     }
@@ -109,7 +103,3 @@ def kernel_row(
 def auto_row(row: Row) -> Row:
     """Make the row of `auto`, a copy of the row of the kernel that it picked."""
     return row | {"kernel": AUTO, "picked": row["kernel"]}
-
-
-def _ratios(theirs: Sequence[Sample], ours: Sequence[Sample]) -> list[float]:
-    return [their.seconds / our.seconds for their, our in zip(theirs, ours, strict=True)]

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from eaas.errors import ConfigError
 from eaas.log import one_line
-from eaas_cli.bench.experts.entrants import spec_of
-from eaas_cli.bench.experts.place import Place
+from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Plan, Shape
-from eaas_cli.bench.experts.source import Batch, Batches, Source
-from eaas_cli.bench.experts.stored import load_experts
+from eaas_cli.bench.experts.source import Batches, Source, load_experts, spec_of
 from eaas_cli.bench.figures import figure
-from expert_server.kernels.kernel import ExpertKernel, UnsupportedError
+from expert_server.kernels.kernel import UnsupportedError
 
 if TYPE_CHECKING:
     from expert_server.kernels.gpu.tiles import Tile
 
-__all__ = ["tune"]
+    # Bucket -> tile -> logarithms of its times.
+    Logs = dict[str, dict[Tile, list[float]]]
+
+__all__ = ["refuse_weights", "tune"]
 
 # Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights.
 _CALLS = 7
 
 
-def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def refuse_weights(option: str, plan: Plan) -> None:
+    """Raise ConfigError if a GPU's kernel has no weights of a dtype of the plan. `option` asked for it."""
+    from expert_server.kernels.gpu.packing import check_spec
+
+    for dtype in plan.dtypes:
+        try:
+            check_spec(spec_of(dtype, plan.threads))
+        except UnsupportedError as error:
+            raise ConfigError(f"{option} --dtype {dtype}: {error}") from None
+
+
+def tune(plan: Plan, place: Cpu, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure the tiles of the plan's dtypes; keep the fastest of each bucket in the user's cache.
 
     The fastest has the least geometric mean of the times of all shapes and batch sizes of its bucket. A tile
@@ -36,16 +48,13 @@ def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str,
     include the launches from Python, although servers replay graphs of batches of up to 256 tokens.
 
     Args:
-        plan: Shapes, batch sizes and dtypes of the stored weights.
+        plan: Shapes, batch sizes and dtypes of the stored weights, which the kernel has (`refuse_weights`).
         place: A GPU.
         say: Takes lines of progress.
 
     Returns:
         The document's entries: dtype, bucket, tile, and its time as a share of that of the tile in the code,
         which is 0 if that one was skipped.
-
-    Raises:
-        ConfigError: The kernel has no such weights.
     """
     from expert_server.kernels.gpu.packing import check_spec
     from expert_server.kernels.gpu.tiles import TILES
@@ -53,11 +62,8 @@ def tune(plan: Plan, place: Place, say: Callable[[str], None]) -> list[dict[str,
 
     entries = []
     for dtype in plan.dtypes:
-        try:
-            coding = check_spec(spec_of(dtype, plan.threads))
-        except UnsupportedError as error:
-            raise ConfigError(f"--tune --dtype {dtype}: {error}") from None
-        logs: dict[str, dict[Tile, list[float]]] = {"few": {}, "many": {}}
+        coding = check_spec(spec_of(dtype, plan.threads))
+        logs: Logs = {"few": {}, "many": {}}
         device = ""
         for shape in plan.shapes:
             device = _measure(shape, dtype, plan, place, logs, say)
@@ -81,8 +87,8 @@ def _measure(
     shape: Shape,
     dtype: str,
     plan: Plan,
-    place: Place,
-    logs: dict[str, dict[Tile, list[float]]],
+    place: Cpu,
+    logs: Logs,
     say: Callable[[str], None],
 ) -> str:
     """Add the logarithms of the tiles' times in one layer, inf if it failed; return the device's name."""
@@ -94,27 +100,30 @@ def _measure(
     source = Source(shape, spec.dtype)
     kernel = place.kernels["triton"]([source.form], spec)
     assert isinstance(kernel, TritonKernel)
+
+    def seconds(tokens: int) -> float:
+        calls = [partial(place.compute, kernel, batch) for batch in some[tokens]]
+        for call in calls[: place.warm_ups]:
+            call()
+        return median(place.timed(call)[0] for call in calls)
+
     try:
         say(f"{shape} {dtype}: loads the experts")
         load_experts(kernel, source, dtype)
         batches = Batches(shape, spec.dtype, max(plan.tokens))
         before = kernel.tiles
         for bucket, tiles in candidates(check_spec(spec)).items():
-            sizes = [
-                tokens
+            some = {
+                tokens: [batches.get(tokens, seed).to(place.at) for seed in range(_CALLS)]
                 for tokens in plan.tokens
                 if is_many(tokens * shape.top_k, shape.num_experts) == (bucket == "many")
-            ]
-            say(f"{shape} {dtype}: {len(tiles)} tiles for {bucket} rows, T = {sizes}")
-            some = [
-                [batches.get(tokens, seed).to(place.at) for seed in range(_CALLS)]
-                for tokens in sizes
-            ]
+            }
+            say(f"{shape} {dtype}: {len(tiles)} tiles for {bucket} rows, T = {list(some)}")
             for tile in tiles if some else ():
                 kernel.tiles = before.replaced({bucket: tile})
                 took = logs[bucket].setdefault(tile, [])
                 try:
-                    took += [math.log(_seconds(kernel, of_size, place)) for of_size in some]
+                    took += [math.log(seconds(tokens)) for tokens in some]
                 except RuntimeError as error:
                     took.append(math.inf)
                     why = one_line(error)
@@ -122,10 +131,3 @@ def _measure(
     finally:
         kernel.close()
     return kernel.isa
-
-
-def _seconds(kernel: ExpertKernel, batches: Sequence[Batch], place: Place) -> float:
-    """Median time of the batches."""
-    for batch in batches[: place.warm_ups]:
-        place.compute(kernel, batch)
-    return median(place.timed(partial(place.compute, kernel, batch))[0] for batch in batches)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eaas.config import AttentionClientConfig, ClusterConfig, load_config
-from eaas.config.explanations import REMOVED, variable
+from eaas.config.explanations import variable
+from eaas.config.former import FORMER_SETTINGS
 from eaas.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +90,7 @@ def test_a_wrong_file(cluster_yaml: Path, text: str, named: str) -> None:
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", REMOVED)
+@pytest.mark.parametrize("name", FORMER_SETTINGS)
 def test_a_removed_setting_names_the_fixed_value(
     cluster_yaml: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_removed_setting_names_the_fixed_value(
     for part in reversed(name.split(".")):
         document = {part: document}
     cluster_yaml.write_text(yaml.safe_dump(document))
-    told = f"no longer a setting: it {REMOVED[name]}. Delete this setting"
+    told = f"no longer a setting: it {FORMER_SETTINGS[name]}. Delete this setting"
     with pytest.raises(ConfigError) as caught:
         load_config(cluster_yaml)
     assert str(caught.value) == f"{cluster_yaml}: {name} = 1: {told}"

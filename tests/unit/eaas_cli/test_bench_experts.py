@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,17 @@ from eaas import free_memory
 from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import ConfigError
 from eaas_cli.bench import machine
-from eaas_cli.bench.experts import Plan, bench_experts, cpu, layer, limits, make_plan, plot
-from eaas_cli.bench.experts.cpu import Cpu
-from eaas_cli.bench.experts.measure import Sample, affordable_rounds, in_turn
+from eaas_cli.bench.experts import Plan, bench_experts, make_plan, report
+from eaas_cli.bench.experts.limits import Speed, limit, stored_bytes
+from eaas_cli.bench.experts.places import Cpu, Way
 from eaas_cli.bench.experts.plan import BUILT_IN, DTYPES, Shape
-from eaas_cli.bench.experts.report import print_report
-from eaas_cli.bench.experts.roofline import Speed, limit, stored_bytes
-from eaas_cli.bench.experts.rows import Cell, Findings, auto_row, kernel_row
-from eaas_cli.bench.experts.source import Batch, Batches, Source
-from eaas_cli.bench.experts.stored import STORED, store
+from eaas_cli.bench.experts.rows import Cell, Sample, auto_row, kernel_row
+from eaas_cli.bench.experts.run import Bench, affordable_rounds
+from eaas_cli.bench.experts.source import STORED, Batch, Batches, Source, store
 from eaas_cli.commands import app
 from expert_server.kernels.choose import KERNELS
 from expert_server.kernels.kernel import UnsupportedError
+from expert_server.kernels.reference import ReferenceKernel
 from expert_server.weights.weights import ExpertWeights
 
 A, B = BUILT_IN
@@ -50,9 +49,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def cheap_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cheap limits; the figures are meaningless."""
-    monkeypatch.setattr(cpu, "_SETTLE_S", 0.0)
-    monkeypatch.setattr(cpu, "READ_BYTES", 4 << 20)
-    monkeypatch.setattr(cpu, "_PRODUCTS", ((64, 64, 64),))
+    monkeypatch.setattr(Cpu, "settle_s", 0.0)
+    monkeypatch.setattr(Cpu, "read_bytes", 4 << 20)
+    monkeypatch.setattr(Cpu, "products", ((64, 64, 64),))
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -149,53 +148,51 @@ def test_the_plot_is_refused_before_the_run(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[bench\]'"):
-        plot.check_plot(tmp_path / "x.png")
+        report.check_plot(tmp_path / "x.png")
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
-    plot.check_plot(tmp_path / "x.png")
+    report.check_plot(tmp_path / "x.png")
     with pytest.raises(ConfigError, match=r"x\.jpg: give the name of a \.png file"):
-        plot.check_plot(tmp_path / "x.jpg")
+        report.check_plot(tmp_path / "x.jpg")
     with pytest.raises(
         ConfigError, match=r"absent/x\.png: No such file or directory; give another"
     ):
-        plot.check_plot(tmp_path / "absent" / "x.png")
+        report.check_plot(tmp_path / "absent" / "x.png")
 
 
 # -- measuring ----------------------------------------------------------------------------------------
 
 
-class Meter:
-    """A machine that reads 1, 2, 3, ... bytes/s."""
-
-    def __init__(self, order: list[str]) -> None:
-        self.order, self.count = order, 0
-
-    def measure(self, multiply_s: float) -> Speed:
-        assert multiply_s == 0.5
-        self.order.append("meter")
-        self.count += 1
-        return Speed(self.count, 10 * self.count)
-
-
-def test_each_call_is_between_two_measurements_and_the_order_rotates() -> None:
+@pytest.mark.usefixtures("cheap_limits")
+def test_each_call_is_between_two_measurements_and_the_order_rotates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order: list[str] = []
-
-    def compute(name: str) -> Callable[[Batch], torch.Tensor]:
-        return lambda batch: order.append(name) or batch.x_TH  # type: ignore[func-returns-value]
-
-    batches = Batches(TINY, torch.float32, 3)
-    samples = in_turn(
-        Cpu(1),
-        {name: compute(name) for name in "abc"},
-        (batches.get(3, seed) for seed in (1, 2)),
-        Meter(order),  # type: ignore[arg-type]
-        multiply_s=0.5,
+    monkeypatch.setattr(
+        Cpu, "ways_to_read", lambda _place: {"count": Way(1, lambda: order.append("read"))}
     )
-    assert order[0] == "meter"
-    assert order[2::2] == ["meter"] * 6
-    assert order[1::2] == [*"abc", *"bca"]
-    assert [sample.speed.read for sample in samples["a"]] == [1.5, 6.5]
-    assert [sample.speed.multiply for sample in samples["b"]] == [25, 45]
-    assert all(len(of) == 2 and of[0].seconds > 0 for of in samples.values())
+
+    def baseline(_place: Cpu, name: str, source: Source) -> Any:
+        def compute(batch: Batch) -> torch.Tensor:
+            order.append(name)
+            return source.compute(name, batch)
+
+        return compute
+
+    monkeypatch.setattr(Cpu, "baseline", baseline)
+    plan = plan_of(
+        shapes=["64,32,4,2"],
+        built_in=False,
+        dtypes=["float32"],
+        kernels=["reference"],
+        tokens="8",
+    )
+    rounds_begin = []
+    bench_experts(plan, lambda line: rounds_begin.append(len(order)) if "rounds" in line else None)
+    eager, grouped, batched = Cpu.baselines
+    # The kernel, which leaves no word, is first of the first round and last of the second.
+    first = ["read", "read", eager, "read", grouped, "read", batched, "read"]
+    second = [eager, "read", grouped, "read", batched, "read", "read"]
+    assert order[rounds_begin[0] :] == first + second
 
 
 @pytest.mark.parametrize(
@@ -332,10 +329,10 @@ def test_the_report_marks_the_kernel_of_auto(
     assert capsys.readouterr().out == ""
     document["machine"]["busy_cores_elsewhere"] = 1.5
     document["rows"].append(auto_row(document["rows"][0]))
-    print_report(document)
-    report = capsys.readouterr().out
-    assert (report.count("reference"), report.count("reference *")) == (2, 1)
-    assert "Other processes kept 1.5 cores busy" in report
+    report.print_report(document)
+    printed = capsys.readouterr().out
+    assert (printed.count("reference"), printed.count("reference *")) == (2, 1)
+    assert "Other processes kept 1.5 cores busy" in printed
 
 
 @pytest.mark.usefixtures("cheap_limits")
@@ -345,7 +342,7 @@ def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise UnsupportedError("no such CPU")
 
     monkeypatch.setitem(KERNELS, "native", refuse)
-    monkeypatch.setattr(layer, "_MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(Bench, "most_copied_bytes", 0)
     plan = plan_of(
         shapes=["64,32,4,2"],
         built_in=False,
@@ -370,30 +367,25 @@ def test_a_skipped_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cheap_limits")
 def test_a_layer_larger_than_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda: 1 << 30)
-    findings = Findings(lambda _line: None)
-    plan = plan_of(kernels=["reference"])
-    place = Cpu(1)
-    read, multiply = limits.ReadLimit(place), limits.MultiplyLimit(place, torch.bfloat16)
-    layer.bench_layer(A, ["bfloat16"], plan, place, limits.Limits(read, multiply), findings)
-    assert findings.rows == []
-    assert [entry["what"] for entry in findings.skipped] == ["reference"]
-    assert "GB of memory, and 1.1 GB are free: name fewer" in findings.skipped[0]["reason"]
+    plan = plan_of(shapes=[str(A)], built_in=False, dtypes=["bfloat16"], kernels=["reference"])
+    with pytest.raises(
+        ConfigError, match=r"reference: .* GB of memory, and 1\.1 GB are free: name"
+    ):
+        bench_experts(plan, lambda _line: None)
 
 
 @pytest.mark.usefixtures("cheap_limits")
 def test_kernels_are_closed_when_a_run_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    from expert_server.kernels.reference import ReferenceKernel
-
     closed: list[str] = []
     monkeypatch.setattr(ReferenceKernel, "close", lambda kernel: closed.append(kernel.name))
 
-    def interrupted(*_arguments: object) -> None:
-        raise KeyboardInterrupt
+    def interrupted(line: str) -> None:
+        if "rounds" in line:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(layer, "_bench_cell", interrupted)
     plan = plan_of(shapes=["64,32,4,2"], built_in=False, kernels=["reference"], dtypes=["float32"])
     with pytest.raises(KeyboardInterrupt):
-        bench_experts(plan, lambda _line: None)
+        bench_experts(plan, interrupted)
     # The oracle in float64 needs no closing: it has no threads.
     assert closed == ["reference"]
 
@@ -405,7 +397,7 @@ def test_the_plot(tmp_path: Path) -> None:
         shapes=["64,32,4,2"], built_in=False, dtypes=["float32"], kernels=["reference"], rounds=1
     )
     document = bench_experts(plan, lambda _line: None)
-    plot.draw_plot(document, tmp_path / "x.png")
+    report.draw_plot(document, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules
 
@@ -414,65 +406,9 @@ def test_the_plot(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_described() -> None:
+    elsewhere = machine.BusyElsewhere()
     assert machine.processor()
+    assert set(machine.instruction_sets()) <= set(Path("/proc/cpuinfo").read_text().split())
+    assert machine.last_level_cache_bytes() % 1024 == 0
     assert machine.busy_core_seconds() > time.process_time()
-
-
-@pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake /proc."""
-    monkeypatch.setattr(machine, "_PROC", tmp_path)
-    return tmp_path
-
-
-def test_busy_time_is_all_but_idle_and_waiting(proc: Path) -> None:
-    # user nice system idle iowait irq softirq steal guest guest_nice, and then each core.
-    (proc / "stat").write_text(
-        "cpu  1 20 300 4000 50000 600000 7000000 80000000 900000000 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
-    )
-    ticks = 1 + 20 + 300 + 600000 + 7000000 + 80000000
-    assert machine.busy_core_seconds() == ticks / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.parametrize(
-    ("all_cores", "own", "elsewhere"), [(19.0, 6.0, 1.3), (6.0, 6.0, 0.0), (5.9, 6.0, 0.0)]
-)
-def test_cores_that_others_keep_busy(
-    monkeypatch: pytest.MonkeyPatch, all_cores: float, own: float, elsewhere: float
-) -> None:
-    for name, values in (
-        ("time.monotonic", [100.0, 110.0]),
-        ("busy_core_seconds", [7000.0, 7000.0 + all_cores]),
-        ("_own_s", [30.0, 30.0 + own]),
-    ):
-        monkeypatch.setattr(f"eaas_cli.bench.machine.{name}", iter(values).__next__)
-    assert machine.BusyElsewhere().cores() == pytest.approx(elsewhere)
-
-
-@pytest.mark.parametrize(
-    ("field", "flags", "sets"),
-    [
-        ("flags\t\t", "fpu amx_int8 avx2 sse avx512f", ["avx2", "avx512f", "amx_int8"]),
-        ("Features\t", "fp asimd i8mm", ["asimd", "i8mm"]),
-        ("other", "avx2", []),
-    ],
-)
-def test_instruction_sets(proc: Path, field: str, flags: str, sets: list[str]) -> None:
-    core = f"processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n{field}: {flags}\n\n"
-    (proc / "cpuinfo").write_text(2 * core)
-    assert machine.instruction_sets() == sets
-    assert machine.processor() == "Some CPU @ 2 GHz"
-
-
-def test_the_last_level_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_CPUS", tmp_path)
-    assert machine.last_level_cache_bytes() == 0
-    caches = [(1, "48K"), (1, "32K"), (3, "36864K"), (2, "2M")]
-    for index, (level, size) in enumerate(caches):
-        folder = tmp_path / "cpu0" / "cache" / f"index{index}"
-        folder.mkdir(parents=True)
-        (folder / "level").write_text(f"{level}\n")
-        (folder / "size").write_text(f"{size}\n")
-    assert machine.last_level_cache_bytes() == 36 << 20
-    (folder / "level").write_text("4\n")
-    assert machine.last_level_cache_bytes() == 2 << 20
+    assert 0 <= elsewhere.cores() <= (os.cpu_count() or 1) + 1

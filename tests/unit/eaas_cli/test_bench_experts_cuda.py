@@ -19,8 +19,8 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 from eaas.errors import ConfigError
-from eaas_cli.bench.experts import cuda, make_plan, tune
-from eaas_cli.bench.experts.cuda import Cuda
+from eaas_cli.bench.experts import make_plan, places, tune
+from eaas_cli.bench.experts.places import Cuda
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches, Source, source_form
 from eaas_cli.commands import app
@@ -66,10 +66,10 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(cuda, "find_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(places, "find_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(Cuda, "warm_ups", 1)
-    monkeypatch.setattr(cuda, "_READ_BYTES", 1 << 20)
-    monkeypatch.setattr(cuda, "_PRODUCTS", (64,))
+    monkeypatch.setattr(Cuda, "read_bytes", 1 << 20)
+    monkeypatch.setattr(Cuda, "products", ((64, 64, 64),))
     # Triton reads it also in parts that it imports later.
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     Event.calls.clear()
@@ -149,7 +149,7 @@ def install_vllm(
     monkeypatch: pytest.MonkeyPatch, fused_experts: Callable[..., torch.Tensor]
 ) -> None:
     """Make vLLM's fused MoE importable."""
-    monkeypatch.setattr(cuda, "find_spec", lambda _name: object())
+    monkeypatch.setattr(places, "find_spec", lambda _name: object())
     name = "vllm.model_executor.layers.fused_moe.fused_moe"
     while name:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -189,7 +189,7 @@ def test_a_version_of_vllm_that_fails_is_skipped(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("fake_cuda")
 def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "find_spec", lambda _name: None)
+    monkeypatch.setattr(places, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"pip install 'expert-as-a-service\[triton\]'"):
         Cuda()
 

@@ -221,7 +221,7 @@ def test_it_scales_and_forgets_servers_that_left(monkeypatch: pytest.MonkeyPatch
     pool = Pool()
     cluster = started(pool, [HEAD, A, B])
     steered = Controller(cluster, lambda: {server.name for server in cluster.running_servers()})
-    scaler = steered._scaler
+    scaler = steered.scaler
     scaler.want(4)
     steered.step()
     assert "expert-server-3" in pool.views
@@ -246,6 +246,6 @@ def test_servers_started_by_hand_count() -> None:
     cluster = started(pool, [HEAD, A, B])
     own = {"expert-server-0", "expert-server-1", "expert-server-2"}
     steered = Controller(cluster, lambda: own | {"by-hand"})
-    steered._scaler.want(4)
+    steered.scaler.want(4)
     steered.step()
     assert len(cluster.running_servers()) == 3
