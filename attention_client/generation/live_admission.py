@@ -33,7 +33,8 @@ _log = get_logger(__name__)
 
 # Length of a load vector without predictions, when all requests have the same load.
 _NO_LOADS = 1
-# Deeper layers' routers predict little without attention (docs/adr/0021-predicted-by-the-gates.md).
+# Deeper layers' routers predict little without attention
+# (docs/adr/0021-routers-predict-the-experts-of-prompts.md).
 _PREDICTED_LAYERS = 1
 
 

@@ -35,8 +35,12 @@ def maker() -> Any:
         ("faq.md", "[a](../README.md#http)", "[a](index.md#http)"),
         ("faq.md", "[a](https://x.org/y.md)", "[a](https://x.org/y.md)"),
         ("faq.md", "[a](security.md)", "[a](security.md)"),
-        ("adr/0001-nameless-arena.md", "[a](../faq.md)", "[a](../faq.md)"),
-        ("adr/0001-nameless-arena.md", "[a](0002-doorbells.md)", "[a](0002-doorbells.md)"),
+        ("adr/0001-the-arena-has-no-name.md", "[a](../faq.md)", "[a](../faq.md)"),
+        (
+            "adr/0001-the-arena-has-no-name.md",
+            "[a](0002-waiters-sleep-on-doorbells.md)",
+            "[a](0002-waiters-sleep-on-doorbells.md)",
+        ),
         # The site has no sources.
         ("faq.md", "[a file](../eaas/errors.py)", "a file (`eaas/errors.py`)"),
         ("faq.md", "[`errors`](../eaas/errors.py)", "`errors`"),
