@@ -85,7 +85,7 @@ class SpareSlots:
         # What clients were told last, and when.
         self._spares = SpareReplicas()
         self._told_at = clock()
-        # Processes that hold no spare replicas in this placement (`Member.life`).
+        # Processes that hold no spare replicas in this placement (`Member.process`).
         self._unfit: set[tuple[str, int, str, int, str]] = set()
         self._calls: list[grpc.Future] = []
         self._closed = threading.Event()
@@ -155,7 +155,9 @@ class SpareSlots:
         load_BLE = scenarios(tokens_WLE, len(situation.servers))
         if not len(load_BLE):
             return None
-        able = {s for s in now.able if s in now.servers and now.servers[s].life not in self._unfit}
+        able = {
+            s for s in now.able if s in now.servers and now.servers[s].process not in self._unfit
+        }
         return choose(situation, load_BLE, self._spares, able)
 
     def _publish(self, spares: SpareReplicas, loaded: int) -> None:
@@ -168,7 +170,7 @@ class SpareSlots:
         assert now.placement is not None
         layers = now.placement.shape[0]
         servers = {
-            s: m for s, m in now.servers.items() if s in now.able and m.life not in self._unfit
+            s: m for s, m in now.servers.items() if s in now.able and m.process not in self._unfit
         }
         self._channels.keep({m.address for m in servers.values()})
         calls = {}
@@ -201,7 +203,7 @@ class SpareSlots:
 
     def _refused(self, server: Member, code: grpc.StatusCode, error: grpc.RpcError) -> None:
         if code in _LASTING:
-            self._unfit.add(server.life)
+            self._unfit.add(server.process)
             _log.warning("%s holds no spare replicas: %s", server.id, _LASTING[code])
         else:
             _log.debug("%s: %s", server.id, error)

@@ -182,7 +182,7 @@ class Member:
     reach: tuple[ServerReach, ...] | None = None
 
     @property
-    def life(self) -> tuple[str, int, str, int, str]:
+    def process(self) -> tuple[str, int, str, int, str]:
         """Identity of this incarnation; an attention client connects to a server anew when it changes.
 
         The incarnation's number alone is not unique after the monitor loses its state.

@@ -23,7 +23,7 @@ class _Connected(Protocol):
 
 @dataclass(frozen=True)
 class _Refusal:
-    life: tuple[object, ...]
+    process: tuple[object, ...]
     reach: ServerReach
 
 
@@ -72,15 +72,15 @@ class ReachBook:
         reason = " ".join(printable.split())[:_MOST_REASON] or "no reason was given"
         with self._lock:
             before = self._refusals.get(member.id)
-            if before is not None and before.life == member.life:
+            if before is not None and before.process == member.process:
                 lost = lost or before.reach.lost
             reach = ServerReach(member.id, member.incarnation, reason, lost)
             if before is not None and before.reach == reach:
                 return False
-            self._refusals[member.id] = _Refusal(member.life, reach)
+            self._refusals[member.id] = _Refusal(member.process, reach)
             return True
 
-    def keep(self, lives: Collection[tuple[object, ...]]) -> None:
-        """Forget all server processes except these (`Member.life`), after a new membership view."""
+    def keep(self, processes: Collection[tuple[object, ...]]) -> None:
+        """Forget all server processes except these (`Member.process`), after a new membership view."""
         with self._lock:
-            self._refusals = {s: r for s, r in self._refusals.items() if r.life in lives}
+            self._refusals = {s: r for s, r in self._refusals.items() if r.process in processes}

@@ -74,8 +74,8 @@ class ServerConnections:
         )
         self._members: MembershipView | None = None
         self._connections: dict[str, Connection] = {}
-        # The process (`Member.life`) that each connection leads to, and the one being connected to.
-        self._lives: dict[str, tuple[object, ...]] = {}
+        # The process (`Member.process`) that each connection leads to, and the one being connected to.
+        self._processes: dict[str, tuple[object, ...]] = {}
         self._connecting: dict[str, tuple[object, ...]] = {}
         # Former connections that are being closed.
         self._closing: dict[str, threading.Event] = {}
@@ -120,11 +120,11 @@ class ServerConnections:
         """
         self._members = members
         servers = [m for m in members.members.values() if m.role is Role.EXPERT_SERVER]
-        self._reach.keep({m.life for m in servers if m.state in _USABLE})
+        self._reach.keep({m.process for m in servers if m.state in _USABLE})
         for member in servers:
             with self._changed:
                 connection = self._connections.get(member.id)
-                stale = connection is not None and self._lives[member.id] != member.life
+                stale = connection is not None and self._processes[member.id] != member.process
             # A server that answers this client stays connected, even if the monitor cannot reach it. A server
             # that left takes back its slots on its own.
             silent = member.state.is_gone and connection and connection.owes_answer()
@@ -142,7 +142,7 @@ class ServerConnections:
             if self._connections.get(connection.server_id) is connection:
                 del self._connections[connection.server_id]
                 member = self._usable(connection.server_id)
-                if member is not None and member.life == self._lives[member.id]:
+                if member is not None and member.process == self._processes[member.id]:
                     self._reach.failed(member, str(connection.lost_reason), lost=True)
             others = tuple(self._connections.values())
             closed = self._closing.setdefault(connection.server_id, threading.Event())
@@ -171,18 +171,20 @@ class ServerConnections:
     def _connect_soon(self, member: Member) -> None:
         with self._changed:
             known = self._connections.get(member.id)
-            if self._closed.is_set() or self._connecting.get(member.id) == member.life:
+            if self._closed.is_set() or self._connecting.get(member.id) == member.process:
                 return
-            if known is not None and self._lives[member.id] == member.life:
+            if known is not None and self._processes[member.id] == member.process:
                 return
-            self._connecting[member.id] = member.life
+            self._connecting[member.id] = member.process
         threading.Thread(
             target=self._connect, args=(member,), name=f"connect-{member.id}", daemon=True
         ).start()
 
     def _still_wanted(self, member: Member) -> bool:
         current = self._usable(member.id)
-        return not self._closed.is_set() and current is not None and current.life == member.life
+        return (
+            not self._closed.is_set() and current is not None and current.process == member.process
+        )
 
     def _usable(self, server_id: str) -> Member | None:
         member = self._members.members.get(server_id) if self._members else None
@@ -207,7 +209,7 @@ class ServerConnections:
                 self._closed.wait(backoff.next_s())
         finally:
             with self._changed:
-                if self._connecting.get(member.id) == member.life:
+                if self._connecting.get(member.id) == member.process:
                     del self._connecting[member.id]
             # A new view or a loss may have started no other thread, because this one was still connecting.
             if self._still_wanted(member):
@@ -227,7 +229,7 @@ class ServerConnections:
         with self._changed:
             added = self._connections.get(member.id) is connection
         if not (added and self._still_wanted(member)):
-            connection.lose("another life of the server began")
+            connection.lose("another process of the server began")
         else:
             _log.info("%s: connected (%s)", member.id, connection.transport)
 
@@ -236,11 +238,11 @@ class ServerConnections:
             if not self._still_wanted(member):
                 # A connection to the server's next process may exist already.
                 return
-            if self._lives.get(member.id, member.life) != member.life:
+            if self._processes.get(member.id, member.process) != member.process:
                 # The new process may have a lower incarnation, and the old totals would hide its own.
                 self._outcomes.forget(member.id)
             connection.service = self._service_times.setdefault(member.id, connection.service)
-            self._lives[member.id] = member.life
+            self._processes[member.id] = member.process
             self._connections[member.id] = connection
             self._reach.connected(member.id)
             self._on_change()

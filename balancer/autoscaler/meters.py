@@ -21,7 +21,7 @@ _TOKEN_TIME = "vllm:inter_token_latency_seconds"
 # share than this means that the stored total was outdated.
 _PLAUSIBLE = 1.5
 
-_Life = tuple[str, int]
+_Incarnation = tuple[str, int]
 
 
 class Utilizations:
@@ -29,7 +29,7 @@ class Utilizations:
 
     def __init__(self) -> None:
         # Time of the report, and busy seconds.
-        self._known: dict[_Life, tuple[float, float]] = {}
+        self._known: dict[_Incarnation, tuple[float, float]] = {}
 
     def read(self, servers: Iterable[Member], now: float) -> dict[str, float]:
         """Return utilisations, 0 to 1, by id, of servers that have reported twice; others are unmeasured.
@@ -40,13 +40,13 @@ class Utilizations:
         """
         shares, known = {}, {}
         for m in servers:
-            life = (m.id, m.incarnation)
+            incarnation = (m.id, m.incarnation)
             said_at = now - m.silence_s
-            known[life] = (said_at, m.busy_s)
-            before_at, before_s = self._known.get(life, (said_at, m.busy_s))
+            known[incarnation] = (said_at, m.busy_s)
+            before_at, before_s = self._known.get(incarnation, (said_at, m.busy_s))
             if m.busy_s < before_s:
                 # A restarted monitor has not received a report from the server yet.
-                known[life] = (before_at, before_s)
+                known[incarnation] = (before_at, before_s)
             elif said_at > before_at:
                 share = (m.busy_s - before_s) / (said_at - before_at)
                 if share <= _PLAUSIBLE:
@@ -59,9 +59,9 @@ class LatencyMeter:
     """Computes the mean time between two tokens of a request, over all clients, between two readings."""
 
     def __init__(self) -> None:
-        self._known: Mapping[_Life, tuple[float, float]] = {}
+        self._known: Mapping[_Incarnation, tuple[float, float]] = {}
 
-    def read(self, counted: Mapping[_Life, tuple[float, float]]) -> float | None:
+    def read(self, counted: Mapping[_Incarnation, tuple[float, float]]) -> float | None:
         """Return the mean seconds between two tokens since the last reading; None: no tokens.
 
         Args:
@@ -69,9 +69,9 @@ class LatencyMeter:
                 each client that answered.
         """
         seconds = tokens = 0.0
-        for life in counted.keys() & self._known.keys():
-            seconds += counted[life][0] - self._known[life][0]
-            tokens += counted[life][1] - self._known[life][1]
+        for incarnation in counted.keys() & self._known.keys():
+            seconds += counted[incarnation][0] - self._known[incarnation][0]
+            tokens += counted[incarnation][1] - self._known[incarnation][1]
         self._known = dict(counted)
         return seconds / tokens if tokens > 0 else None
 

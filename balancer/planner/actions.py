@@ -14,16 +14,16 @@ __all__ = [
     "Call",
     "Complain",
     "Inspect",
-    "Life",
     "Prepare",
+    "Process",
     "Publish",
     "Refuse",
     "Retire",
     "Settled",
 ]
 
-Life = tuple[str, int, str, int, str, int]
-"""Identity of a process: `Member.life`, and the number of processes started under its name so far.
+Process = tuple[str, int, str, int, str, int]
+"""Identity of a process: `Member.process`, and the number of processes started under its name so far.
 
 The number distinguishes restarted containers that are otherwise equal.
 """
@@ -35,14 +35,14 @@ class Inspect:
 
     Attributes:
         server_id: The server.
-        life: Identity of the addressed process.
+        process: Identity of the addressed process.
         address: host:port of its control port.
         num_layers: MoE layers of the model (L).
         num_experts: Logical experts of a layer (E).
     """
 
     server_id: str
-    life: Life
+    process: Process
     address: str
     num_layers: int
     num_experts: int
@@ -54,7 +54,7 @@ class Prepare:
 
     Attributes:
         server_id: The server.
-        life: Identity of the addressed process.
+        process: Identity of the addressed process.
         address: host:port of its control port.
         placement: The placement that defines the share.
         layer_order: MoE layers to load first, in this order; the others follow.
@@ -62,7 +62,7 @@ class Prepare:
     """
 
     server_id: str
-    life: Life
+    process: Process
     address: str
     placement: Placement
     layer_order: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ class Retire:
     """Tell an expert server to drop all but its share of a published placement (attributes: `Prepare`)."""
 
     server_id: str
-    life: Life
+    process: Process
     address: str
     placement: Placement
 

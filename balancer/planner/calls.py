@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from balancer.planner.actions import Action, Call, Inspect, Life, Prepare, Retire
+from balancer.planner.actions import Action, Call, Inspect, Prepare, Process, Retire
 from balancer.planner.digests import ExpertDigests
 from balancer.planner.pool import ServerPool
 from eaas.types import Member, MemberState, Placement
 
 __all__ = ["Calls"]
 
-_Key = tuple[type[Call], Life, int]
+_Key = tuple[type[Call], Process, int]
 
 
 class Calls:
@@ -30,7 +30,7 @@ class Calls:
         self._done: set[_Key] = set()
         self._vain: set[_Key] = set()
         # Servers, with the epoch, that have loaded a share and wait for digests to compare it with.
-        self._awaiting: set[tuple[Life, int]] = set()
+        self._awaiting: set[tuple[Process, int]] = set()
 
     # -- outcomes -------------------------------------------------------------------------------
 
@@ -47,15 +47,15 @@ class Calls:
 
     def loaded(self, call: Prepare) -> None:
         """Record that a server has loaded its share and waits for digests; `decide_digests` ends the wait."""
-        self._awaiting.add((call.life, call.placement.epoch))
+        self._awaiting.add((call.process, call.placement.epoch))
 
     def in_vain(self, call: Call) -> None:
         """Mark a failed call as no longer waited for: the roll-out goes on, and the call is still retried."""
         self._vain.add(_key(call))
 
-    def ask_again(self, lives: Container[Life]) -> None:
+    def ask_again(self, processes: Container[Process]) -> None:
         """Let the unfinished calls of server processes begin again."""
-        self._begun = {key for key in self._begun if key[1] not in lives or key in self._done}
+        self._begun = {key for key in self._begun if key[1] not in processes or key in self._done}
 
     def keep(self, epoch: int) -> None:
         """Forget the calls of all other epochs, because this one was published."""
@@ -68,7 +68,7 @@ class Calls:
         """Return the Prepare calls to send: to servers that have not received one for this placement."""
         calls: list[Call] = []
         for server in self._servers(placement):
-            where = server.id, self._pool.life(server), server.address
+            where = server.id, self._pool.process(server), server.address
             call = Prepare(*where, placement, layer_order, self._digests.known_LE)
             if server.state is MemberState.SERVING and server.epoch == placement.epoch:
                 # A server that lost only its lease still has its weights.
@@ -83,15 +83,19 @@ class Calls:
     def decide_digests(self, placement: Placement) -> None:
         """Decide digests once all servers of the placement have stated theirs; Prepare is then sent again."""
         waited_for = {*self._unprepared(placement)}
-        awaiting = {life for life, epoch in self._awaiting if epoch == placement.epoch}
+        awaiting = {process for process, epoch in self._awaiting if epoch == placement.epoch}
         if waited_for and waited_for <= awaiting:
             self._digests.decide(waited_for)
             self._awaiting.clear()
             self.ask_again(waited_for)
 
-    def _unprepared(self, placement: Placement) -> Iterator[Life]:
-        lives = (self._pool.life(server) for server in self._servers(placement))
-        return (life for life in lives if (Prepare, life, placement.epoch) not in self._done)
+    def _unprepared(self, placement: Placement) -> Iterator[Process]:
+        processes = (self._pool.process(server) for server in self._servers(placement))
+        return (
+            process
+            for process in processes
+            if (Prepare, process, placement.epoch) not in self._done
+        )
 
     def _servers(self, placement: Placement) -> list[Member]:
         """Return a placement's servers, without those that cannot load for now."""
@@ -104,14 +108,14 @@ class Calls:
         """Return the Retire calls to send, once each: to servers that have their share or that get none."""
         servers, epoch = frozenset(placement.servers), placement.epoch
         return self.begin(
-            Retire(m.id, life, m.address, placement)
-            for m, life in self._retirable(placement)
-            if m.id not in servers or (Prepare, life, epoch) in self._done
+            Retire(m.id, process, m.address, placement)
+            for m, process in self._retirable(placement)
+            if m.id not in servers or (Prepare, process, epoch) in self._done
         )
 
     def is_retired(self, placement: Placement) -> bool:
         """Whether servers hold nothing but their shares, or do not answer Retire: the roll-out is over."""
-        calls = ((Retire, life, placement.epoch) for _, life in self._retirable(placement))
+        calls = ((Retire, process, placement.epoch) for _, process in self._retirable(placement))
         return all(call in self._done or call in self._vain for call in calls)
 
     def unheard(self, placement: Placement) -> dict[str, int]:
@@ -123,19 +127,19 @@ class Calls:
         known = dict(zip(placement.servers, count_S, strict=True))
         return {
             m.id: known.get(m.id, 0)
-            for m, life in self._retirable(placement)
-            if (Retire, life, placement.epoch) not in self._done
+            for m, process in self._retirable(placement)
+            if (Retire, process, placement.epoch) not in self._done
         }
 
-    def _retirable(self, placement: Placement) -> list[tuple[Member, Life]]:
+    def _retirable(self, placement: Placement) -> list[tuple[Member, Process]]:
         """Return live servers that hold experts of this placement or of an older one."""
         servers = frozenset(placement.servers)
         return [
-            (m, self._pool.life(m))
+            (m, self._pool.process(m))
             for s, m in self._pool.willing.items()
             if s in servers or m.state is not MemberState.JOINING
         ]
 
 
 def _key(call: Call) -> _Key:
-    return (type(call), call.life, 0 if isinstance(call, Inspect) else call.placement.epoch)
+    return (type(call), call.process, 0 if isinstance(call, Inspect) else call.placement.epoch)

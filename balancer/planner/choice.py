@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from balancer.planner.actions import Action, Complain, Inspect, Life
+from balancer.planner.actions import Action, Complain, Inspect, Process
 from balancer.planner.audiences import servers_of, with_audiences
 from balancer.planner.calls import Calls
 from balancer.planner.candidates import (
@@ -84,7 +84,7 @@ class Choice:
         self.is_granted = False
         self.wanted: Placement | None = None
         self.recovering = False
-        self.holdings: dict[Life, npt.NDArray[np.bool_]] = {}
+        self.holdings: dict[Process, npt.NDArray[np.bool_]] = {}
         self._nodes: Mapping[str, str] = {}
         # Epoch, and whether replicas of that placement share nodes that need not; None: not known.
         self._shares_nodes: tuple[int, bool] | None = None
@@ -158,15 +158,15 @@ class Choice:
         pool = self._pool
         # Includes newcomers, which may have received an epoch that they have not loaded, and leaving
         # servers, which may be the last with the digests of the experts they hold.
-        unknown = [m for m in pool.willing.values() if pool.life(m) not in self.holdings]
+        unknown = [m for m in pool.willing.values() if pool.process(m) not in self.holdings]
         candidate = None
         if not unknown and pool.able:
             self._digests.decide(self.holdings)
             none_LE = np.zeros(full, dtype=np.bool_)
-            held = {s: self.holdings.get(pool.life(m), none_LE) for s, m in pool.staying.items()}
+            held = {s: self.holdings.get(pool.process(m), none_LE) for s, m in pool.staying.items()}
             candidate, *self.stages = recovered(held, self._layout, self.wanted, pool)
             self.is_granted = self.wanted is not None
-        asked = self._calls.begin(Inspect(m.id, pool.life(m), m.address, *full) for m in unknown)
+        asked = self._calls.begin(Inspect(m.id, pool.process(m), m.address, *full) for m in unknown)
         return Chosen(candidate, actions=tuple(asked))
 
     def _next(self, current: Placement, now: float, is_idle: bool, gave_up: bool) -> Chosen:

@@ -13,7 +13,7 @@ from collections.abc import Container
 import numpy as np
 import numpy.typing as npt
 
-from balancer.planner.actions import Life
+from balancer.planner.actions import Process
 
 __all__ = ["Digests", "ExpertDigests"]
 
@@ -30,18 +30,20 @@ class ExpertDigests:
 
     def __init__(self) -> None:
         self.known_LE: Digests | None = None
-        self._stated: dict[Life, Digests] = {}
+        self._stated: dict[Process, Digests] = {}
 
-    def state(self, life: Life, digests_LE: Digests) -> None:
+    def state(self, process: Process, digests_LE: Digests) -> None:
         """Record the digests that a server has computed of its experts; `decide` compares servers'."""
-        self._stated[life] = digests_LE
+        self._stated[process] = digests_LE
 
-    def decide(self, lives: Container[Life]) -> None:
+    def decide(self, processes: Container[Process]) -> None:
         """Decide the unknown digests by these servers' statements, then drop all statements.
 
         The next Prepare calls give the decided digests to servers, which compare their own bytes.
         """
-        stated = [digests_LE for life, digests_LE in self._stated.items() if life in lives]
+        stated = [
+            digests_LE for process, digests_LE in self._stated.items() if process in processes
+        ]
         self._stated.clear()
         if not stated:
             return

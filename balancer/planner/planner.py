@@ -1,6 +1,6 @@
 """The balancer's state machine for placements, without I/O (cluster views and call outcomes in, actions out).
 
-The life of a placement (epoch N + 1):
+The way of a placement (epoch N + 1):
 
                          all its live servers have      every live client reports N + 1,
     something has        loaded their shares            or the timeout is over
@@ -58,7 +58,7 @@ from balancer.planner.candidates import Candidate, has_orphans, lacking_without
 from balancer.planner.choice import Choice
 from balancer.planner.digests import Digests, ExpertDigests
 from balancer.planner.layout import Layout
-from balancer.planner.pool import EPOCHS_OF_A_LIFE, ServerPool
+from balancer.planner.pool import EPOCHS_OF_AN_INCARNATION, ServerPool
 from eaas.membership.cluster_view import RETURN_GRACE_S
 from eaas.types import Member, Placement
 
@@ -196,14 +196,14 @@ class Planner:
         self._calls.succeeded(call)
         if isinstance(call, Inspect):
             assert holds_LE is not None
-            self._choice.holdings[call.life] = holds_LE
+            self._choice.holdings[call.process] = holds_LE
             self._last_epoch = max(self._last_epoch, told_epoch)
             # The digests of a server that does not serve yet were not compared with others.
             member = self.pool.alive.get(call.server_id)
             if digests_LE is not None and member is not None and member.epoch:
-                self.digests.state(call.life, digests_LE)
+                self.digests.state(call.process, digests_LE)
         elif isinstance(call, Prepare):
-            self.pool.forgive(call.life)
+            self.pool.forgive(call.process)
 
     def loaded(self, call: Prepare, digests_LE: Digests) -> None:
         """Record that a server has loaded its share; once all have, a `tick` sends Prepare with digests.
@@ -212,12 +212,12 @@ class Planner:
             call: The call.
             digests_LE: Digests of the experts it read; 0 for experts that it does not hold.
         """
-        self.digests.state(call.life, digests_LE)
+        self.digests.state(call.process, digests_LE)
         self._calls.loaded(call)
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
         """Give a server no more experts: it reports that an expert's bytes differ from the cluster's."""
-        self.pool.is_damaged(call.life)
+        self.pool.is_damaged(call.process)
         return [Refuse(call.server_id, why), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
@@ -231,10 +231,10 @@ class Planner:
         # Before the first placement the failure is not counted, because no other servers can take over.
         if self.current is None and not self._choice.recovering:
             return []
-        unable_s = self.pool.count_failure(call.life, now, timed_out=timed_out)
+        unable_s = self.pool.count_failure(call.process, now, timed_out=timed_out)
         if not unable_s:
             return []
-        self._calls.ask_again({call.life})
+        self._calls.ask_again({call.process})
         what = "took too long" if timed_out else "failed too often"
         why = f"it {what} to say or load what it holds; it is tried again in {unable_s:.0f} s"
         return [Refuse(call.server_id, why), *self.tick(now)]
@@ -242,7 +242,11 @@ class Planner:
     def is_wanted(self, call: Call) -> bool:
         """Whether to send a delayed or failed call: its server is alive, its placement still wanted."""
         member = self.pool.alive.get(call.server_id)
-        if member is None or self.pool.life(member) != call.life or self.pool.is_unable(member):
+        if (
+            member is None
+            or self.pool.process(member) != call.process
+            or self.pool.is_unable(member)
+        ):
             return False
         match call:
             case Prepare():
@@ -372,7 +376,7 @@ class Planner:
 
     def _begin(self, plain: Candidate, *, is_urgent: bool) -> None:
         candidate, pool = self._choice.for_audiences(plain), self.pool
-        own = EPOCHS_OF_A_LIFE * (pool.balancer_life - 1)
+        own = EPOCHS_OF_AN_INCARNATION * (pool.balancer_incarnation - 1)
         wanted = self._choice.wanted.epoch if self._choice.wanted else 0
         self._last_epoch = 1 + max(self._last_epoch, pool.highest_epoch, own, wanted)
         shares_LSE = candidate.shares_LSE.astype(np.float32)

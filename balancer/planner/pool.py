@@ -10,13 +10,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from balancer.planner.actions import Action, Complain, Life, Refuse
+from balancer.planner.actions import Action, Complain, Process, Refuse
 from balancer.planner.reach import ReachTracker, Verdict
 from eaas.net.message_ranges import TRUSTED_EPOCH
 from eaas.nodes import node_of
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
-__all__ = ["EPOCHS_OF_A_LIFE", "ServerPool"]
+__all__ = ["EPOCHS_OF_AN_INCARNATION", "ServerPool"]
 
 _T = TypeVar("_T")
 
@@ -29,7 +29,7 @@ _LONGEST_UNABLE_S = 600.0
 _NO_LIMIT = 1 << 40
 # Each incarnation of the balancer starts its epochs at another thousand, because its predecessor may have
 # sent servers an epoch that no member has reported yet, and two placements must never share an epoch.
-EPOCHS_OF_A_LIFE = 1000
+EPOCHS_OF_AN_INCARNATION = 1000
 
 
 def _kept(compute: Callable[[ServerPool], _T]) -> _T:
@@ -71,19 +71,19 @@ class ServerPool:
         self._servers: dict[str, Member] = {}
         # Members that claim an impossible epoch or incarnation.
         self._absurd: dict[str, Member] = {}
-        self._complained: set[Life] = set()
+        self._complained: set[Process] = set()
         self._dead_since: dict[str, float] = {}
         # Number of processes that started under each name.
         self._births: Counter[str] = Counter()
-        self._refused: set[Life] = set()
-        self._failures: Counter[Life] = Counter()
-        self._verdicts: Counter[Life] = Counter()
-        self._unable_until: dict[Life, float] = {}
+        self._refused: set[Process] = set()
+        self._failures: Counter[Process] = Counter()
+        self._verdicts: Counter[Process] = Counter()
+        self._unable_until: dict[Process, float] = {}
         # Servers with a damaged copy of the checkpoint, by id and by process.
         self.damaged: set[str] = set()
-        self._damaged_lives: set[Life] = set()
+        self._damaged_processes: set[Process] = set()
         # Servers that are leaving, from `let_drain` until they report DRAINING themselves.
-        self._told_to_leave: set[Life] = set()
+        self._told_to_leave: set[Process] = set()
         self.most: dict[str, int] = {}
         self.digest = ""
         self.placed: frozenset[str] | None = None
@@ -106,9 +106,9 @@ class ServerPool:
         dead = {s for s, m in self._servers.items() if m.state.is_gone}
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
 
-    def life(self, member: Member) -> Life:
+    def process(self, member: Member) -> Process:
         """Return the identity of a member's process; a restart under the same name gives another one."""
-        return (*member.life, self._births[member.id])
+        return (*member.process, self._births[member.id])
 
     def choose_model(self) -> ModelShape | None:
         """Set the cluster's model to that of most able servers, for the first placement; None: no model."""
@@ -195,10 +195,15 @@ class ServerPool:
             for note in self._reach.notes(self.reach, now)
         ]
         for m in self._servers.values():
-            life = self.life(m)
-            if not self.digest or m.state not in _ABLE or self._is_ours(m) or life in self._refused:
+            process = self.process(m)
+            if (
+                not self.digest
+                or m.state not in _ABLE
+                or self._is_ours(m)
+                or process in self._refused
+            ):
                 continue
-            self._refused.add(life)
+            self._refused.add(process)
             what = f"model {m.model.digest[:12]}" if m.model else "no model"
             why = f"it serves {what}, the cluster serves {self.digest[:12]}"
             refusals.append(Refuse(m.id, why))
@@ -206,8 +211,8 @@ class ServerPool:
 
     def new_complaints(self) -> list[str]:
         """Describe new impossible claims of members for the log, one complaint per process."""
-        new = [m for m in self._absurd.values() if self.life(m) not in self._complained]
-        self._complained |= {self.life(m) for m in new}
+        new = [m for m in self._absurd.values() if self.process(m) not in self._complained]
+        self._complained |= {self.process(m) for m in new}
         return [
             f"{m.id} claims epoch {m.epoch}, incarnation {m.incarnation}: ignored, no balancer gets there"
             for m in new
@@ -219,14 +224,14 @@ class ServerPool:
         return max((m.epoch for m in self._members.values()), default=0)
 
     @property
-    def balancer_life(self) -> int:
+    def balancer_incarnation(self) -> int:
         """The balancer's incarnation, as counted by the monitor: decides from which thousand epochs start."""
-        lives = (
+        incarnations = (
             m.incarnation
             for m in self._members.values()
             if m.role is Role.BALANCER and m.id not in self._absurd
         )
-        return max(lives, default=1)
+        return max(incarnations, default=1)
 
     def is_awaited(self, server_id: str, now: float) -> bool:
         """Whether a server is dead but its grace has not ended: repair then leaves it its share."""
@@ -258,55 +263,55 @@ class ServerPool:
 
         The mark counts only here; experts move once the server itself reports DRAINING.
         """
-        leaving = {s for s, m in self.able.items() if self.life(m) in self._told_to_leave}
+        leaving = {s for s, m in self.able.items() if self.process(m) in self._told_to_leave}
         if not self.able.keys() - leaving - {server_id}:
             return False
-        self._told_to_leave.add(self.life(self.alive[server_id]))
+        self._told_to_leave.add(self.process(self.alive[server_id]))
         return True
 
     def stays_after_all(self, server_id: str) -> None:
         """Undo `let_drain` for a server that the drain call did not reach."""
         self._told_to_leave.difference_update(
-            life for life in tuple(self._told_to_leave) if life[0] == server_id
+            process for process in tuple(self._told_to_leave) if process[0] == server_id
         )
 
-    def count_failure(self, life: Life, now: float, *, timed_out: bool) -> float:
+    def count_failure(self, process: Process, now: float, *, timed_out: bool) -> float:
         """Count a server process's failure to answer or load its share; too many make it unable for a time.
 
         Args:
-            life: The process.
+            process: The process.
             now: Monotonic seconds.
             timed_out: Whether it exceeded its deadline; one such failure is enough.
 
         Returns:
             Seconds for which the process counts as unable from now on; 0: it may try again.
         """
-        self._failures[life] += _ATTEMPTS if timed_out else 1
-        if self._failures[life] < _ATTEMPTS:
+        self._failures[process] += _ATTEMPTS if timed_out else 1
+        if self._failures[process] < _ATTEMPTS:
             return 0.0
-        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[life])
-        self._verdicts[life] += 1
-        self._unable_until[life] = now + unable_s
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[process])
+        self._verdicts[process] += 1
+        self._unable_until[process] = now + unable_s
         self._found.clear()
-        del self._failures[life]
+        del self._failures[process]
         return unable_s
 
-    def is_damaged(self, life: Life) -> None:
+    def is_damaged(self, process: Process) -> None:
         """Mark a server process as damaged: its bytes differ from the cluster's, so it gets no experts."""
         self._found.clear()
-        self.damaged.add(life[0])
-        self._damaged_lives.add(life)
+        self.damaged.add(process[0])
+        self._damaged_processes.add(process)
 
-    def forgive(self, life: Life) -> None:
+    def forgive(self, process: Process) -> None:
         """Clear the failures of a process that has loaded its share: later ones are counted from 0."""
-        self._failures.pop(life, None)
-        self._verdicts.pop(life, None)
+        self._failures.pop(process, None)
+        self._verdicts.pop(process, None)
 
     def pass_time(self, now: float) -> None:
         """Apply expired timeouts of unable servers and clients' reconnections; begins each `Planner.tick`."""
-        over = [life for life, t in self._unable_until.items() if t <= now]
-        for life in over:
-            del self._unable_until[life]
+        over = [process for process, t in self._unable_until.items() if t <= now]
+        for process in over:
+            del self._unable_until[process]
             self._found.clear()
         alive, placed = self.alive, self.placed
         if placed is None and self.highest_epoch:
@@ -337,8 +342,8 @@ class ServerPool:
 
     def is_unable(self, member: Member) -> bool:
         """Whether this process failed to load too often and waits, or has damaged bytes: it is not called."""
-        life = self.life(member)
-        return life in self._unable_until or life in self._damaged_lives
+        process = self.process(member)
+        return process in self._unable_until or process in self._damaged_processes
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest
@@ -352,5 +357,5 @@ def _holding(placement: Placement) -> frozenset[str]:
 
 def _is_credible(member: Member) -> bool:
     """Whether a member's epoch and incarnation are possible; if not, the pool ignores the claim."""
-    life = member.incarnation if member.role is Role.BALANCER else 0
-    return max(member.epoch, EPOCHS_OF_A_LIFE * life) <= TRUSTED_EPOCH
+    incarnation = member.incarnation if member.role is Role.BALANCER else 0
+    return max(member.epoch, EPOCHS_OF_AN_INCARNATION * incarnation) <= TRUSTED_EPOCH

@@ -25,7 +25,7 @@ _TRIES_S = 1.5
 # Wait for a client that reports nothing about a server: more than the deadline of an attempt to connect.
 _SILENT_S = 10.0
 
-Life = tuple[str, int, str, int, str]
+_MemberProcess = tuple[str, int, str, int, str]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Gap:
 class _Client:
     member: Member
     gaps: dict[str, _Gap] = field(default_factory=dict)
-    servers: Mapping[str, Life] = field(default_factory=dict)
+    servers: Mapping[str, _MemberProcess] = field(default_factory=dict)
 
 
 class ReachTracker:
@@ -119,9 +119,9 @@ class ReachTracker:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._clients: dict[str, _Client] = {}
-        self._servers: dict[str, Life] = {}
-        self._withheld: set[Life] = set()
-        self._told: set[tuple[Life, Life]] = set()
+        self._servers: dict[str, _MemberProcess] = {}
+        self._withheld: set[_MemberProcess] = set()
+        self._told: set[tuple[_MemberProcess, _MemberProcess]] = set()
 
     def observe(self, clients: Iterable[Member], servers: Mapping[str, Member], now: float) -> None:
         """Record a cluster view, with clients' reports on the servers they reach; `verdict` then judges.
@@ -131,15 +131,15 @@ class ReachTracker:
             servers: Live servers of that model, by id.
             now: Monotonic seconds.
         """
-        lives = {server: member.life for server, member in servers.items()}
-        if lives != self._servers:
-            self._servers = lives
+        processes = {server: member.process for server, member in servers.items()}
+        if processes != self._servers:
+            self._servers = processes
         before, self._clients = self._clients, {}
         for member in clients:
             if member.reach is None:
                 continue
             known = before.get(member.id)
-            if known is not None and known.member.life != member.life:
+            if known is not None and known.member.process != member.process:
                 known = None
             # Unchanged reports are not compared again, as there may be thousands of clients and servers.
             if (
@@ -166,7 +166,7 @@ class ReachTracker:
             if told is not None and not told.reason:
                 continue
             since = now
-            if known is not None and known.servers.get(server_id) == server.life:
+            if known is not None and known.servers.get(server_id) == server.process:
                 since = known.gaps[server_id].since if server_id in known.gaps else now
             if told is None:
                 gaps[server_id] = _Gap(since, _SILENT_S, f"no attempt in {_SILENT_S:.0f} s")
@@ -204,7 +204,7 @@ class ReachTracker:
     def notes(self, verdict: Verdict, now: float) -> list[Note]:
         """Return new messages for the log; each is repeated only after the connection worked in between."""
         open_now = {
-            (client.member.life, self._servers[s]): (c, s, gap.reason)
+            (client.member.process, self._servers[s]): (c, s, gap.reason)
             for c, client in self._clients.items()
             for s, gap in client.gaps.items()
             if gap.is_over(now)

@@ -257,10 +257,10 @@ class Cluster:
         place = call.placement.servers.index(call.server_id)
         share = _places(call.placement.holds_LSE[:, place])
         new = share - self._held[call.server_id]
-        life = self._members[call.server_id].life
+        process = self._members[call.server_id].process
 
         def done() -> None:
-            if self._members[call.server_id].life == life:
+            if self._members[call.server_id].process == process:
                 self.loads += len(new)
                 self._held[call.server_id] |= share
                 self._planner.succeeded(call)

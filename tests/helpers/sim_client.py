@@ -91,7 +91,7 @@ class ClientProcess(Process):
     def start(self) -> None:
         self.disturbed_at = self.sim.now
         self.connections: dict[str, Connection] = {}
-        self.lives: dict[str, Any] = {}
+        self.processes: dict[str, Any] = {}
         self.connecting: dict[str, Any] = {}
         self.times: dict[str, ServiceTimes] = {}
         self.reach = ReachBook()
@@ -212,12 +212,12 @@ class ClientProcess(Process):
 
     def on_members(self) -> None:
         members = self.fold.view.members.values()
-        self.reach.keep({m.life for m in members if m.state in USABLE})
+        self.reach.keep({m.process for m in members if m.state in USABLE})
         for member in self.fold.view.members.values():
             if member.role is not Role.EXPERT_SERVER:
                 continue
             connection = self.connections.get(member.id)
-            stale = connection is not None and self.lives[member.id] != member.life
+            stale = connection is not None and self.processes[member.id] != member.process
             silent = member.state.is_gone and connection and connection.owes_answer()
             if connection is not None and (stale or silent):
                 connection.lose(f"the monitor says {member.state.value}")
@@ -226,14 +226,14 @@ class ClientProcess(Process):
 
     def still_wanted(self, member: Member) -> bool:
         now = self.fold.view.members.get(member.id)
-        return now is not None and now.life == member.life and now.state in USABLE
+        return now is not None and now.process == member.process and now.state in USABLE
 
     def connect_soon(self, member: Member, delay_s: float = 0.0) -> None:
-        if self.connecting.get(member.id) == member.life or (
-            member.id in self.connections and self.lives[member.id] == member.life
+        if self.connecting.get(member.id) == member.process or (
+            member.id in self.connections and self.processes[member.id] == member.process
         ):
             return
-        self.connecting[member.id] = member.life
+        self.connecting[member.id] = member.process
 
         def ask() -> None:
             if not self.still_wanted(member):
@@ -245,7 +245,7 @@ class ClientProcess(Process):
             return server.connect(self)
 
         def over() -> None:
-            if self.connecting.get(member.id) == member.life:
+            if self.connecting.get(member.id) == member.process:
                 del self.connecting[member.id]
             # A view that came after the last check found this attempt still running.
             if self.still_wanted(member) and member.id not in self.connections:
@@ -277,10 +277,10 @@ class ClientProcess(Process):
             )
             link.on_lost = connection.lose
             connection.service = self.times.setdefault(member.id, connection.service)
-            self.lives[member.id] = member.life
+            self.processes[member.id] = member.process
             self.connections[member.id] = connection
             self.reach.connected(member.id)
-            if self.connecting.get(member.id) == member.life:
+            if self.connecting.get(member.id) == member.process:
                 del self.connecting[member.id]
             self.refresh()
 
@@ -291,7 +291,7 @@ class ClientProcess(Process):
         if self.connections.get(connection.server_id) is connection:
             del self.connections[connection.server_id]
             member = self.fold.view.members.get(connection.server_id)
-            if member is not None and member.life == self.lives[member.id]:
+            if member is not None and member.process == self.processes[member.id]:
                 self.reach.failed(member, str(connection.lost_reason), lost=True)
         self.refresh()
         for other in tuple(self.connections.values()):

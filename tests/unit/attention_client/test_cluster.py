@@ -237,7 +237,7 @@ def test_a_late_connection_to_a_former_process_replaces_nothing(
     assert late.closed.wait(PATIENCE_S)
     assert connected(cluster) is present
     assert (present.incarnation, present.lost_reason) == (2, None)
-    assert cluster._servers._lives["s1"] == server("new:1", 2, pid=8).life
+    assert cluster._servers._processes["s1"] == server("new:1", 2, pid=8).process
 
 
 @pytest.mark.parametrize("moment", ["before it returns", "after it was looked at"])

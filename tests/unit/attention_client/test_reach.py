@@ -35,7 +35,7 @@ def test_a_lost_connection_stays_lost_until_reconnected() -> None:
     book.failed(server("a"), "the stream broke", lost=True)
     book.failed(server("a"), "no answer")
     assert book.report([]) == (ServerReach("a", 1, "no answer", lost=True),)
-    # Another life of it was never reached.
+    # Another process of it was never reached.
     book.failed(server("a", 2), "no answer")
     assert book.report([]) == (ServerReach("a", 2, "no answer"),)
     book.connected("a")
@@ -46,7 +46,7 @@ def test_former_processes_are_forgotten_and_reasons_truncated() -> None:
     book = ReachBook()
     for name in "ab":
         book.failed(server(name), name * 1000)
-    book.keep({server("a").life, server("b", 2).life})
+    book.keep({server("a").process, server("b", 2).process})
     (left,) = book.report([])
     assert left == ServerReach("a", 1, "a" * 255)
     book.failed(server("a"), "")

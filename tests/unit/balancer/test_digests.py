@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.planner.actions import Inspect, Life, Prepare
+from balancer.planner.actions import Inspect, Prepare, Process
 from balancer.planner.digests import ExpertDigests
 from placement_world import DEAD, RIGHT_LE, SERVING, World, settled
 
 
-def life(name: str) -> Life:
+def process(name: str) -> Process:
     return (name, 1, "h", 1, "a", 1)
 
 
 def decided(**stated: list[int]) -> list[int]:
     book = ExpertDigests()
     for name, digests in stated.items():
-        book.state(life(name), np.array([digests], np.uint64))
-    book.decide([life(name) for name in stated])
+        book.state(process(name), np.array([digests], np.uint64))
+    book.decide([process(name) for name in stated])
     assert book.known_LE is not None
     return book.known_LE[0].tolist()
 
@@ -44,12 +44,12 @@ def test_between_two_the_first_is_right() -> None:
 
 def test_known_digests_stay_and_count() -> None:
     book = ExpertDigests()
-    book.state(life("a"), np.array([[1, 0, 0]], np.uint64))
-    book.decide([life("a")])
-    book.state(life("x"), np.array([[7, 7, 7]], np.uint64))
-    book.state(life("b"), np.array([[0, 2, 0]], np.uint64))
-    book.state(life("gone"), np.array([[0, 7, 9]], np.uint64))
-    book.decide([life("x"), life("b")])
+    book.state(process("a"), np.array([[1, 0, 0]], np.uint64))
+    book.decide([process("a")])
+    book.state(process("x"), np.array([[7, 7, 7]], np.uint64))
+    book.state(process("b"), np.array([[0, 2, 0]], np.uint64))
+    book.state(process("gone"), np.array([[0, 7, 9]], np.uint64))
+    book.decide([process("x"), process("b")])
     assert book.known_LE is not None
     assert book.known_LE.tolist() == [[1, 2, 7]]
 
@@ -67,8 +67,8 @@ def test_a_minority_of_damaged_copies_is_outvoted(data: st.DataObject) -> None:
         stated[-1][data.draw(st.integers(0, 2))] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
     book = ExpertDigests()
     for number in data.draw(st.permutations(range(len(stated)))):
-        book.state(life(str(number)), stated[number].reshape(1, 3))
-    book.decide([life(str(number)) for number in range(len(stated))])
+        book.state(process(str(number)), stated[number].reshape(1, 3))
+    book.decide([process(str(number)) for number in range(len(stated))])
     assert book.known_LE is not None
     assert (book.known_LE[0] == truth).all()
 

@@ -304,7 +304,7 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     assert refusal.server_id == "s3"
     world.settle()
     assert world.published.servers == ("s1", "s2")
-    # It gets another chance, twice as long after each that it missed; another life has one at once.
+    # It gets another chance, twice as long after each that it missed; another process has one at once.
     world.unreachable = {"s3"}
     assert world.planner.wake_at(world.now) == world.now + GRACE_S
     world.wait(GRACE_S)

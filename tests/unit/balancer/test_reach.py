@@ -124,7 +124,7 @@ def test_a_cut_counts_after_its_grace_and_is_told_once() -> None:
     assert note.server_id is None
     assert "lost cannot reach c: cannot be attached" in note.text
     assert not tracker.notes(verdict, GRACE_S + 1)
-    # Another life of the server is another matter; and so is a client that is back.
+    # Another process of the server is another matter; and so is a client that is back.
     servers["c"] = server("c", incarnation=2)
     assert not at(GRACE_S + 2, well, lost)
     servers["c"] = server("c")

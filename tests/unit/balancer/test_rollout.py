@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from balancer import rollout as rollout_module
-from balancer.planner.actions import Action, Call, Inspect, Life, Prepare
+from balancer.planner.actions import Action, Call, Inspect, Prepare, Process
 from balancer.rollout import Rollout
 from eaas.membership.cluster_view import MembershipView
 from eaas.net.grpc_server import Service, serve
@@ -44,7 +44,7 @@ class Planner:
 
     def __init__(self, address: str = "", has_time: bool = False) -> None:
         self.address = address
-        self.call: Any = Inspect("s1", self.life("s1"), address, 2, 4)
+        self.call: Any = Inspect("s1", self.process("s1"), address, 2, 4)
         self.calls: list[Any] = []
         self.is_patient = has_time
         self.outcome: Any = None
@@ -53,14 +53,14 @@ class Planner:
         self.may_go_on.set()
         self.noted = self.ticks = 0
 
-    def life(self, name: str) -> Life:
+    def process(self, name: str) -> Process:
         return (name, 1, "h", 1, self.address, 1)
 
     def loads(self, epoch: int, *names: str) -> list[Any]:
         """Calls to servers to load nothing."""
         nothing_LSE = np.zeros((1, len(names), 1), bool)
         placement = Placement(epoch, names, nothing_LSE, nothing_LSE.astype(np.float32))
-        return [Prepare(name, self.life(name), self.address, placement) for name in names]
+        return [Prepare(name, self.process(name), self.address, placement) for name in names]
 
     def observe(self, members: Any, now: float) -> list[Action]:
         return self.calls or [self.call]
@@ -221,7 +221,7 @@ def test_one_tick_serves_all_answers_that_have_arrived() -> None:
     """A tick takes time for every server, so one for each of a thousand answers would take minutes."""
     with rolling(Server([0], [1])) as (planner, rollout):
         names = [f"s{n}" for n in range(40)]
-        planner.calls = [Inspect(s, planner.life(s), planner.address, 2, 4) for s in names]
+        planner.calls = [Inspect(s, planner.process(s), planner.address, 2, 4) for s in names]
         planner.may_go_on.clear()
         rollout.observe(MembershipView(0, {}))
         assert planner.told.wait(WAIT_S)

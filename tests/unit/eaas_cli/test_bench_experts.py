@@ -407,8 +407,10 @@ def test_the_plot(tmp_path: Path) -> None:
 
 def test_the_machine_is_described() -> None:
     elsewhere = machine.BusyElsewhere()
+    # Linux counts in hundredths of a second.
+    time.sleep(0.5)
     assert machine.processor()
     assert set(machine.instruction_sets()) <= set(Path("/proc/cpuinfo").read_text().split())
     assert machine.last_level_cache_bytes() % 1024 == 0
     assert machine.busy_core_seconds() > time.process_time()
-    assert 0 <= elsewhere.cores() <= (os.cpu_count() or 1) + 1
+    assert 0 <= elsewhere.cores() <= 1.1 * (os.cpu_count() or 1)

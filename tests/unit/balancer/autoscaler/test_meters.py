@@ -37,7 +37,7 @@ def test_no_heartbeat_no_measure() -> None:
     assert meter.read([server(1.0, 10.0)], 20.0) == {}
 
 
-def test_another_life_counts_anew() -> None:
+def test_another_incarnation_counts_anew() -> None:
     meter = Utilizations()
     meter.read([server(500.0)], 10.0)
     assert meter.read([server(3.0, incarnation=2)], 20.0) == {}
@@ -67,5 +67,5 @@ def test_latency_is_a_mean_over_the_clients_tokens() -> None:
     # One does not answer; then it is back, and there is no telling when its tokens came.
     assert meter.read({a: (12.0, 130)}) == pytest.approx(0.1)
     assert meter.read({a: (13.0, 140), b: (60.0, 70)}) == pytest.approx(0.1)
-    # Another life.
+    # Another incarnation.
     assert meter.read({("a", 2): (1.0, 1), b: (61.0, 80)}) == pytest.approx(0.1)
