@@ -57,6 +57,22 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class _Role(_Section):
+    """A role with a gRPC server."""
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0 for members on other machines."
+    )
+    port: Port = Field(
+        0,
+        description="gRPC port; 0 picks a free port. Set one for a monitor that may restart, since "
+        "members reconnect to its address; keep 0 for servers on one machine that share this file.",
+    )
+    health_port: Port = Field(
+        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
+    )
+
+
 class SecurityConfig(_Section):
     """Authentication and exposure to other machines."""
 
@@ -71,20 +87,9 @@ class SecurityConfig(_Section):
     )
 
 
-class MonitorConfig(_Section):
+class MonitorConfig(_Role):
     """The monitor: cluster membership."""
 
-    host: str = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0 for members on other machines."
-    )
-    port: Port = Field(
-        0,
-        description="gRPC port; 0 picks a free port. Set one if the monitor may restart: members "
-        "reconnect to the same address.",
-    )
-    health_port: Port = Field(
-        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
-    )
     lease_s: Seconds = Field(
         2.0,
         description="A member is marked DEAD after this long without a heartbeat, and SUSPECT before.",
@@ -121,14 +126,9 @@ class MonitorConfig(_Section):
     )
 
 
-class BalancerConfig(_Section):
+class BalancerConfig(_Role):
     """The balancer: placement of experts on servers."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(0, description="gRPC port; 0 picks a free port.")
-    health_port: Port = Field(
-        0, description="Port for HTTP probes (/health, /live), without TLS; 0 disables it."
-    )
     expected_servers: int = Field(
         3, ge=1, description="Number of expert servers to wait for before the first placement."
     )
@@ -238,20 +238,9 @@ class AutoscalerConfig(_Section):
     )
 
 
-class ExpertServerConfig(_Section):
+class ExpertServerConfig(_Role):
     """An expert server: computes its share of the experts."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: Port = Field(
-        0,
-        description="gRPC port; 0 picks a free port. Keep 0 for several servers on one machine that "
-        "share this file.",
-    )
-    health_port: Port = Field(
-        0,
-        description="Port for HTTP probes (/health, /live), without TLS; 0 disables it. As `port` for"
-        " several servers.",
-    )
     threads: int = Field(
         0,
         ge=0,
