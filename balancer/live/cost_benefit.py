@@ -204,7 +204,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     fixed_LSE = pinned(settings, now.servers, holds_LSE)
     if settings.node_budget is not None:
         fixed_LSE = primary_LSE
-    risen = put_apart(
+    risen_L = put_apart(
         *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE,
         speeds_S=now.speeds_S,
@@ -212,8 +212,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
         fixed_LSE=fixed_LSE,
         spread_over=settings.redundancy,
     )
-    if risen:
-        risen_L = list(risen)
+    if risen_L:
         primary_LSE = primaries(holds_LSE[risen_L], shares_LSE[risen_L])
         best_LSE = best_shares(load_LE[risen_L], primary_LSE, now.speeds_S)
         shares_LSE[risen_L] = with_least_shares(primary_LSE, holds_LSE[risen_L], best_LSE)

@@ -100,7 +100,7 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
     return call
 
 
-# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B
+# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans, G groupings, B
 # batches or scenarios, K choices, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
@@ -126,9 +126,9 @@ replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64
 allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
 apart = _function(
     "apart_layers",
-    "float64:LE int64:LS float64:S int32:S int32:N int bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
-    "int64:L float64:L",
-    "LSEN",
+    "float64:LE int64:LS float64:S int32:GS int bool bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
+    "bool:L",
+    "LSEG",
 )
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
