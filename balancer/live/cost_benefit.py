@@ -27,9 +27,9 @@ from balancer.policies.measure import par
 from balancer.policies.moves import Move, ordered_moves
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import find
-from balancer.policies.split import split
 from balancer.policies.types import Float, Holds, Int, Shares
 from eaas.counted import counted
+from eaas.minmax import split
 
 __all__ = [
     "HORIZON_S",

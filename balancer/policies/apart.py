@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
-from balancer.policies.split import split
+from eaas.minmax import split
 from eaas.nodes import rack_of
 
 __all__ = ["ALL", "Nodes", "count_alone", "put_apart", "split_again"]
