@@ -197,12 +197,13 @@ find_swap(const Apart *a, int32_t e, int32_t s, int32_t turn, int64_t limit, Swa
             double here = (a->load_S[s] + more) / a->speed_S[s], there = (a->load_S[t] - more) / a->speed_S[t];
             double worst = here > there ? here : there;
             swap.uneven = fabs(more);
-            swap.over = worst > a->peak * ROUNDING && swap.uneven > 0 ? worst : 0;
+            /* Equal replicas leave the peak where it is: enough to separate them. */
+            swap.over = worst > a->peak * ROUNDING && (swap.uneven > 0 || limit > 0) ? worst : 0;
             if (is_better(&swap, best)) {
                 *best = swap;
             }
         }
-        if (best->uneven == 0 && a->current == NULL) {
+        if (best->uneven == 0 && a->current == NULL && limit < 0) {
             return;
         }
     }
