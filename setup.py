@@ -91,8 +91,8 @@ EXTENSIONS = [
         "balancer.policies._native",
         [
             "eaas/minmax/flow.c",
-            *files(f"{POLICIES}/native", "heap keys replicate pack place refine"),
-            *files(f"{POLICIES}/native", "layout sparse spread scalpel match craft apart"),
+            *files(f"{POLICIES}/native", "keys replicate place refine"),
+            *files(f"{POLICIES}/native", "sparse spread scalpel match craft apart"),
             *files(f"{POLICIES}/fractional", "plan rows layer items fill one_by_one"),
             *files(f"{POLICIES}/fractional", "keep chains deal refill improve search spare swap"),
             *files(f"{POLICIES}/fractional", "together together_moves together_start"),

@@ -231,14 +231,6 @@ def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
     )
 
 
-def par_of(
-    load_LE: Float, holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating], speeds_S: Float
-) -> Float:
-    """float64 (L): PAR of a layout under these shares; unlike `par`, takes arrays of any memory layout."""
-    shares = np.ascontiguousarray(shares_LSE, np.float64)
-    return par(np.ascontiguousarray(load_LE), np.ascontiguousarray(holds_LSE), shares, speeds_S)
-
-
 def planning_bound(settings: Settings, now: Situation) -> Float:
     """float64 (L): lower bound of the PAR of any layout with the policy's slots, for plans and metrics."""
     _, slots_LS = _slots(settings, now)
@@ -253,15 +245,15 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     """
     load_LE, speeds_S = now.load_LE, now.speeds_S
     now_shares = now.shares_LSE.astype(np.float64)
-    par_now_L = par_of(load_LE, now.holds_LSE, now_shares, speeds_S)
+    par_now_L = par(load_LE, now.holds_LSE, now_shares, speeds_S)
     cap_LS, _ = _slots(settings, now)
     # Step 1: new shares, which move nothing.
     kept_LSE = primaries(now.holds_LSE, now.shares_LSE)
     level_LSE = with_least_shares(kept_LSE, now.holds_LSE, best_shares(load_LE, kept_LSE, speeds_S))
-    par_level_L = par_of(load_LE, now.holds_LSE, level_LSE, speeds_S)
+    par_level_L = par(load_LE, now.holds_LSE, level_LSE, speeds_S)
     # Step 2: the policy's layout.
     holds_LSE, shares_LSE = lay_out(settings, now)
-    par_then_L = par_of(load_LE, holds_LSE, shares_LSE, speeds_S)
+    par_then_L = par(load_LE, holds_LSE, shares_LSE, speeds_S)
     moves = ordered_moves(now.holds_LSE, holds_LSE, np.maximum(cap_LS, now.holds_LSE.sum(axis=2)))
     loads = int(np.count_nonzero(holds_LSE > now.holds_LSE))
     gain = float((par_level_L - par_then_L).mean())

@@ -17,12 +17,8 @@ import numpy as np
 __all__ = [
     "allocate",
     "apart",
-    "compact_load",
-    "equal_shares",
-    "held_load",
     "interleave",
     "match",
-    "pack",
     "place",
     "plan_fractional",
     "plan_spares",
@@ -30,7 +26,7 @@ __all__ = [
     "refine",
     "replay",
     "replicate",
-    "server_load",
+    "separate",
     "sparse_load",
     "sparse_new",
     "sparse_of_compact",
@@ -103,8 +99,10 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
 # W window, L layers, E experts, S servers, P replicas, X further replicas, N plans, G groupings, B
 # batches or scenarios, K choices, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
-pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
-place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
+place = _function(
+    "place_layers", "float64:LE int64:NLE int64:NLS float64:S bool int32:NLP", "NLESP"
+)
+separate = _function("separate_layers", "float64:LP int64:LP int int int32:LP", "LP")
 refine = _function("refine_layers", "float64:LE int64:LE float64:S int int32:LP", "LESP")
 # Sparse layouts (balancer/policies/sparse.py): their rows' begins X, their replicas N.
 sparse_of_compact = _function(
@@ -115,12 +113,8 @@ sparse_of_holds = _function(
 )
 sparse_load = _function("sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN")
 sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", "XNM")
-compact_load = _function("compact_load", "float64:LE int64:LE int32:LP float64:LS", "LSEP")
-server_load = _function("server_load", "float64:LE bool:LSE float64:LSE float64:LS", "LSE")
-equal_shares = _function("equal_shares", "bool:LSE float64:LSE", "LSE")
 spread = _function("spread_layers", "int64:LE int64:LS int32:LP", "LSEP")
 swap_hottest = _function("swap_layers", "float64:LE float64:S int bool:LSE", "LSE")
-held_load = _function("held_load", "float64:LE bool:LSE int64:LS float64:LS bool:L", "LSE")
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
 replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
 allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")

@@ -74,9 +74,8 @@ def _check_layout(policy: str, problem: Problem, layout: Layout) -> None:
     shape = (problem.layers, problem.servers, problem.experts)
     if not isinstance(layout, Layout) or layout.shape != shape:
         raise ValueError(f"policy {policy} must return a Layout of shape {shape}")
-    held_LS = np.diff(layout.first_X).reshape(shape[:2])
     lacking = int((layout.count_LE == 0).sum())
-    over = int((held_LS > problem.slots_LS).sum())
+    over = int((layout.count_LS > problem.slots_LS).sum())
     if lacking or over:
         raise ValueError(
             f"policy {policy}: {lacking} experts without a server, "
