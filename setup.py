@@ -96,7 +96,7 @@ EXTENSIONS = [
             *files(f"{POLICIES}/fractional", "plan rows layer items fill one_by_one"),
             *files(f"{POLICIES}/fractional", "keep chains deal refill improve search spare swap"),
             *files(f"{POLICIES}/fractional", "together together_moves together_start"),
-            *files(f"{POLICIES}/fractional", "together_plan window"),
+            *files(f"{POLICIES}/fractional", "together_plan"),
             *files(f"{POLICIES}/spares", "plan refill exchange"),
         ],
         # No fused operations: a plan is the same on every machine. Roots in vectors set no errno.

@@ -33,7 +33,6 @@ __all__ = [
     "sparse_of_holds",
     "spread",
     "swap_hottest",
-    "window_means",
 ]
 
 _LIBRARY = ctypes.CDLL(str(Path(__file__).with_name("_native.abi3.so")))
@@ -44,8 +43,7 @@ _RESULTS = {
     3: "an expert, server or number of replicas is out of range",
 }
 _NUMBERS = {"bool": ctypes.c_bool, "int": ctypes.c_int64, "float": ctypes.c_double}
-_LOADS = ("uint8", "uint16", "uint32", "int64", "float32", "float64")
-_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", *_LOADS)}
+_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64")}
 
 
 def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
@@ -136,10 +134,6 @@ plan_together = _function(
     "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float float int64:X int32:N float64:N",
     "LTSEXMN",
 )
-window_means = {
-    kind: _function(f"window_means_{kind}", f"{kind}:WLE int64:X float32:LTE float64:NLE", "WLEXTN")
-    for kind in _LOADS
-}
 plan_spares = _function(
     "plan_spares", "float64:BE int64:X int32:N float64:S bool:S float int32:S", "BESXN"
 )
