@@ -91,12 +91,12 @@ EXTENSIONS = [
         "balancer.policies._native",
         [
             "eaas/minmax/flow.c",
-            *files(f"{POLICIES}/native", "heap keys replicate pack place refine"),
-            *files(f"{POLICIES}/native", "layout sparse spread scalpel match craft apart"),
+            *files(f"{POLICIES}/native", "keys replicate place refine"),
+            *files(f"{POLICIES}/native", "sparse spread scalpel match craft apart"),
             *files(f"{POLICIES}/fractional", "plan rows layer items fill one_by_one"),
             *files(f"{POLICIES}/fractional", "keep chains deal refill improve search spare swap"),
             *files(f"{POLICIES}/fractional", "together together_moves together_start"),
-            *files(f"{POLICIES}/fractional", "together_plan window"),
+            *files(f"{POLICIES}/fractional", "together_plan"),
             *files(f"{POLICIES}/spares", "plan refill exchange"),
         ],
         # No fused operations: a plan is the same on every machine. Roots in vectors set no errno.

@@ -27,9 +27,9 @@ from balancer.policies.measure import par
 from balancer.policies.moves import Move, ordered_moves
 from balancer.policies.problem import make_problem
 from balancer.policies.registry import find
-from balancer.policies.split import split
 from balancer.policies.types import Float, Holds, Int, Shares
 from eaas.counted import counted
+from eaas.minmax import split
 
 __all__ = [
     "HORIZON_S",
@@ -204,7 +204,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     fixed_LSE = pinned(settings, now.servers, holds_LSE)
     if settings.node_budget is not None:
         fixed_LSE = primary_LSE
-    risen = put_apart(
+    risen_L = put_apart(
         *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE,
         speeds_S=now.speeds_S,
@@ -212,8 +212,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
         fixed_LSE=fixed_LSE,
         spread_over=settings.redundancy,
     )
-    if risen:
-        risen_L = list(risen)
+    if risen_L:
         primary_LSE = primaries(holds_LSE[risen_L], shares_LSE[risen_L])
         best_LSE = best_shares(load_LE[risen_L], primary_LSE, now.speeds_S)
         shares_LSE[risen_L] = with_least_shares(primary_LSE, holds_LSE[risen_L], best_LSE)
@@ -232,14 +231,6 @@ def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
     )
 
 
-def par_of(
-    load_LE: Float, holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating], speeds_S: Float
-) -> Float:
-    """float64 (L): PAR of a layout under these shares; unlike `par`, takes arrays of any memory layout."""
-    shares = np.ascontiguousarray(shares_LSE, np.float64)
-    return par(np.ascontiguousarray(load_LE), np.ascontiguousarray(holds_LSE), shares, speeds_S)
-
-
 def planning_bound(settings: Settings, now: Situation) -> Float:
     """float64 (L): lower bound of the PAR of any layout with the policy's slots, for plans and metrics."""
     _, slots_LS = _slots(settings, now)
@@ -254,15 +245,15 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     """
     load_LE, speeds_S = now.load_LE, now.speeds_S
     now_shares = now.shares_LSE.astype(np.float64)
-    par_now_L = par_of(load_LE, now.holds_LSE, now_shares, speeds_S)
+    par_now_L = par(load_LE, now.holds_LSE, now_shares, speeds_S)
     cap_LS, _ = _slots(settings, now)
     # Step 1: new shares, which move nothing.
     kept_LSE = primaries(now.holds_LSE, now.shares_LSE)
     level_LSE = with_least_shares(kept_LSE, now.holds_LSE, best_shares(load_LE, kept_LSE, speeds_S))
-    par_level_L = par_of(load_LE, now.holds_LSE, level_LSE, speeds_S)
+    par_level_L = par(load_LE, now.holds_LSE, level_LSE, speeds_S)
     # Step 2: the policy's layout.
     holds_LSE, shares_LSE = lay_out(settings, now)
-    par_then_L = par_of(load_LE, holds_LSE, shares_LSE, speeds_S)
+    par_then_L = par(load_LE, holds_LSE, shares_LSE, speeds_S)
     moves = ordered_moves(now.holds_LSE, holds_LSE, np.maximum(cap_LS, now.holds_LSE.sum(axis=2)))
     loads = int(np.count_nonzero(holds_LSE > now.holds_LSE))
     gain = float((par_level_L - par_then_L).mean())

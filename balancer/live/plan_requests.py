@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.cost_benefit import Settings, Situation, par_of
+from balancer.live.cost_benefit import Settings, Situation
 from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
 from balancer.policies.apart import Nodes, count_alone
+from balancer.policies.measure import par
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
 from eaas.counted import counted
@@ -74,7 +75,7 @@ def situation_of(
     if not (speeds_S.min() > 0 and speeds_S.max() < np.inf):
         raise ValueError("speeds must be above 0")
     now = replace(now, speeds_S=speeds_S)
-    par_L = par_of(now.load_LE, now.holds_LSE, now.shares_LSE, speeds_S)
+    par_L = par(now.load_LE, now.holds_LSE, now.shares_LSE, speeds_S)
     return _other_servers(now, request), par_L
 
 

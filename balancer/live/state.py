@@ -18,7 +18,6 @@ from balancer.live.cost_benefit import (
     Settings,
     Situation,
     lay_out,
-    par_of,
     pinned,
 )
 from balancer.live.hotness import HotnessFold, Reading, Window
@@ -26,7 +25,7 @@ from balancer.live.speeds import Speedometer
 from balancer.live.triggers import Triggers
 from balancer.planner.layout import Holds, Layout, Shares
 from balancer.planner.stages import shares_of
-from balancer.policies.measure import peak_to_mean
+from balancer.policies.measure import par, peak_to_mean
 from balancer.policies.types import Float
 from eaas.config import BalancerConfig
 from eaas.log import get_logger
@@ -210,7 +209,7 @@ class LoadState:
         if len(living) < len(placement.servers):
             shares_LSE = shares_of(held_LSE, shares_LSE)
         speeds_S = np.array([self._speeds[placement.servers[s]] for s in living])
-        return float(par_of(load_LE, held_LSE, shares_LSE, speeds_S).mean())
+        return float(par(load_LE, held_LSE, shares_LSE, speeds_S).mean())
 
 
 class LiveLayout(Layout):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import Nodes, apart, count_alone
+from balancer.policies.apart import Nodes, count_alone, put_apart
 from balancer.policies.repair import even_shares, repair
 from balancer.policies.spread import spread
 
@@ -56,15 +56,14 @@ class Layout:
             holds_LSE, shares_LSE: The layout.
             held_LSE: What the servers hold now, to load as little as possible.
         """
-        nodes, fixed_LSE = self.nodes_of(servers), self._fixed(servers, holds_LSE)
-        if nodes.count < 2:
-            return holds_LSE, shares_LSE
-        return apart(
-            *(holds_LSE, shares_LSE, nodes),
+        then_LSE, then_shares = np.array(holds_LSE), np.array(shares_LSE, np.float64)
+        put_apart(
+            *(then_LSE, then_shares, self.nodes_of(servers)),
             current_LSE=held_LSE if held_LSE.any() else None,
-            fixed_LSE=fixed_LSE,
+            fixed_LSE=self._fixed(servers, holds_LSE),
             spread_over=self.redundancy,
         )
+        return then_LSE, then_shares
 
     def gets_apart(self, servers: Sequence[str], holds_LSE: Holds, shares_LSE: Shares) -> bool:
         """Whether fewer experts of a layout can have all their replicas on one node."""

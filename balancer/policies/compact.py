@@ -40,12 +40,6 @@ class Compact:
         compiled.sparse_of_compact(self.count_LE, self.server_LP, *made.arrays)
         return made
 
-    def server_load(self, load_LE: Float) -> Float:
-        """float64 (L, S): load of each server, with equal shares for an expert's replicas."""
-        load_LS = np.empty((len(load_LE), self.servers))
-        compiled.compact_load(load_LE, self.count_LE, self.server_LP, load_LS)
-        return load_LS
-
     @property
     def _used_LP(self) -> npt.NDArray[np.bool_]:
         """bool (L, P): the columns that the layer's replicas take."""
@@ -85,7 +79,7 @@ def place(load_LE: Float, count_LE: Int, slots_LS: Int, speeds_S: Float) -> Comp
     """
     replicas = int(count_LE.sum(axis=1).max())
     server_LP = np.full((len(load_LE), replicas), -1, dtype=np.int32)
-    compiled.place(load_LE, count_LE[None], slots_LS[None], speeds_S, server_LP[None])
+    compiled.place(load_LE, count_LE[None], slots_LS[None], speeds_S, False, server_LP[None])
     return Compact(count_LE, server_LP, slots_LS.shape[1])
 
 

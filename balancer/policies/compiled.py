@@ -17,12 +17,8 @@ import numpy as np
 __all__ = [
     "allocate",
     "apart",
-    "compact_load",
-    "equal_shares",
-    "held_load",
     "interleave",
     "match",
-    "pack",
     "place",
     "plan_fractional",
     "plan_spares",
@@ -30,14 +26,13 @@ __all__ = [
     "refine",
     "replay",
     "replicate",
-    "server_load",
+    "separate",
     "sparse_load",
     "sparse_new",
     "sparse_of_compact",
     "sparse_of_holds",
     "spread",
     "swap_hottest",
-    "window_means",
 ]
 
 _LIBRARY = ctypes.CDLL(str(Path(__file__).with_name("_native.abi3.so")))
@@ -48,8 +43,7 @@ _RESULTS = {
     3: "an expert, server or number of replicas is out of range",
 }
 _NUMBERS = {"bool": ctypes.c_bool, "int": ctypes.c_int64, "float": ctypes.c_double}
-_LOADS = ("uint8", "uint16", "uint32", "int64", "float32", "float64")
-_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", *_LOADS)}
+_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float32", "float64")}
 
 
 def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
@@ -100,11 +94,13 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
     return call
 
 
-# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans (in `apart`, nodes), B
+# W window, L layers, E experts, S servers, P replicas, X further replicas, N plans, G groupings, B
 # batches or scenarios, K choices, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
-pack = _function("pack_layers", "float64:LP int64:LP? int64:LP int64:LP int int", "LP")
-place = _function("place_layers", "float64:LE int64:NLE int64:NLS float64:S int32:NLP", "NLESP")
+place = _function(
+    "place_layers", "float64:LE int64:NLE int64:NLS float64:S bool int32:NLP", "NLESP"
+)
+separate = _function("separate_layers", "float64:LP int64:LP int int int32:LP", "LP")
 refine = _function("refine_layers", "float64:LE int64:LE float64:S int int32:LP", "LESP")
 # Sparse layouts (balancer/policies/sparse.py): their rows' begins X, their replicas N.
 sparse_of_compact = _function(
@@ -115,20 +111,16 @@ sparse_of_holds = _function(
 )
 sparse_load = _function("sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN")
 sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", "XNM")
-compact_load = _function("compact_load", "float64:LE int64:LE int32:LP float64:LS", "LSEP")
-server_load = _function("server_load", "float64:LE bool:LSE float64:LSE float64:LS", "LSE")
-equal_shares = _function("equal_shares", "bool:LSE float64:LSE", "LSE")
 spread = _function("spread_layers", "int64:LE int64:LS int32:LP", "LSEP")
 swap_hottest = _function("swap_layers", "float64:LE float64:S int bool:LSE", "LSE")
-held_load = _function("held_load", "float64:LE bool:LSE int64:LS float64:LS bool:L", "LSE")
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
 replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
 allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
 apart = _function(
     "apart_layers",
-    "float64:LE int64:LS float64:S int32:S int32:N int bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
-    "int64:L float64:L",
-    "LSEN",
+    "float64:LE int64:LS float64:S int32:GS int bool bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
+    "bool:L",
+    "LSEG",
 )
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
@@ -142,10 +134,6 @@ plan_together = _function(
     "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float float int64:X int32:N float64:N",
     "LTSEXMN",
 )
-window_means = {
-    kind: _function(f"window_means_{kind}", f"{kind}:WLE int64:X float32:LTE float64:NLE", "WLEXTN")
-    for kind in _LOADS
-}
 plan_spares = _function(
     "plan_spares", "float64:BE int64:X int32:N float64:S bool:S float int32:S", "BESXN"
 )

@@ -147,7 +147,7 @@ def replication_benefit(problem: Problem, window_BLE: npt.NDArray[np.number]) ->
             np.add.at(count_KLE[k], (layer_L1, picked_LX), used_LX)
         slots_KLS[k] = interleave(experts + np.minimum(replicas, limit_L), problem.slots_LS)
     server_KLP = np.full((len(tried), layers, experts + width), -1, dtype=np.int32)
-    compiled.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, server_KLP)
+    compiled.place(problem.load_LE, count_KLE, slots_KLS, problem.speeds_S, False, server_KLP)
     sum_KL = np.zeros((len(tried), layers))
     window = np.ascontiguousarray(window_BLE, dtype=np.float32)
     compiled.replay(window, count_KLE, server_KLP, servers, sum_KL)

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
@@ -105,7 +106,8 @@ def physical_experts(
         count_LE: int64 (L, E).
     """
     made = _assign(load_LE, replicas, groups, nodes, servers)
-    order_LP = _inverse(made.server_LP * (replicas // servers) + made.place_LP)
+    place_LP = _places(made.value_LP, made.server_LP)
+    order_LP = _inverse(made.server_LP * (replicas // servers) + place_LP)
     return (
         np.take_along_axis(made.expert_LP, order_LP, 1),
         np.take_along_axis(ranks(made.expert_LP), order_LP, 1),
@@ -119,14 +121,14 @@ class _Assigned:
 
     Attributes:
         expert_LP: int64 (L, P): logical expert.
+        value_LP: float64 (L, P): load.
         server_LP: int64 (L, P).
-        place_LP: int64 (L, P): slot on that server.
         count_LE: int64 (L, E).
     """
 
     expert_LP: Int
+    value_LP: Float
     server_LP: Int
-    place_LP: Int
     count_LE: Int
 
     def layout(self, servers: int) -> Layout:
@@ -149,10 +151,7 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
 
     # Step 1: groups to nodes.
     of_group = load_LE.reshape(layers, groups, in_group).sum(axis=2)
-    node_LG, place_LG = _pack(of_group.astype(np.float32).astype(np.float64), nodes)
-    # Experts in the order of nodes.
-    first_LG = (node_LG * (groups // nodes) + place_LG) * in_group
-    at_LE = (first_LG[:, :, None] + np.arange(in_group)).reshape(layers, experts)
+    at_LE = _by_node(of_group.astype(np.float32).astype(np.float64), nodes, experts)
     expert_at_LE = _inverse(at_LE)
 
     # Step 2: replicas within each node.
@@ -168,33 +167,48 @@ def _assign(load_LE: Float, replicas: int, groups: int, nodes: int, servers: int
     value_NE = (load_NE.astype(np.float32) / count_NE.astype(np.float32)).astype(np.float64)
     value_NP = np.ascontiguousarray(np.take_along_axis(value_NE, whose_NP, 1))
     per_node = servers // nodes
-    server_NP, place_NP = _pack(value_NP, per_node, whose_NP, in_node)
+    server_NP = _pack(value_NP, per_node)
+    compiled.separate(value_NP, whose_NP, in_node, per_node, server_NP)
     # Servers are numbered over all nodes.
     node_N = np.tile(np.arange(nodes), layers)[:, None]
     expert_LP = (whose_NP + node_N * in_node).reshape(layers, -1)
     return _Assigned(
         expert_LP=np.take_along_axis(expert_at_LE, expert_LP, 1),
+        value_LP=value_NP.reshape(layers, -1),
         server_LP=(server_NP + node_N * per_node).reshape(layers, -1),
-        place_LP=place_NP.reshape(layers, -1),
         count_LE=np.take_along_axis(count_NE.reshape(layers, -1), at_LE, 1),
     )
 
 
-def _pack(
-    value_NP: Float, packs: int, whose_NP: Int | None = None, experts: int = 0
-) -> tuple[Int, Int]:
-    """Pack items into packs of one size; return (N, P) twice: each item's pack, and its place there.
+def _pack(value_NP: Float, packs: int) -> npt.NDArray[np.int32]:
+    """int32 (N, P): the pack of each item, with as many items in each pack.
 
-    Items go heaviest first to the lightest pack with free capacity, the first of equals. With `whose_NP`,
-    exchanges of equal values separate items of one owner in one pack.
+    Items go heaviest first to the lightest pack with free capacity, the first of equals.
     """
     rows, items = value_NP.shape
-    each = items // packs
-    if each == 1:
-        return np.tile(np.arange(items), (rows, 1)), np.zeros((rows, items), dtype=np.int64)
-    pack_NP, place_NP = np.empty((2, rows, items), dtype=np.int64)
-    compiled.pack(value_NP, whose_NP, pack_NP, place_NP, packs, experts)
-    return pack_NP, place_NP
+    if items == packs:
+        return np.tile(np.arange(items, dtype=np.int32), (rows, 1))
+    pack_NP = np.full((rows, items), -1, np.int32)
+    each_NP, slots_NS = np.ones((rows, items), np.int64), np.full((rows, packs), items // packs)
+    compiled.place(value_NP, each_NP[None], slots_NS[None], np.ones(packs), True, pack_NP[None])
+    return pack_NP
+
+
+def _places(value_NP: Float, pack_NP: Int) -> Int:
+    """int64 (N, P): the number of each item in its pack, heaviest first, the first of equals."""
+    order_NP = np.argsort(-value_NP, axis=1, kind="stable")
+    place_NP = np.empty_like(pack_NP)
+    np.put_along_axis(place_NP, order_NP, ranks(np.take_along_axis(pack_NP, order_NP, 1)), 1)
+    return place_NP
+
+
+def _by_node(load_LG: Float, nodes: int, experts: int) -> Int:
+    """int64 (L, E): positions of experts, node after node, if groups of these loads are packed to nodes."""
+    layers, groups = load_LG.shape
+    node_LG = _pack(load_LG, nodes).astype(np.int64)
+    first_LG = (node_LG * (groups // nodes) + _places(load_LG, node_LG)) * (experts // groups)
+    at_LE: Int = (first_LG[:, :, None] + np.arange(experts // groups)).reshape(layers, experts)
+    return at_LE
 
 
 def ranks(expert_LP: Int) -> Int:
@@ -223,11 +237,9 @@ def _place_any(load_LE: Float, slots_LS: Int, speeds_S: Float) -> Compact:
 
 def _place_in_nodes(problem: Problem, groups: int, nodes: int) -> Layout:
     layers, experts, servers = problem.layers, problem.experts, problem.servers
-    in_group, in_node, per_node = experts // groups, experts // nodes, servers // nodes
-    node_LG, place_LG = _pack(problem.load_LE.reshape(layers, groups, in_group).sum(axis=2), nodes)
-    first_LG = (node_LG * (groups // nodes) + place_LG) * in_group
-    at_LE = (first_LG[:, :, None] + np.arange(in_group)).reshape(layers, experts)
-    expert_LNE = _inverse(at_LE).reshape(layers, nodes, in_node)
+    in_node, per_node = experts // nodes, servers // nodes
+    load_LG = problem.load_LE.reshape(layers, groups, -1).sum(axis=2)
+    expert_LNE = _inverse(_by_node(load_LG, nodes, experts)).reshape(layers, nodes, in_node)
     found: list[tuple[Int, Int, Float]] = []
     for node in range(nodes):
         here = slice(node * per_node, (node + 1) * per_node)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import ALL, Nodes, put_apart, split_apart
+from balancer.policies.apart import ALL, Nodes, put_apart, split_again
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import peak_to_mean
 from balancer.policies.problem import make_problem
@@ -74,9 +74,8 @@ def _check_layout(policy: str, problem: Problem, layout: Layout) -> None:
     shape = (problem.layers, problem.servers, problem.experts)
     if not isinstance(layout, Layout) or layout.shape != shape:
         raise ValueError(f"policy {policy} must return a Layout of shape {shape}")
-    held_LS = np.diff(layout.first_X).reshape(shape[:2])
     lacking = int((layout.count_LE == 0).sum())
-    over = int((held_LS > problem.slots_LS).sum())
+    over = int((layout.count_LS > problem.slots_LS).sum())
     if lacking or over:
         raise ValueError(
             f"policy {policy}: {lacking} experts without a server, "
@@ -147,6 +146,7 @@ def _put_apart(
     holds_LSE, shares_LSE = layout.part(begin, end).dense()
     load_LE = problem.load_LE[begin:end]
     current = problem.current
+    peak_L = (layout.part(begin, end).server_load(load_LE) / problem.speeds_S).max(axis=1)
     risen = put_apart(
         *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE if loads_count else None,
@@ -156,9 +156,9 @@ def _put_apart(
         rows=rows and loads_count and current is None,
         spread_over=2 if loads_count else ALL,
     )
-    for layer, peak in risen.items() if best_split else ():
-        split_apart(
+    for layer in risen if best_split else ():
+        split_again(
             *(load_LE[layer], holds_LSE[layer], shares_LSE[layer]),
-            *(nodes, problem.speeds_S, peak),
+            *(nodes, problem.speeds_S, float(peak_L[layer])),
         )
     return Layout.of(holds_LSE, shares_LSE)

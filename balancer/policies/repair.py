@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.apart import put_apart
+
 __all__ = ["even_shares", "repair", "restore"]
 
 Holds = npt.NDArray[np.bool_]
-
-_IMPOSSIBLE = 1 << 40
 
 
 def repair(holds_LSE: Holds, redundancy: int) -> Holds:
@@ -41,7 +41,7 @@ def repair(holds_LSE: Holds, redundancy: int) -> Holds:
         _drop_surplus(now_SE, replicas, target_S)
         _add_missing(now_SE, replicas, target_S, pairs_SS)
         _level(now_SE, had_SE, target_S)
-        _save_loads(now_SE, had_SE)
+        put_apart(next_LSE[layer : layer + 1], None, None, current_LSE=had_SE[None], save=True)
         total_S += target_S
         pairs_SS += _shared(now_SE)
     return next_LSE
@@ -165,66 +165,3 @@ def _level(now_SE: Holds, had_SE: Holds, target_S: npt.NDArray[np.int64]) -> Non
         expert = int(candidates[cost_E[candidates].argmin()])
         now_SE[source, expert] = False
         now_SE[sink, expert] = True
-
-
-def _save_loads(now_SE: Holds, had_SE: Holds) -> None:
-    """Pass experts around cycles of servers, one from each to the next, while this saves a load; in place.
-
-    Without such a cycle no layout with these counts takes fewer loads (M. Klein, A primal method for minimal
-    cost flows, Management Science 14, 1967).
-    """
-    while _some_move_saves(now_SE, had_SE):
-        cost_SS, expert_SS = _cheapest_moves(now_SE, had_SE)
-        cycle = _cycle_below_zero(cost_SS)
-        if not cycle:
-            return
-        for source, sink in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-            expert = expert_SS[source, sink]
-            now_SE[source, expert] = False
-            now_SE[sink, expert] = True
-
-
-def _some_move_saves(now_SE: Holds, had_SE: Holds) -> bool:
-    """Whether a server loads an expert that another one had and drops: else no exchange saves a load."""
-    return bool(((now_SE & ~had_SE).any(axis=0) & (had_SE & ~now_SE).any(axis=0)).any())
-
-
-def _cheapest_moves(
-    now_SE: Holds, had_SE: Holds
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """int64 (S, S) twice: fewest loads for passing an expert between two servers (-1, 0 or 1), and which."""
-    servers = len(now_SE)
-    cost_SS = np.full((servers, servers), _IMPOSSIBLE)
-    expert_SS = np.zeros((servers, servers), dtype=np.int64)
-    for source in range(servers):
-        # Of a thousand servers each holds a few experts of a layer, or none.
-        held_K = np.flatnonzero(now_SE[source])
-        if not len(held_K):
-            continue
-        cost_SK = had_SE[source, held_K].astype(np.int64) - had_SE[:, held_K]
-        cost_SK[now_SE[:, held_K]] = _IMPOSSIBLE
-        expert_SS[source] = held_K[cost_SK.argmin(axis=1)]
-        cost_SS[source] = cost_SK.min(axis=1)
-    return cost_SS, expert_SS
-
-
-def _cycle_below_zero(cost_SS: npt.NDArray[np.int64]) -> list[int]:
-    """Return the servers along a cycle of negative cost (Bellman and Ford); empty: there is none."""
-    servers = len(cost_SS)
-    best_S = np.zeros(servers, dtype=np.int64)
-    before_S = np.full(servers, -1)
-    for _ in range(servers):
-        by_SS = best_S[:, np.newaxis] + cost_SS
-        shorter_S = by_SS.min(axis=0) < best_S
-        if not shorter_S.any():
-            return []
-        before_S[shorter_S] = by_SS.argmin(axis=0)[shorter_S]
-        best_S = np.minimum(best_S, by_SS.min(axis=0))
-    # A server that still gets cheaper is reached from a cycle; the server S steps back is on the cycle.
-    server = int(np.flatnonzero(shorter_S)[0])
-    for _ in range(servers):
-        server = int(before_S[server])
-    cycle = [server]
-    while (server := int(before_S[server])) != cycle[0]:
-        cycle.append(server)
-    return cycle[::-1]

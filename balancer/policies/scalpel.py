@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from balancer.policies import compiled
 from balancer.policies.compact import Compact, place, replicate
-from balancer.policies.measure import held_load, peak_to_mean
+from balancer.policies.measure import peak_to_mean
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Holds, Int, Problem
@@ -141,9 +141,10 @@ def drifted_layers(
     Also true if the layout leaves an expert without a server or exceeds the slots, because the servers have
     changed.
     """
-    load_LS, fits_L = held_load(problem.load_LE, held_LSE, problem.slots_LS)
-    held_L = peak_to_mean(load_LS, problem.speeds_S)
-    fresh_L = peak_to_mean(fresh.server_load(problem.load_LE), problem.speeds_S)
+    held = Layout.of(held_LSE)
+    fits_L = (held.count_LE > 0).all(axis=1) & (held.count_LS <= problem.slots_LS).all(axis=1)
+    held_L = peak_to_mean(held.server_load(problem.load_LE), problem.speeds_S)
+    fresh_L = peak_to_mean(fresh.layout().server_load(problem.load_LE), problem.speeds_S)
     drifted_L: npt.NDArray[np.bool_] = ~fits_L | (held_L > fresh_L + drift_tol)
     return drifted_L
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.measure import held_load, peak_to_mean
+from balancer.policies.measure import peak_to_mean
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import (
     array,
@@ -185,6 +185,4 @@ def rebalance(
 
 def _par_of(before: Plan, now: Plan) -> Float:
     """Compute the PAR of the earlier plan's layout under the current loads, to rank layers by their gain."""
-    problem = now.problem
-    load_LS, _ = held_load(problem.load_LE, before.holds_LSE, problem.slots_LS)
-    return peak_to_mean(load_LS, problem.speeds_S)
+    return peak_to_mean(before.layout.server_load(now.problem.load_LE), now.problem.speeds_S)

@@ -42,7 +42,7 @@ class Layout:
     share_N: Float
 
     @classmethod
-    def of(cls, holds_LSE: Holds, shares_LSE: Float | None = None) -> Layout:
+    def of(cls, holds_LSE: Holds, shares_LSE: npt.NDArray[np.floating] | None = None) -> Layout:
         """Make a layout from dense arrays; an expert's replicas have equal shares by default."""
         layers, servers, experts = holds_LSE.shape
         made = cls.empty((layers, servers, experts), int(np.count_nonzero(holds_LSE)))
@@ -139,6 +139,11 @@ class Layout:
         layers, servers, experts = self.shape
         at_N = self.row_N // servers * experts + self.expert_N
         return np.bincount(at_N, minlength=layers * experts).reshape(layers, experts)
+
+    @property
+    def count_LS(self) -> Int:
+        """int64 (L, S): replicas on each server."""
+        return np.diff(self.first_X).reshape(self.shape[:2])
 
     @cached_property
     def holds_LSE(self) -> Holds:

@@ -1,5 +1,5 @@
 """Min-max split of tokens over replicas, for the balancer (shares) and clients (dispatch)."""
 
-from eaas.minmax.split import levels_of, split_of
+from eaas.minmax.split import levels, split
 
-__all__ = ["levels_of", "split_of"]
+__all__ = ["levels", "split"]

@@ -1,7 +1,7 @@
 """Adapts the live balancer's policies (`balancer.policies`) to simulated replays.
 
 With `+split` after a policy's name, clients split each batch over the replicas in the best way
-(`balancer.policies.split`) instead of by the plan's shares; with `+dispatch` as attention clients do. With
+(`eaas.minmax`) instead of by the plan's shares; with `+dispatch` as attention clients do. With
 `+spare` one slot of each server follows the load, too (`sparing`).
 """
 

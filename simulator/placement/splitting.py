@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from attention_client.dispatch import Load, dispatch_policy
 from balancer.policies.measure import over_mean
-from balancer.policies.split import levels
+from eaas.minmax import levels
 from eaas.replicas import Replicas
 
 __all__ = ["dispatch_par", "split_par"]

@@ -183,5 +183,5 @@ fill(Layer *layer)
         cover(layer);
     }
     /* The items are dealt out: their memory is free. */
-    use_free_slots(layer, count_E, filled_S, open_S, (Entry *)layer->scratch);
+    use_free_slots(layer, count_E, filled_S, open_S, (uint64_t *)layer->scratch);
 }

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "../native/heap.h"
+#include "../native/keys.h"
 
 /* If free to choose, a server gets this part of its capacity as whole experts and the rest as a piece of the hottest
  * remaining expert. A split can shift the pieces later. */
@@ -44,20 +44,25 @@ add_up(Items *items)
 void
 sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t experts, int32_t empty)
 {
-    /* The scratch has at least twice as many doubles. */
-    Entry *entry_E = (Entry *)items->sums, *sorting_E = (Entry *)items->rest;
+    uint64_t *keys = (uint64_t *)items->sums;
     for (int32_t i = 0; i < experts; i++) {
         int32_t e = listed == NULL ? i : listed[i];
-        entry_E[i] = (Entry){load_E[e], e};
+        keys[i] = key_of(load_E[e], e);
     }
-    sort_entries(entry_E, sorting_E, experts);
+    sort_keys(keys, (uint64_t *)items->rest, experts);
     for (int32_t i = 0; i < empty; i++) {
         items->rest[i] = 0;
         items->expert[i] = NONE;
     }
     for (int32_t e = 0; e < experts; e++) {
-        items->rest[empty + e] = entry_E[e].key;
-        items->expert[empty + e] = entry_E[e].item;
+        /* Keys ignore small differences, which searches in the items do not. */
+        int32_t expert = item_of(keys[e]), at = empty + e;
+        for (; at > empty && items->rest[at - 1] > load_E[expert]; at--) {
+            items->rest[at] = items->rest[at - 1];
+            items->expert[at] = items->expert[at - 1];
+        }
+        items->rest[at] = load_E[expert];
+        items->expert[at] = expert;
     }
     items->count = empty + experts;
     items->empty = empty;

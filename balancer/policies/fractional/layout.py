@@ -1,7 +1,7 @@
 """The policy `fractional`: places experts for the best split of each batch.
 
 A client may split a batch's tokens of one expert over its replicas in any proportion. A placement is
-therefore rated by the best split over it (`balancer.policies.split`), not by the load per replica.
+therefore rated by the best split over it (`eaas.minmax`), not by the load per replica.
 
     piece       a server's part of an expert that other servers also hold
     PAR         that of the best split
@@ -47,41 +47,22 @@ from balancer.policies.fractional.together import (
     Bool,
     anew_factor,
     lay_out_together,
-    noise,
     returns,
 )
-from balancer.policies.fractional.window import Means, window_means
+from balancer.policies.fractional.window import Windows
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
 
-__all__ = [
-    "Price",
-    "checked_nodes",
-    "checked_price",
-    "fractional",
-    "is_large",
-    "lay_out",
-    "lay_out_window",
-    "scenario_count",
-]
+__all__ = ["Price", "checked_nodes", "checked_price", "fractional", "lay_out_next"]
 
 SCENARIOS = 6
 """Number of forecast loads that a plan for a window considers."""
 
-# With more slots over all layers, a plan for a window must not cost a max-flow for every few loads.
+# With more slots over all layers, a plan for a window must not cost a max-flow for every few loads, nor a
+# search over all iterations, which takes seconds. One load of many relieves little, so that it counts less.
 _LARGE, _LARGE_GAIN_PART = 1 << 17, 0.25
-
-
-def scenario_count(slots: int) -> int:
-    """Return the number of forecast loads to consider with so many slots, over all layers."""
-    return 1 if is_large(slots) else SCENARIOS
-
-
-def is_large(slots: int) -> bool:
-    """Whether a problem has so many slots, over all layers, that it is planned in less detail."""
-    return slots > _LARGE
 
 
 class Price(Protocol):
@@ -134,74 +115,75 @@ def fractional(
     nodes = checked_nodes(nodes_S, cross_node_replicas, problem.servers)
     if window_WLE is None:
         return lay_out(problem, problem.load_LE[None], price(problem.layers), *nodes)
-    window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
-    means_LTE, blocks_NLE = window_means(window_WLE)
-    together_L = returns(blocks_NLE, noise(window_WLE), len(window_WLE) / len(blocks_NLE))
-    # With so many slots the search over all iterations takes seconds.
-    if nodes[0] is not None or is_large(int(problem.slots_LS.sum())):
-        together_L[:] = False
-    rest = np.flatnonzero(~together_L)
-    parts = scenario_count(int(problem.slots_LS.sum()))
-    load_BLE = np.empty((parts, 0, problem.experts))
-    if len(rest):
-        rest_WLE = window_WLE if len(rest) == problem.layers else window_WLE[:, rest]
-        rest_NLE = blocks_NLE[:, rest]
-        said_BLE = forecast(rest_NLE, len(blocks_NLE), parts)
-        load_BLE = scenarios(rest_WLE, rest_NLE, said_BLE)
-    load_LTE = means_LTE if together_L.any() else None
-    anew = anew_factor(len(window_WLE))
-    return lay_out_window(
-        problem, together_L, load_LTE, load_BLE, price, *nodes, anew=anew, threads=0
-    )
+    windows = Windows()
+    windows.add(checked_window("window_WLE", window_WLE, (problem.layers, problem.experts)))
+    return lay_out_next(problem, windows, price, *nodes, threads=0)[0]
 
 
-def lay_out_window(
+def lay_out_next(
     problem: Problem,
-    together_L: Bool,
-    load_LTE: Means | None,
-    load_BLE: Float,
+    windows: Windows,
     price: Price,
     nodes_S: npt.NDArray[np.int32] | None,
     most_cross_node: int,
     *,
-    anew: float,
     threads: int = 1,
-) -> Layout:
-    """Compute one layout, each layer in the way that suits its loads.
+) -> tuple[Layout, Float]:
+    """Compute a layout for the window after the known ones, each layer in the way that suits its loads.
 
     Args:
         problem: All inputs but the load.
-        together_L: Layers whose loads move together.
-        load_LTE: Their loads are taken from these means, of all layers; None: there is no such layer.
-        load_BLE: Scenarios of the other layers.
+        windows: At least one.
         price: See the module's docstring; unused without `current`.
         nodes_S, most_cross_node: Result of `checked_nodes`.
-        anew: See `together.anew_factor`.
-        threads: Number of threads for such layers; 0: one for each usable core.
+        threads: Number of threads for layers whose loads move together; 0: one for each usable core.
+
+    Returns:
+        The layout, and float64 (L, E) the mean load that it is for.
     """
-    # One load of many relieves little: the search would take seconds.
-    large = is_large(int(problem.slots_LS.sum()))
-    usual = price(problem.layers, _LARGE_GAIN_PART if large else 1.0)
-    if load_LTE is None:
-        return lay_out(problem, load_BLE, usual, nodes_S, most_cross_node)
-    dear = price(problem.layers, GAIN_PART)
-    if together_L.all():
-        return lay_out_together(problem, load_LTE, dear, threads, anew=anew)
-    part = _part(problem, together_L)
-    moving = lay_out_together(part, load_LTE[together_L], dear, threads, anew=anew)
-    rest = lay_out(_part(problem, ~together_L), load_BLE, usual, nodes_S, most_cross_node)
+    window_WLE, blocks_NLE, ahead = windows.last_WLE, windows.blocks_NLE, windows.ahead
+    large = int(problem.slots_LS.sum()) > _LARGE
+    together_L = returns(blocks_NLE, windows.noise_LE, len(window_WLE) / ahead)
+    if nodes_S is not None or large:
+        together_L[:] = False
+    load_LE = np.empty(problem.load_LE.shape)
+    made: dict[bool, Layout] = {}
+    if together_L.any():
+        load_LTE = windows.means_LTE[together_L]
+        load_LE[together_L] = load_LTE.mean(axis=1, dtype=np.float64)
+        made[True] = lay_out_together(
+            _part(problem, together_L),
+            load_LTE,
+            price(problem.layers, GAIN_PART),
+            threads,
+            anew=anew_factor(len(window_WLE)),
+        )
+    if not together_L.all():
+        rest_WLE = window_WLE[:, ~together_L] if together_L.any() else window_WLE
+        rest_NLE = blocks_NLE[:, ~together_L]
+        said_BLE = forecast(rest_NLE, ahead, 1 if large else SCENARIOS)
+        load_LE[~together_L] = said_BLE.mean(axis=0)
+        made[False] = lay_out(
+            _part(problem, ~together_L),
+            scenarios(rest_WLE, rest_NLE[-ahead:], said_BLE),
+            price(problem.layers, _LARGE_GAIN_PART if large else 1.0),
+            nodes_S,
+            most_cross_node,
+        )
     # How many layers of the same kind are before each.
     before_L = np.where(together_L, np.cumsum(together_L), np.cumsum(~together_L)) - 1
     return Layout.joined(
         [
-            (moving if is_moving else rest).part(at, at + 1)
-            for is_moving, at in zip(together_L.tolist(), before_L.tolist(), strict=True)
+            made[kind].part(at, at + 1)
+            for kind, at in zip(together_L.tolist(), before_L.tolist(), strict=True)
         ]
-    )
+    ), load_LE
 
 
 def _part(problem: Problem, which_L: Bool) -> Problem:
     """Return the problem of some layers."""
+    if which_L.all():
+        return problem
     current = problem.current
     if current is not None:
         current = Layout.joined(

@@ -76,7 +76,7 @@ pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *o
     Flow *flow = &layer->flow_B[0];
     int64_t *count_E = (int64_t *)room->rest;
     replicate(layer->load_E, layer->experts, flow->slots - layer->experts, layer->servers, false, count_E, NULL,
-              (Entry *)room->sums);
+              (uint64_t *)room->sums);
     items->count = items->empty = 0;
     for (int32_t e = 0; e < layer->experts; e++) {
         insert_item(items, layer->load_E[e] / (double)count_E[e], e);
@@ -100,7 +100,7 @@ pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *o
 
 /* Puts replicas of the hottest experts into free slots: not needed for this load, but useful for the next one. */
 void
-use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S, Entry *heap)
+use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S, uint64_t *heap)
 {
     const Flow *flow = &layer->flow_B[0];
     Open open = {.server = open_S};
@@ -121,23 +121,19 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
         count_E[e] = replicas(flow, e);
         cross_node += count_cross_node(layer, e);
         if (count_E[e] > 0) {
-            heap[size++] = (Entry){-layer->load_E[e] / count_E[e], e};
+            rise(heap, size++, falling_key(layer->load_E[e] / count_E[e], e));
         }
-    }
-    for (ptrdiff_t at = size / 2; at-- > 0;) {
-        sift_down(heap, size, at);
     }
     /* Servers only get fuller. */
     double lowest = 0;
     while (size > 0 && open.count > 0) {
-        int32_t e = heap[0].item, index = least_full(layer, &open, e, 0, cross_node, filled_S, &lowest);
+        int32_t e = item_of(heap[0]), index = least_full(layer, &open, e, 0, cross_node, filled_S, &lowest);
         if (index == NONE) {
-            pop(heap, &size);
+            drop_top(heap, &size);
             continue;
         }
         filled_S[open.server[index]]++;
         cross_node += put_into(layer, &open, index, e, 0);
-        heap[0].key = -layer->load_E[e] / ++count_E[e];
-        sift_down(heap, size, 0);
+        replace_top(heap, size, falling_key(layer->load_E[e] / ++count_E[e], e));
     }
 }

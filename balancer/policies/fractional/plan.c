@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "../native/export.h"
+#include "../native/keys.h"
 #include "../native/sparse.h"
 #include "layer.h"
 
@@ -87,7 +88,7 @@ plan_fractional(const double *load_BLE, const int64_t *slots_LS, const double *s
     if (now_X != NULL && (now_M == NULL || !rows_fit(now_X, ends, now_M, held_size, experts))) {
         return OUT_OF_RANGE;
     }
-    if (servers > INT32_MAX / 16 / experts || scenarios > MOST_SCENARIOS) {
+    if (experts > MOST_ITEMS || servers > INT32_MAX / 16 / experts || scenarios > MOST_SCENARIOS) {
         return TOO_MANY;
     }
     int32_t b = (int32_t)scenarios, s = (int32_t)servers, e = (int32_t)experts, nodes = 0;

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies import compiled
-from balancer.policies.fractional.window import Means
+from balancer.policies.fractional.window import Means, parts_of
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
 from eaas.cores import usable_cores
 
-__all__ = ["GAIN_PART", "anew_factor", "lay_out_together", "noise", "returns"]
+__all__ = ["GAIN_PART", "anew_factor", "lay_out_together", "returns"]
 
 Bool = npt.NDArray[np.bool_]
 
@@ -32,24 +32,11 @@ _MOST_STEP = 5.0
 _LEAST_NOISE, _ROUNDING = 0.1, 1e-9
 # Movement that turned back so often in the known blocks will go on.
 _TURNS = 4
-_PAIRS = 16
 _MOST_THREADS = 8
 # Iterations of a window from which on the price of a layout from nothing is that of other loads.
 _LONG = 1024
 # A thread takes some layers at a time, because not all take equally long.
 _CHUNK = 4
-
-
-def noise(window_WLE: npt.NDArray[np.number]) -> Float:
-    """float64 (L, E): variance of a part of the load from one iteration to the next, from some pairs."""
-    first = np.unique(np.linspace(0, max(0, len(window_WLE) - 2), _PAIRS).astype(np.int64))
-    after = np.minimum(first + 1, len(window_WLE) - 1)
-    total_LE = np.zeros(window_WLE.shape[1:])
-    # Pair by pair: all at once would not fit into a processor's cache.
-    for one, two in zip(first.tolist(), after.tolist(), strict=True):
-        step_LE = _parts(window_WLE[two]) - _parts(window_WLE[one])
-        total_LE += step_LE**2
-    return np.asarray(total_LE / (2 * len(first)))
 
 
 def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
@@ -61,7 +48,7 @@ def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
 
     Args:
         blocks_NLE: Known blocks, oldest first.
-        variance_LE: `noise`.
+        variance_LE: `window.noise`.
         length: Iterations in a block.
     """
     # In units of noise all experts count alike. That of an expert that few tokens choose is not known well.
@@ -70,9 +57,9 @@ def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
     turns_L = np.zeros(len(variance_LE), np.int64)
     last_LE = np.zeros(variance_LE.shape)
     # Block by block: all at once would not fit into a processor's cache.
-    before_LE = _parts(blocks_NLE[0])
+    before_LE = parts_of(blocks_NLE[0])
     for block_LE in blocks_NLE[1:]:
-        now_LE = _parts(block_LE)
+        now_LE = parts_of(block_LE)
         step_LE = (now_LE - before_LE) * units_LE
         np.clip(step_LE, -_MOST_STEP, _MOST_STEP, out=step_LE)
         before_LE = now_LE
@@ -80,12 +67,6 @@ def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
         turns_L += moved_L & (np.einsum("le,le->l", step_LE, last_LE) < 0)
         last_LE = np.where(moved_L[:, None], step_LE, last_LE)
     return np.asarray(turns_L >= _TURNS)
-
-
-def _parts(load_XE: npt.NDArray[np.number]) -> Float:
-    """Loads over their mean, along the last axis; 0 without load."""
-    mean_X1 = load_XE.mean(axis=-1, keepdims=True, dtype=np.float64)
-    return np.asarray(load_XE * np.where(mean_X1 > 0, 1 / np.where(mean_X1 > 0, mean_X1, 1), 0))
 
 
 def anew_factor(iterations: int) -> float:

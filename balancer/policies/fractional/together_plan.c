@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "../native/export.h"
+#include "../native/keys.h"
 #include "../native/sparse.h"
 #include "together.h"
 
@@ -146,7 +147,7 @@ plan_together(const float *load_LTE, const int64_t *slots_LS, const double *spee
     if (now_X != NULL && (now_M == NULL || !rows_fit(now_X, ends, now_M, held_size, experts))) {
         return OUT_OF_RANGE;
     }
-    if (servers > INT32_MAX / 16 / experts || iterations > INT32_MAX / 16 / experts) {
+    if (experts > MOST_ITEMS || servers > INT32_MAX / 16 / experts || iterations > INT32_MAX / 16 / experts) {
         return TOO_MANY;
     }
     int64_t slots = count_slots(slots_LS, layers, servers, experts, room);

@@ -55,7 +55,7 @@ typedef struct {
     int32_t *common_SS;  /* experts that a server is to hold, and another holds */
     int32_t *place_S, *taken_S, *moved_N;
     int64_t *count_E;
-    Entry *order_E, *heap_E;
+    uint64_t *order_E, *heap_E;
 } Start;
 
 /* Mean and variance of an expert's load. Iterations without weight have no load. */
@@ -130,7 +130,7 @@ place_all(Start *start)
     Together *search = start->search;
     const Layer *layer = search->layer;
     for (int32_t i = 0; i < layer->experts; i++) {
-        int32_t e = start->order_E[i].item;
+        int32_t e = item_of(start->order_E[i]);
         float share = 1 / (float)start->count_E[e];
         for (int32_t s = 0; s < layer->servers; s++) {
             ((float *)start->cost_V)[s] = was_held(search, s, e) ? 1 - KEPT : 1;
@@ -169,7 +169,7 @@ begin(Together *search)
     start.cost_V = start.pace_V + v;
     start.block_V = start.cost_V + v;
     start.then_V = start.block_V + v;
-    start.order_E = (Entry *)(start.then_V + v);
+    start.order_E = (uint64_t *)(start.then_V + v);
     start.heap_E = start.order_E + experts;
     start.count_E = (int64_t *)(start.heap_E + experts);
     start.mean_E = (float *)(start.count_E + experts);
@@ -203,9 +203,9 @@ lay_out(Start *start)
     }
     replicate(risk_E, layer->experts, slots - layer->experts, usable, false, start->count_E, NULL, start->heap_E);
     for (int32_t e = 0; e < layer->experts; e++) {
-        start->order_E[e] = (Entry){-start->mean_E[e] / (double)start->count_E[e], e};
+        start->order_E[e] = falling_key(start->mean_E[e] / (double)start->count_E[e], e);
     }
-    sort_entries(start->order_E, start->heap_E, layer->experts);
+    sort_keys(start->order_E, start->heap_E, layer->experts);
     memset(start->expert_N, NONE, (size_t)slots * sizeof(int32_t));
     return place_all(start);
 }
@@ -298,7 +298,7 @@ start_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots)
     }
     size_t s = (size_t)servers, e = (size_t)experts, n = (size_t)slots;
     return start_vectors(vectors, servers) * sizeof(Lanes) +
-           e * (2 * sizeof(Entry) + sizeof(int64_t) + 2 * sizeof(float)) + s * (3 + s) * sizeof(int32_t) +
+           e * (2 * sizeof(uint64_t) + sizeof(int64_t) + 2 * sizeof(float)) + s * (3 + s) * sizeof(int32_t) +
            n * (3 * sizeof(int32_t) + sizeof(float));
 }
 

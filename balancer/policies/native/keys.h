@@ -1,10 +1,38 @@
-/* Heaps and sorting of keys that carry their item in the lowest bits: compared without branches, and no two are equal.
- * The smallest is first. */
+/* Heaps and sorting of keys that carry their item, an expert or a server, in the lowest bits: compared without branches,
+ * and no two are equal. The smallest is first. */
 #ifndef EAAS_POLICIES_KEYS_H
 #define EAAS_POLICIES_KEYS_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+#define MOST_ITEMS 0x10000
+#define ITEM_BITS UINT64_C(0xffff)
+
+/* The lowest value first, then the lowest item. The bits of non-negative doubles sort like the numbers. Differences
+ * below 1e-11 are ignored, those of single precision are not. */
+static inline uint64_t
+key_of(double value, ptrdiff_t item)
+{
+    uint64_t bits;
+    value = value > 0 ? value : 0; /* -0, and rounded rests below 0, have other bits. */
+    memcpy(&bits, &value, sizeof(bits));
+    return (bits & ~ITEM_BITS) | (uint64_t)item;
+}
+
+/* The highest value first, then the lowest item. */
+static inline uint64_t
+falling_key(double value, ptrdiff_t item)
+{
+    return key_of(value, item) ^ ~ITEM_BITS;
+}
+
+static inline int32_t
+item_of(uint64_t key)
+{
+    return (int32_t)(key & ITEM_BITS);
+}
 
 /* Four children: half the levels of a binary heap, and the four share a cache line. */
 static inline void

@@ -3,13 +3,14 @@
 
 #include <math.h>
 
-#include "heap.h"
+#include "keys.h"
 
-#define ASKED 16 /* least filled servers that are tried for an exchange */
+#define TRIED 16 /* least filled servers that are tried for an exchange */
 
 typedef struct {
     double *filled;  /* by server */
-    Entry *order;    /* by server */
+    double *level;   /* by server: filled over its speed */
+    uint64_t *heap;  /* by server */
     double *value;   /* by replica */
     int32_t *owner;  /* by replica */
     int32_t *listed; /* by replica: those of server 0, then those of server 1, ... */
@@ -87,24 +88,22 @@ refine(const Layer *layer, const int64_t *count, int32_t *server, int64_t budget
         }
     }
     for (int64_t done = 0; done < budget; done++) {
-        int32_t hot = 0, cold = 0, given, got;
+        int32_t hot = 0, cold = 0, given = 0, got = 0;
         for (int32_t s = 0; s < servers; s++) {
-            room->order[s] = (Entry){room->filled[s] / layer->speed[s], s};
-            hot = room->order[s].key > room->order[hot].key ? s : hot;
-            cold = room->order[s].key < room->order[cold].key ? s : cold;
+            room->level[s] = room->filled[s] / layer->speed[s];
+            hot = room->level[s] > room->level[hot] ? s : hot;
+            cold = room->level[s] < room->level[cold] ? s : cold;
         }
         /* Ignores gains from rounding. */
-        double below = room->order[hot].key * (1 - 1e-9);
+        double below = room->level[hot] * (1 - 1e-9);
         bool found = best_exchange(layer, room, hot, cold, &given, &got) < below;
-        if (!found) {
-            ptrdiff_t size = servers;
-            for (ptrdiff_t at = size / 2; at-- > 0;) {
-                sift_down(room->order, size, at);
-            }
-            for (int asked = 0; !found && asked < ASKED && size > 0; asked++) {
-                cold = pop(room->order, &size).item;
-                found = cold != hot && best_exchange(layer, room, hot, cold, &given, &got) < below;
-            }
+        for (int32_t s = 0; !found && s < servers; s++) {
+            rise(room->heap, s, key_of(room->level[s], s));
+        }
+        for (ptrdiff_t size = servers, tried = 0; !found && tried < TRIED && size > 0; tried++) {
+            cold = item_of(room->heap[0]);
+            drop_top(room->heap, &size);
+            found = cold != hot && best_exchange(layer, room, hot, cold, &given, &got) < below;
         }
         if (!found) {
             break;
@@ -128,14 +127,18 @@ refine_layers(const double *load_LE, const int64_t *count_LE, const double *spee
         return OUT_OF_RANGE;
     }
     size_t s = (size_t)servers, p = (size_t)replicas;
-    Entry *memory = malloc(s * (sizeof(Entry) + sizeof(double)) + p * (sizeof(double) + 2 * sizeof(int32_t))
+    if (servers > MOST_ITEMS) {
+        return TOO_MANY;
+    }
+    uint64_t *memory = malloc(s * (sizeof(uint64_t) + 2 * sizeof(double)) + p * (sizeof(double) + 2 * sizeof(int32_t))
                            + (2 * s + 1) * sizeof(int32_t));
     if (memory == NULL) {
         return NO_MEMORY;
     }
-    RefineRoom room = {.order = memory};
-    room.filled = (double *)(room.order + s);
-    room.value = room.filled + s;
+    RefineRoom room = {.heap = memory};
+    room.filled = (double *)(room.heap + s);
+    room.level = room.filled + s;
+    room.value = room.level + s;
     room.owner = (int32_t *)(room.value + p);
     room.listed = room.owner + p;
     room.start = room.listed + p;

@@ -12,30 +12,23 @@ per_replica(double load, int64_t count, bool single)
 
 void
 replicate(const double *load, ptrdiff_t experts, ptrdiff_t extra, int64_t cap, bool single, int64_t *count,
-          int64_t *picks, Entry *heap)
+          int64_t *picks, uint64_t *heap)
 {
     ptrdiff_t size = experts;
     for (ptrdiff_t e = 0; e < experts; e++) {
         count[e] = 1;
-        heap[e] = (Entry){-load[e], (int32_t)e};
+        rise(heap, e, falling_key(load[e], e));
     }
-    for (ptrdiff_t at = size / 2; at-- > 0;) {
-        sift_down(heap, size, at);
-    }
-    if (cap <= 1) {
-        return;
-    }
-    for (ptrdiff_t i = 0; i < extra && size > 0; i++) {
-        int32_t e = heap[0].item;
+    for (ptrdiff_t i = 0; i < extra && size > 0 && cap > 1; i++) {
+        int32_t e = item_of(heap[0]);
         count[e]++;
         if (picks != NULL) {
             picks[i] = e;
         }
         if (count[e] >= cap) {
-            pop(heap, &size);
+            drop_top(heap, &size);
         } else {
-            heap[0].key = -per_replica(load[e], count[e], single);
-            sift_down(heap, size, 0);
+            replace_top(heap, size, falling_key(per_replica(load[e], count[e], single), e));
         }
     }
 }
@@ -50,7 +43,10 @@ replicate_layers(const double *load_LE, const int64_t *extra_L, int64_t cap, boo
             return OUT_OF_RANGE;
         }
     }
-    Entry *heap = malloc((size_t)experts * sizeof(*heap));
+    if (experts > MOST_ITEMS) {
+        return TOO_MANY;
+    }
+    uint64_t *heap = malloc((size_t)experts * sizeof(*heap));
     if (heap == NULL) {
         return NO_MEMORY;
     }

@@ -92,34 +92,3 @@ swap_layers(const double *load_LE, const double *speed_S, int64_t budget, uint8_
     free(filled);
     return DONE;
 }
-
-/* `out` (L, S): loads of servers, each expert's in equal parts; `fits` (L): each expert is held, and no server holds
- * more than its slots (L, S). */
-EXPORT int
-held_load(const double *load_LE, const uint8_t *holds, const int64_t *slots_LS, double *out, uint8_t *fits,
-          ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts)
-{
-    if (!list_fits(servers, experts)) {
-        return TOO_MANY;
-    }
-    int64_t *count = malloc((size_t)experts * sizeof(*count) + list_bytes(servers, experts));
-    if (count == NULL) {
-        return NO_MEMORY;
-    }
-    HeldList list = list_in(count + experts, servers);
-    for (ptrdiff_t l = 0; l < layers; l++) {
-        Layer layer = {experts, servers, load_LE + l * experts, NULL};
-        list_held(holds + l * servers * experts, servers, experts, &list);
-        count_held(&list, servers, experts, count);
-        load_of_held(&layer, &list, count, out + l * servers);
-        fits[l] = 1;
-        for (ptrdiff_t s = 0; s < servers; s++) {
-            fits[l] &= list.first[s + 1] - list.first[s] <= slots_LS[l * servers + s];
-        }
-        for (ptrdiff_t e = 0; e < experts; e++) {
-            fits[l] &= count[e] > 0;
-        }
-    }
-    free(count);
-    return DONE;
-}

@@ -19,7 +19,7 @@ from attention_client.dispatch import (
 from attention_client.dispatch.parts import LOAD_PAIRS, Part, pairs_of, without
 from attention_client.dispatch.policy import _CALL_STEP, _CHUNK_STEP
 from eaas.errors import ConfigError
-from eaas.minmax import levels_of
+from eaas.minmax import levels
 from eaas.replicas import Replicas
 
 ROOM = 100_000
@@ -346,7 +346,7 @@ def test_pairs_are_even_where_loads_cost_nothing_and_experts_are_few_where_pairs
     for tokens, load_pairs in ((1024, 1e-3), (64, 1e9)):
         pairs_E = rng.multinomial(8 * tokens, popularity_E)
         work_E = pairs_E.astype(float) if load_pairs < 1 else (pairs_E > 0).astype(float)
-        least = float(levels_of(work_E[None], shares_SE)[0])
+        least = float(levels(work_E[None], shares_SE)[0])
         ids = np.repeat(np.arange(256), pairs_E).tolist()
         load = Load(np.ones(64), np.zeros(64), load_pairs)
         parts = plan(dispatch_policy("least_loaded"), ids, shares_SE, load)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from balancer.live.cost_benefit import Situation
 from balancer.live.spares import choose, scenarios
-from balancer.policies.split import levels
+from eaas.minmax import levels
 from eaas.spares import SpareReplicas
 
 EPOCH = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import names, plan
-from balancer.policies.apart import Nodes, apart, count_alone
+from balancer.policies.apart import Nodes, count_alone, put_apart
+from balancer.policies.repair import even_shares
 from balancer.policies.spread import spread
 from linear_program import fewest_alone
 
@@ -21,6 +23,15 @@ def alone(holds_SE: np.ndarray, node_S: np.ndarray) -> int:
         len(holders) > 1 and len({node_S[s] for s in holders}) == 1
         for holders in (np.flatnonzero(row) for row in holds_SE.T)
     )
+
+
+def apart(
+    holds_LSE: np.ndarray, shares_LSE: np.ndarray, node_S: Sequence[Hashable], **more: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The layout that the pass makes of one, which stays as it is."""
+    then_LSE, then_shares = holds_LSE.copy(), np.array(shares_LSE, np.float64)
+    put_apart(then_LSE, then_shares, Nodes.of(node_S), **more)
+    return then_LSE, then_shares
 
 
 def check_kept(before_LSE: np.ndarray, after_LSE: np.ndarray) -> None:
@@ -98,8 +109,8 @@ def test_any_layout_is_repaired_as_far_as_its_counts_allow(
     load_LE = rng.pareto(1.0, (1, experts))
     after_LSE, shares_LSE = apart(
         holds_LSE,
-        None,
-        Nodes.of(node_S.tolist()),
+        even_shares(holds_LSE),
+        node_S.tolist(),
         load_LE=load_LE,
         fixed_LSE=fixed_LSE,
         spread_over=int(rng.integers(2, 5)),
@@ -125,8 +136,8 @@ def test_every_policy(policy: str) -> None:
 
 def test_a_current_layout_that_is_apart_stays() -> None:
     node_S = np.arange(16) // 4
-    holds_LSE, _ = apart(*spread(4, 64, 16, 2), Nodes.of(node_S.tolist()))
-    again_LSE, _ = apart(holds_LSE, None, Nodes.of(node_S.tolist()), current_LSE=holds_LSE)
+    holds_LSE, shares_LSE = apart(*spread(4, 64, 16, 2), node_S.tolist())
+    again_LSE, _ = apart(holds_LSE, shares_LSE, node_S.tolist(), current_LSE=holds_LSE)
     assert (again_LSE == holds_LSE).all()
 
 
@@ -137,7 +148,7 @@ def test_moves_of_replicas_that_are_there_come_first() -> None:
         holds_LSE[0, server, experts] = True
     current_LSE = holds_LSE.copy()
     current_LSE[0, 3, 0] = current_LSE[0, 0, 4] = True
-    after_LSE, _ = apart(holds_LSE, None, Nodes.of(["a", "a", "b", "b"]), current_LSE=current_LSE)
+    after_LSE, _ = apart(holds_LSE, holds_LSE / 2, ["a", "a", "b", "b"], current_LSE=current_LSE)
     assert not alone(after_LSE[0], np.array([0, 0, 1, 1]))
     assert (after_LSE <= current_LSE).all()
 
@@ -146,7 +157,7 @@ def test_the_share_of_a_moved_replica_goes_with_it() -> None:
     holds_LSE = np.zeros((1, 4, 2), bool)
     holds_LSE[0, [0, 1, 2, 3], [0, 0, 1, 1]] = True
     shares_LSE = np.where(holds_LSE, [[[0.75, 0], [0.25, 0], [0, 0.75], [0, 0.25]]], 0.0)
-    after_LSE, moved_LSE = apart(holds_LSE, shares_LSE, Nodes.of(["a", "a", "b", "b"]))
+    after_LSE, moved_LSE = apart(holds_LSE, shares_LSE, ["a", "a", "b", "b"])
     assert not alone(after_LSE[0], np.array([0, 0, 1, 1]))
     assert ((moved_LSE > 0) == after_LSE).all()
     assert sorted(moved_LSE[0].sum(axis=1)) == sorted(shares_LSE[0].sum(axis=1))
@@ -177,7 +188,7 @@ def test_racks_of_any_size(seed: int, experts: int) -> None:
     node_S = np.cumsum(np.r_[0, (np.diff(rack_S) > 0) | (rng.random(8) < 0.6)])
     holds_LSE = rng.random((1, 9, experts)) < 0.3
     names_S = [f"r{rack}/n{node}" for rack, node in zip(rack_S, node_S, strict=True)]
-    after_LSE, _ = apart(holds_LSE, None, Nodes.of(names_S))
+    after_LSE, _ = apart(holds_LSE, even_shares(holds_LSE), names_S)
     counts: Any = holds_LSE[0].sum(axis=1), holds_LSE[0].sum(axis=0)
     check_kept(holds_LSE, after_LSE)
     assert alone(after_LSE[0], node_S) == fewest_alone(*counts, node_S)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, Plan, plan
-from balancer.policies.split import levels
+from eaas.minmax import levels
 
 Situation = tuple[np.ndarray, int, np.ndarray, np.ndarray]
 

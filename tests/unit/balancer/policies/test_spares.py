@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from balancer.policies import plan
 from balancer.policies.spares import choose_spares
 from balancer.policies.sparse import Layout
-from balancer.policies.split import levels, split
+from eaas.minmax import levels, split
 
 NONE = -1
 

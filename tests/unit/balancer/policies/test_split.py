@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.policies.split import levels, split
+from eaas.minmax import levels, split
 from linear_program import least_fullness
 
 

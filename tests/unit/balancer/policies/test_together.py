@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from balancer.policies import FractionalBalancer, plan
 from balancer.policies.fractional import layout as layout_module
-from balancer.policies.fractional.together import lay_out_together, noise, returns
-from balancer.policies.fractional.window import window_means
+from balancer.policies.fractional.together import lay_out_together, returns
+from balancer.policies.fractional.window import noise, window_means
 from balancer.policies.measure import par
 from balancer.policies.problem import make_problem
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.policies import compiled
-from balancer.policies.fractional.window import BLOCKS, MEANS, History, window_means
+from balancer.policies.fractional.window import BLOCKS, MEANS, Windows, window_means
 
 KINDS = ("uint8", "uint16", "uint32", "int32", "int64", "float32", "float64")
 
@@ -42,21 +41,20 @@ def test_blocks_cover_the_window_evenly() -> None:
     assert block_NLE.mean() == pytest.approx(49.5, rel=0.02)
 
 
-@pytest.mark.parametrize("count", [1, 3, 128, 160])
-def test_the_history_holds_the_last_windows_within_the_most_means(count: int) -> None:
-    history = History(5)
+@pytest.mark.parametrize("iterations", [1, 3, 128, 1024])
+def test_windows_hold_the_means_of_the_last_five(iterations: int) -> None:
+    windows = Windows()
     for number in range(9):
-        mean_LTE = np.full((2, count, 3), number, np.float32)
-        history.add(mean_LTE)
-        assert history.joined().shape[1] <= MEANS
-        assert (np.diff(history.joined()[0, :, 0]) >= 0).all()
-    assert set(history.joined()[0, :, 0].tolist()) == {4.0, 5.0, 6.0, 7.0, 8.0}
+        windows.add(np.full((iterations, 2, 3), number, float))
+        assert windows.means_LTE.shape[1] <= MEANS
+        assert (np.diff(windows.means_LTE[0, :, 0]) >= 0).all()
+    assert set(windows.means_LTE[0, :, 0].tolist()) == {4.0, 5.0, 6.0, 7.0, 8.0}
+    assert set(windows.blocks_NLE[:, 0, 0].tolist()) == {5.0, 6.0, 7.0, 8.0}
 
 
-def test_parts_outside_the_window_are_refused() -> None:
-    window_WLE, mean_LTE = np.ones((4, 1, 2)), np.empty((1, 2, 2), np.float32)
-    for edges in ([0, 2, 5], [-1, 2, 4], [0, 2, 2]):
-        with pytest.raises(ValueError, match="out of range"):
-            compiled.window_means["float64"](
-                window_WLE, np.array(edges), mean_LTE, np.empty((2, 1, 2))
-            )
+def test_a_window_of_another_length_begins_anew() -> None:
+    windows = Windows()
+    windows.add(np.ones((32, 2, 3)))
+    windows.add(np.full((16, 2, 3), 2.0))
+    assert set(windows.blocks_NLE.ravel().tolist()) == {2.0}
+    assert set(windows.means_LTE.ravel().tolist()) == {2.0}
