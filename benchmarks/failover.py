@@ -21,16 +21,16 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.load import Round, Streams
 from benchmarks.harness.report import print_figures, print_rows
+from benchmarks.harness.worker import processor_s
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 from eaas.hub_cache import model_name
 from eaas_cli.bench.command import command, end_on_sigterm, model_or_demo, say, show
-from eaas_cli.bench.load import Workload
-from eaas_cli.bench.machine import describe_machine, processor_s
-from eaas_cli.bench.worker import with_fork_server
+from eaas_cli.bench.load import Load, LoadResult, Workload
+from eaas_cli.bench.machine import describe_machine
+from eaas_cli.bench.serve import with_fork_server
 from eaas_cli.commands.options import DemoModel, Json, Transport
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.errors import exit_with_one_line
@@ -133,8 +133,8 @@ class Strike:
     at_s: float
     back_s: float
     replacement_cpu_s: float
-    quiet: Round
-    faulted: Round
+    quiet: LoadResult
+    faulted: LoadResult
 
     @property
     def wrong(self) -> int:
@@ -149,7 +149,7 @@ class _Restart:
 
     at_s: float
     back_s: float
-    round: Round
+    round: LoadResult
 
     @property
     def stamps_after_s(self) -> list[float]:
@@ -169,14 +169,14 @@ class _Bench:
         self._redundancy = redundancy
         self._usual_s = 0.0
 
-    def quiet(self) -> Round:
+    def quiet(self) -> LoadResult:
         """Run a round of streams without a fault."""
         quiet = self._begin().result()
         self._usual_s = quiet.seconds
         return quiet
 
-    def _begin(self) -> Streams:
-        return Streams(lambda: self._cluster.endpoint, self.prompts, self.max_tokens)
+    def _begin(self) -> Load:
+        return Load(lambda: self._cluster.endpoint, self.prompts, self.max_tokens, again=True)
 
     def strike(self, kind: str, server: str, *, quiet_first: bool) -> Strike:
         """Run the two rounds of a fault: one with it, and one without it before or after."""
@@ -189,7 +189,7 @@ class _Bench:
             back = self._wait_back()
             faulted = streams.result()
         finally:
-            streams.give_up()
+            streams.stop()
         return Strike(kind, server, at, back, cpu_s, quiet or self.quiet(), faulted)
 
     def _kill(self, server: str) -> float:
@@ -253,11 +253,11 @@ class _Bench:
             back = time.monotonic()
             faulted = streams.result()
         finally:
-            streams.give_up()
+            streams.stop()
         return _Restart(at, back, faulted)
 
 
-def _rate(rounds: Sequence[Round]) -> float:
+def _rate(rounds: Sequence[LoadResult]) -> float:
     return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
 
 

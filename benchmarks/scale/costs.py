@@ -13,14 +13,14 @@ from typing import Any
 from balancer.persistence.write_ahead import _MOST_BYTES
 from benchmarks.harness.lone_client import connected
 from benchmarks.harness.lone_server import lone_server
+from benchmarks.harness.worker import working
 from benchmarks.policies import Size, bench_policies
 from benchmarks.scale.cluster import Cluster, Sizes
 from eaas.types import Placement
 from eaas.wire.arena import arena_bytes
 from eaas.wire.header import WireDtype, payload_layout, result_length
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.plan import Shape
-from eaas_cli.bench.figures import figure
-from eaas_cli.bench.worker import working
 
 __all__ = ["bench_balancer", "bench_connections", "slot_bytes"]
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 
-from eaas.net.api_keys import authorization
-from eaas.net.http_client import EventLines, http_settings
+from eaas.net.http_client import EventLines
 
-__all__ = ["Answer", "ask", "load_client"]
+__all__ = ["Answer", "ask"]
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,6 @@ class Answer:
         """Longest time between two pieces of text, a stall for the user; 0 if there are fewer than two."""
         pairs = itertools.pairwise(self.stamps_s)
         return max((after - before for before, after in pairs), default=0.0)
-
-
-def load_client(base_url: str, read_s: float, connections: int | None = None) -> httpx.AsyncClient:
-    """Make the HTTP client of a load, with the key of the environment.
-
-    Args:
-        base_url: URL without "/v1".
-        read_s: Longest pause of an answer.
-        connections: Limit of connections; None: no limit.
-    """
-    return httpx.AsyncClient(
-        **http_settings(base_url),
-        headers=authorization(),
-        timeout=httpx.Timeout(10.0, read=read_s),
-        limits=httpx.Limits(max_connections=connections),
-    )
 
 
 async def ask(

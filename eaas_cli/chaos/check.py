@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from eaas_cli.chaos.history import Asked, Census, History, Incident
+from eaas_cli.bench.load import Asked
+from eaas_cli.chaos.history import Census, History, Incident
 
 __all__ = ["MEMORY_GROWTH", "check", "excused", "may_be_warm_up"]
 

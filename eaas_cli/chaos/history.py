@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eaas_cli.bench.stream import Answer
+from eaas_cli.bench.load import Asked
 
-__all__ = ["Asked", "Census", "History", "Incident"]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request of the load and its answer, which `check` compares with the known one.
-
-    Attributes:
-        due_s: Scheduled time.
-        answer: The answer; None if none came before the run gave up.
-    """
-
-    prompt: int
-    due_s: float
-    answer: Answer | None
+__all__ = ["Census", "History", "Incident"]
 
 
 @dataclass(frozen=True)

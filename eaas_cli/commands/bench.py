@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from eaas.garbage_collection import collector_off
-from eaas_cli.bench.command import end_on_sigterm, model_or_demo, say, show
+from eaas_cli.bench.command import DEVICES, end_on_sigterm, model_or_demo, say, show
 from eaas_cli.commands.options import DemoModel, Json, Transport
 
 __all__ = ["bench"]
@@ -125,7 +125,6 @@ def experts(
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
     with collector_off():
         from eaas.cores import usable_cores
-        from eaas_cli.bench.device import DEVICES
         from eaas_cli.bench.experts import bench_experts, make_plan
         from eaas_cli.bench.experts.plan import DTYPES
         from eaas_cli.bench.experts.report import check_plot, draw_plot, print_report

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Self
 
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.limits import Speed, limit
 from eaas_cli.bench.experts.plan import AUTO, Shape
-from eaas_cli.bench.figures import figure
 
 __all__ = ["Cell", "Sample", "auto_row", "kernel_row"]
 

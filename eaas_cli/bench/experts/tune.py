@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from eaas.errors import ConfigError
 from eaas.log import one_line
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Plan, Shape
 from eaas_cli.bench.experts.source import Batches, Source, load_experts, spec_of
-from eaas_cli.bench.figures import figure
 from expert_server.kernels.kernel import UnsupportedError
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from eaas_cli.bench.load import Asked
 from eaas_cli.bench.stream import Answer
 from eaas_cli.chaos.check import check, excused, may_be_warm_up
-from eaas_cli.chaos.history import Asked, Census, History, Incident
+from eaas_cli.chaos.history import Census, History, Incident
 
 GONE = "experts_unavailable"
 RIGHT = Answer(10.0, 12.0, "a b c", 3, (10.5, 11.0, 12.0))

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from eaas_cli.bench.load import Asked
 from eaas_cli.bench.stream import Answer
 from eaas_cli.chaos.check import check
-from eaas_cli.chaos.history import Asked, Census
+from eaas_cli.chaos.history import Census
 from eaas_cli.chaos.run import Settings, _Attack
 from eaas_cli.local.interrupt import Interrupt
 
