@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,17 @@ from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.bench.load import Asked, Load, poisson
 from eaas_cli.bench.serve import single_process, with_fork_server
-from eaas_cli.chaos.census import census, still_running
 from eaas_cli.chaos.check import check, may_be_warm_up
 from eaas_cli.chaos.cluster import CACHE_BLOCKS, ChaosCluster
-from eaas_cli.chaos.copies import damaged_copy
-from eaas_cli.chaos.faults import Faults, Steps
-from eaas_cli.chaos.history import Census, History, Incident
+from eaas_cli.chaos.faults import Faults, Steps, damaged_copy
+from eaas_cli.chaos.history import (
+    Census,
+    History,
+    Incident,
+    Settings,
+    census,
+    still_running,
+)
 from eaas_cli.chaos.network import Namespace, why_no_namespace
 from eaas_cli.chaos.report import document_of, write_history
 from eaas_cli.chaos.schedule import CONTROL, SERVERS, Fault, lane
@@ -34,7 +38,7 @@ from eaas_cli.chaos.watch import Watch
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
 from eaas_cli.local.interrupt import Interrupt
 
-__all__ = ["Settings", "run_chaos"]
+__all__ = ["run_chaos"]
 
 _START_S = 120.0
 # Deadline after a fault for the cluster to be whole and for requests to end.
@@ -60,29 +64,6 @@ _SETTLE_S, _SETTLE_REQUESTS = 180.0, 1500
 _SHORT = 64
 # The seed is fixed, so that all runs ask the same prompts.
 _PROMPT_SEED = 9
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a chaos run.
-
-    Attributes:
-        seed: Seed of faults and load.
-        seconds: Duration of the faults.
-        kinds: Some of `schedule.KINDS`.
-        redundancy: Servers that hold each expert; at least 2.
-        model: Path of the checkpoint; empty for a demo checkpoint.
-    """
-
-    seed: int
-    seconds: float
-    kinds: tuple[str, ...]
-    servers: int = 4
-    redundancy: int = 2
-    transport: str = "shm"
-    rate: float = 4.0
-    max_tokens: int = 24
-    model: str = ""
 
 
 def run_chaos(

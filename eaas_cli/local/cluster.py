@@ -134,7 +134,8 @@ class LocalCluster:
             make_log_dir(log_dir)
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
-        self._pids: set[int] = set()
+        # Start time of each process that this cluster started or adopted, by pid.
+        self.births: dict[int, int] = {}
         # The latest process of each name.
         self._latest: dict[str, ChildProcess] = {}
         self.monitor_address = ""
@@ -230,7 +231,7 @@ class LocalCluster:
 
         Scaling stops no other server.
         """
-        return pid in self._pids
+        return pid in self.births
 
     def find_started_by_hand(self) -> list[ChildProcess]:
         """Adopt the processes that a person restarted with `restart_line` after they had ended.
@@ -339,12 +340,7 @@ class LocalCluster:
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
         return self._start(name, (*arguments, *self._config_flags))
 
-    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
-        return self._launch(name, arguments)
-
-    def _launch(
-        self, name: str, arguments: Sequence[str], module: str = "eaas_cli"
-    ) -> ChildProcess:
+    def _start(self, name: str, arguments: Sequence[str], module: str = "eaas_cli") -> ChildProcess:
         former = self._latest.get(name)
         ended: tuple[int, ...] = ()
         if former is not None and not former.running:
@@ -364,7 +360,7 @@ class LocalCluster:
 
     def _add(self, child: ChildProcess) -> None:
         self.children[child.name] = self._latest[child.name] = child
-        self._pids.add(child.pid)
+        self.births[child.pid] = server_records.started_at(child.pid)
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
         name = f"{_SERVER}{index}"

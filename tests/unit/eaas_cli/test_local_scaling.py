@@ -122,7 +122,7 @@ def test_servers_started_by_hand_and_the_balancers_address(
     cluster = LocalCluster.__new__(LocalCluster)
     cluster.endpoint, cluster.config = "", ClusterConfig()
     # It left without a goodbye: the monitor still believes in it, the launcher does not have it any more.
-    cluster.children, cluster._pids = {}, {1}
+    cluster.children, cluster.births = {}, {1: 1}
     assert up._started_by_hand(cluster) == {"m2"}
     assert up._balancer_address(cluster) == "h:5"
 

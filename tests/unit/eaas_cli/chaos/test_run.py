@@ -9,8 +9,8 @@ import pytest
 from eaas_cli.bench.load import Asked
 from eaas_cli.bench.stream import Answer
 from eaas_cli.chaos.check import check
-from eaas_cli.chaos.history import Census
-from eaas_cli.chaos.run import Settings, _Attack
+from eaas_cli.chaos.history import Census, Settings
+from eaas_cli.chaos.run import _Attack
 from eaas_cli.local.interrupt import Interrupt
 
 RIGHT = Asked(0, 0.0, Answer(0.0, 1.0, "a", 1, (0.5, 1.0)))
