@@ -17,18 +17,23 @@ from eaas.log import print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
 from eaas_cli.commands.greeting import greet, key_file, passes_text
-from eaas_cli.commands.loading import loading_shown, loading_text, print_lines
 from eaas_cli.commands.options import MODEL_HELP, Load, with_settings
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
+from eaas_cli.local.loading import (
+    LoadingLines,
+    LoadingPoller,
+    loading_shown,
+    loading_text,
+    print_lines,
+)
 from eaas_cli.local.running_clusters import recorded
 from eaas_cli.option_values import log_directory
 
 if TYPE_CHECKING:
     from eaas_cli.local import LocalCluster
     from eaas_cli.local.interrupt import Interrupt
-    from eaas_cli.local.loading import LoadingPoller
     from eaas_cli.local.scaling import Scaler
     from eaas_cli.local.supervision import Supervisor
 
@@ -224,7 +229,6 @@ def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: floa
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Scale, supervise and show the status until a signal: a live table on a terminal, else event lines."""
-    from eaas_cli.local.loading import LoadingLines, LoadingPoller
     from eaas_cli.local.scaling import Scaler, ScaleWatch
     from eaas_cli.local.supervision import Supervisor
 

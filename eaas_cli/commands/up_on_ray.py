@@ -13,8 +13,8 @@ from eaas.errors import ClusterError, ConfigError
 from eaas.log import print_line
 from eaas.net.listen_policy import guarded_keys
 from eaas_cli.commands.greeting import greet
-from eaas_cli.commands.loading import loading_shown
 from eaas_cli.local.arguments import refuse_few_servers
+from eaas_cli.local.loading import loading_shown
 from eaas_cli.local.memory import MemoryNeed, memory_need
 from eaas_cli.local.restart import role_environment
 from eaas_cli.local.running_clusters import forget_on_ray, record_on_ray

@@ -24,6 +24,7 @@ from eaas_cli.local.arguments import (
     make_log_dir,
     monitor_words,
     refuse_few_servers,
+    refuse_missing_vllm,
     server_words,
     vllm_words,
 )
@@ -34,7 +35,6 @@ from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 from eaas_cli.local.restart import keep_port, restart_line
-from eaas_cli.local.vllm_installed import refuse_missing_vllm
 
 __all__ = ["LocalCluster"]
 

@@ -91,7 +91,7 @@ def test_its_command_line_outlives_the_interpreter() -> None:
     """At its end Python frees what it has; the process is seen until it has left C's exit(), too."""
     code = """
 import ctypes
-from eaas_cli.local.command_line import set_command_line
+from eaas_cli.local.fork_server_process import set_command_line
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(libc.pause, None, None)
 libc.__cxa_atexit(libc.close, ctypes.c_void_p(1), None)  # called before the pause
