@@ -75,7 +75,7 @@ def up_on_ray(
         )
         cluster = ray_cluster(spec)
         cluster.pool.adopt()
-        if cluster.pool.views:
+        if cluster.pool.actors:
             raise ClusterError("this Ray cluster runs a cluster already: end it with `eaas down`")
         print_line(
             f"starting {counted(servers, 'expert server')} and an attention client for {model} ({need}) "
@@ -110,7 +110,7 @@ def down_on_ray() -> None:
 
         pool = ActorPool()
         pool.adopt()
-        if not pool.views:
+        if not pool.actors:
             forget_on_ray()
             raise ClusterError("this Ray cluster runs no cluster of `eaas up --on ray`")
         stop_all_roles(pool)
@@ -193,7 +193,7 @@ def _resources(
 
 def _print_summary(cluster: RayCluster, nodes: list[Node], took_s: float) -> None:
     print_line(f"SERVING after {took_s:.1f} s")
-    reports = {name: view.report for name, view in sorted(cluster.pool.views.items())}
+    reports = {name: actor.report for name, actor in sorted(cluster.pool.actors.items())}
     for name, report in reports.items():
         if report is not None:
             print_line(f"{name}: node {report.ip}, pid {report.pid}")

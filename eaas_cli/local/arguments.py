@@ -45,8 +45,8 @@ def server_words(
     name: str,
     monitor: str,
     model: Path | None,
-    threads: int,
-    core: int | None,
+    threads: int | str,
+    core: int | None = None,
     device: str | None = None,
 ) -> tuple[str, ...]:
     """Arguments of an `eaas expert-server` process. Without a model, other servers send it the weights."""

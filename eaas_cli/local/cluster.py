@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -31,6 +30,7 @@ from eaas_cli.local.arguments import (
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.devices import refuse_shared_device
 from eaas_cli.local.fork_server import ForkServer, start_fork_server
+from eaas_cli.local.interface import BALANCER, CLIENT, MONITOR, SERVER, by_number, free_number
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
@@ -43,8 +43,6 @@ _END_S = 5.0
 # vLLM has several processes to end.
 _VLLM_END_S = 12.0
 _POLL_S = 0.05
-_SERVER = "expert-server-"
-_CLIENT, _MONITOR, _BALANCER = "attention-client", "monitor", "balancer"
 _OPERATOR = "operator"
 # Number of former pids that a name's next process reports. The leases of earlier ones have expired.
 _ENDED_PIDS = 8
@@ -164,7 +162,7 @@ class LocalCluster:
         try:
             if self._fork_server is None:
                 self.start_fork_server()
-            monitor = self._spawn(_MONITOR, *monitor_words(self.config))
+            monitor = self._spawn(MONITOR, *monitor_words(self.config))
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
@@ -172,20 +170,20 @@ class LocalCluster:
             # A cluster of several monitors names all of them.
             address = self.monitor_address
             words = balancer_words(address, self.servers, self.redundancy)
-            others = [self._spawn(_BALANCER, *words)]
+            others = [self._spawn(BALANCER, *words)]
             wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
             others += [self._spawn_server(i) for i in range(self.servers)]
             if self._with_client:
                 client_arguments = vllm_words if self._engine == "vllm" else client_words
                 words = client_arguments(
-                    self.config, _CLIENT, address, self.model, operator_page=self._operator_page
+                    self.config, CLIENT, address, self.model, operator_page=self._operator_page
                 )
-                others.append(self._spawn(_CLIENT, *words))
+                others.append(self._spawn(CLIENT, *words))
             wait_ready(
                 others, deadline - time.monotonic(), interrupt, needed=[monitor], on_wait=on_wait
             )
             if self._with_client:
-                client = self.children[_CLIENT]
+                client = self.children[CLIENT]
                 assert client.address is not None
                 self.endpoint = client.address
                 client.arguments = keep_port(client.arguments, client.address)
@@ -201,15 +199,15 @@ class LocalCluster:
         # The client ends first, because the requests that it finishes need the experts. The monitor is last,
         # because it stops the members that this launcher did not start.
         self.find_started_by_hand()
-        clients = [c for c in self.children.values() if c.name == _CLIENT]
+        clients = [c for c in self.children.values() if c.name == CLIENT]
         if self._engine == "vllm":
             stop_all(clients, grace_s=_VLLM_END_S)
         else:
             # A second signal: no wait for running requests.
             stop_all(clients, at_once=True)
-        others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
+        others = [c for c in self.children.values() if c.name not in (CLIENT, MONITOR)]
         stop_all(others, at_once=True)
-        stop_all(c for c in self.children.values() if c.name == _MONITOR)
+        stop_all(c for c in self.children.values() if c.name == MONITOR)
         server_records.prune()
         if self._owns_fork_server and self._fork_server is not None:
             self._fork_server.end()
@@ -304,12 +302,11 @@ class LocalCluster:
 
     def balancer_address(self) -> str | None:
         """Return host:port of the balancer that this launcher started; None while it starts."""
-        return self.children[_BALANCER].address
+        return self.children[BALANCER].address
 
     def running_servers(self) -> list[ChildProcess]:
         """Expert servers of this cluster that run, ready or not, by number; scaling drains the last."""
-        servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
-        return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
+        return [child for child in by_number(self.children.values()) if child.running]
 
     def add_server(self, *, model: bool = True, others: Collection[str] = ()) -> ChildProcess:
         """Start another expert server, with the lowest free number; does not wait for it.
@@ -320,13 +317,12 @@ class LocalCluster:
 
         Raises ClusterError: each GPU has a server.
         """
-        taken = {child.name for child in self.running_servers()} | set(others)
-        index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
+        index = free_number({child.name for child in self.running_servers()} | set(others))
         if self._devices and index >= len(self._devices):
             raise ClusterError(
-                f"{_SERVER}{index} has no GPU: start again with more --devices than {','.join(self._devices)}"
+                f"{SERVER}{index} has no GPU: start again with more --devices than {','.join(self._devices)}"
             )
-        self.forget(f"{_SERVER}{index}")
+        self.forget(f"{SERVER}{index}")
         return self._spawn_server(index, model=model)
 
     def forget(self, name: str) -> None:
@@ -349,7 +345,7 @@ class LocalCluster:
         if self._fork_server is not None and not self._fork_server.running:
             self.start_fork_server()
         forks = self._fork_server
-        if forks is not None and forks.address is None and name in (_MONITOR, _BALANCER):
+        if forks is not None and forks.address is None and name in (MONITOR, BALANCER):
             # They need nothing of what takes the fork server so long to import.
             forks = None
         child = ChildProcess(
@@ -363,7 +359,7 @@ class LocalCluster:
         self.births[child.pid] = server_records.started_at(child.pid)
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
-        name = f"{_SERVER}{index}"
+        name = f"{SERVER}{index}"
         threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
         checkpoint = self.model if model else None
         core = server_core(self._engine, sorted(os.sched_getaffinity(0)), index)
