@@ -87,8 +87,7 @@ def _serving(address: str, kernel: str) -> None:
 def _on_signals(drain: Callable[[], object], drain_s: float, stop: Callable[[], object]) -> None:
     """Drain on SIGTERM or SIGINT, for at most `drain_s`; stop on the second signal.
 
-    A process that does not end kills itself. Both run in threads, because the main thread may hold a lock that
-    they need.
+    A process that does not end kills itself. Both run in threads: the main thread may hold a lock of theirs.
     """
 
     def begin(action: Callable[[], object], within_s: float) -> None:

@@ -16,7 +16,7 @@ from eaas.errors import ConfigError
 from eaas_cli.bench.experts.limits import Gauge, Limits, Speed, limit, stored_bytes
 from eaas_cli.bench.experts.places import Compute, Cpu, Cuda
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
-from eaas_cli.bench.experts.rows import Cell, Sample, auto_row, kernel_row
+from eaas_cli.bench.experts.rows import Sample, auto_row, kernel_row
 from eaas_cli.bench.experts.source import (
     Batch,
     Batches,
@@ -289,10 +289,16 @@ class Bench:
 
         # Step 3: report.
         baselines = {name: samples.get(("", name)) for name in place.baselines}
-        cell = Cell.of(shape, tokens, baselines, samples.values())
+        pooled = [sample for of in samples.values() for sample in of]
+        typical = Speed(*(median(of) for of in zip(*(s.speed for s in pooled), strict=True)))
+        active = median(sample.active for sample in pooled)
         for dtype, found in entrants.items():
+            bound = limit(shape, dtype, tokens, active, typical).bound
             rows = {
-                name: kernel_row(cell, dtype, name, samples[dtype, name], errors[dtype, name])
+                name: kernel_row(
+                    *(shape, tokens, dtype, name, samples[dtype, name]),
+                    *(baselines, bound, errors[dtype, name]),
+                )
                 for name in found.kernels
             }
             self.rows += [row for name, row in rows.items() if name in found.shown]

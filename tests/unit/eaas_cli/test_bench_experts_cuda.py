@@ -243,12 +243,8 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
             built_in=False,
             tokens="1,8,80",
             dtypes=["bfloat16", "mxfp4"],
-            kernels=(),
-            known_kernels=("triton",),
-            rounds=1,
             threads=1,
             device="cuda",
-            tune=True,
         )
         entries = tune.tune(plan, Cuda(), lambda _line: None)
     assert [(entry["dtype"], entry["bucket"]) for entry in entries] == [
@@ -294,12 +290,8 @@ def test_a_tile_that_does_not_fit_is_skipped(
             built_in=False,
             tokens="1,2",
             dtypes=["bfloat16"],
-            kernels=(),
-            known_kernels=("triton",),
-            rounds=1,
             threads=1,
             device="cuda",
-            tune=True,
         )
         (entry,) = tune.tune(plan, Cuda(), lines.append)
     assert Tile(**entry["tile"]) == fitting == tiles_of("interpreted", Coding.BFLOAT16).few
