@@ -20,7 +20,7 @@ from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.bench.load import Asked, Load, poisson
 from eaas_cli.bench.serve import single_process, with_fork_server
-from eaas_cli.chaos.check import check, may_be_warm_up
+from eaas_cli.chaos.check import check, settled
 from eaas_cli.chaos.cluster import CACHE_BLOCKS, ChaosCluster
 from eaas_cli.chaos.faults import Faults, Steps, damaged_copy
 from eaas_cli.chaos.history import (
@@ -202,31 +202,28 @@ class _Attack:
             yield
 
     def run(self, answers: tuple[str, ...], kinds: Sequence[str]) -> History:
-        """Warm up, inject faults under load, and let the cluster settle; return the history.
-
-        If memory has grown, send more requests without faults, to tell a leak from a settling heap.
-        """
+        """Warm up, inject faults under load, and let the cluster settle; return the history."""
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
-        before, between = self._settled(), None
+        before = self._steady()
         lanes = [
             lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
             for name, whose in (("servers", SERVERS), ("control", CONTROL))
         ]
         asked = self._under_load(prompts, lanes)
-        after = self._at_rest(before)
-        if may_be_warm_up(before, after, len(asked)):
+        after, incidents = self._at_rest(before), tuple(self._incidents)
+        history = History(settings.redundancy, asked, answers, incidents, before, after, ())
+
+        def more() -> tuple[tuple[Asked, ...], dict[str, Census]]:
             self._say(
                 "memory has grown: sending more requests without faults to see whether it settles ..."
             )
-            between = after
             load = self._dense_load(prompts)
             requests = min(_DENSER * settings.rate * settings.seconds, _SETTLE_REQUESTS)
             self._wait_for(load, requests, 0.0, _SETTLE_S)
-            asked += load.stop(_WHOLE_S).asked
-            after = self._at_rest(before)
-        incidents = tuple(self._incidents)
-        return History(settings.redundancy, asked, answers, incidents, before, after, (), between)
+            return load.stop(_WHOLE_S).asked, self._at_rest(before)
+
+        return settled(history, more)
 
     def _under_load(
         self, prompts: Sequence[Sequence[int]], lanes: Sequence[Iterator[Fault]]
@@ -299,7 +296,7 @@ class _Attack:
         pids = {name: child.pid for name, child in self._cluster.children.items()}
         return census(pids, self._cluster.births)
 
-    def _settled(self) -> dict[str, Census]:
+    def _steady(self) -> dict[str, Census]:
         """Count the processes' resources before the faults, once their number of open files is steady."""
         now, patience = self._census(), time.monotonic() + _CLOSE_S
         while time.monotonic() < patience:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from eaas_cli.local.scaling import Scaler
     from eaas_cli.local.supervision import Supervisor
 
-__all__ = ["up"]
+__all__ = ["live_balancer", "started_by_hand", "up"]
 
 _REFRESH_S = 1.0
 # Interval of the loop while servers join or leave.
@@ -233,9 +233,9 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     from eaas_cli.local.supervision import Supervisor
 
     def balancer() -> str | None:
-        return _balancer_address(cluster)
+        return live_balancer(cluster)
 
-    scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
+    scaler = Scaler(cluster, lambda: started_by_hand(cluster), balancer)
     supervisor = Supervisor(cluster)
     watch = ScaleWatch(balancer, scaler.want, cluster.tls)
     poller = LoadingPoller(cluster)
@@ -252,7 +252,7 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
         watch.close()
 
 
-def _started_by_hand(cluster: LocalCluster) -> set[str]:
+def started_by_hand(cluster: LocalCluster) -> set[str]:
     """Ids of live expert servers that are not this launcher's: scaling counts them, but stops none.
 
     Raises ClusterError: the endpoint does not answer.
@@ -262,7 +262,7 @@ def _started_by_hand(cluster: LocalCluster) -> set[str]:
     return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
 
 
-def _balancer_address(cluster: LocalCluster) -> str | None:
+def live_balancer(cluster: LocalCluster) -> str | None:
     """Find the live balancer's address from the endpoint, because a person may have restarted it.
 
     None: there is none, or the endpoint does not answer; then draining waits.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from eaas_cli.ray.cluster import ClusterSpec, RayCluster
     from eaas_cli.ray.placement import Node
 
-__all__ = ["down_on_ray", "up_on_ray"]
+__all__ = ["down_on_ray", "reserved", "up_on_ray"]
 
 # Processes start slower than on one machine, since each imports torch.
 _START_S = 300.0
@@ -154,7 +154,7 @@ def _spec(
         config_text=config_file.read_text() if config_file else None,
         flags=(*flags, *(("--insecure",) if security.insecure else ())),
         environment={role: role_environment(role) for role in _ROLES},
-        resources=_resources(settings, need, servers),
+        resources=reserved(settings, need, servers),
         loopback=loopback,
         home=home,
         candidates=tuple(monitor_candidates(nodes, home)),
@@ -173,7 +173,7 @@ def _refuse_numbered_device(settings: ClusterConfig) -> None:
         )
 
 
-def _resources(
+def reserved(
     settings: ClusterConfig, need: MemoryNeed, servers: int
 ) -> dict[str, Mapping[str, float]]:
     """Choose what each kind of actor reserves: memory for its weights, and what the settings name."""

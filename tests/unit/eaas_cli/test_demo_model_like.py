@@ -1,7 +1,7 @@
 """Checkpoints like published ones: published names, shapes and codes, which transformers loads."""
 
-import errno
 import json
+import resource
 import tracemalloc
 import warnings
 from collections.abc import Callable, Collection
@@ -28,7 +28,7 @@ from eaas.checkpoint.local import LocalSource
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.errors import ConfigError
 from eaas_cli.commands import app
-from eaas_cli.demo_model import shards, write_model_like
+from eaas_cli.demo_model import write_model_like
 from eaas_cli.demo_model.layout import Draw, TensorPlan, plan_tensors
 from eaas_cli.demo_model.published import PUBLISHED, published_config
 from eaas_cli.demo_model.random_tensors import draw_tensor
@@ -433,13 +433,14 @@ def test_a_model_that_does_not_fit_is_refused_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(write: object, data: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shards, "_write_all", full)
-    with pytest.raises(ConfigError, match="x cannot be written: No space left on device: free"):
-        write_checkpoint(tmp_path / "x", small("Mixtral-8x7B"), {}, seed=0)
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="x cannot be written: File too large: free"):
+            write_checkpoint(tmp_path / "x", small("Mixtral-8x7B"), {}, seed=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -490,8 +491,3 @@ def test_command_refuses_sizes_beside_like(tmp_path: Path) -> None:
             app, [*words, "--top-k", "4", "--dtype", "bfloat16"], catch_exceptions=False
         )
     assert not (tmp_path / "x").exists()
-
-
-def test_help_names_all_models() -> None:
-    result = CliRunner().invoke(app, ["demo-model", "--help"], env={"COLUMNS": "400"})
-    assert all(name in result.stdout for name in PUBLISHED)

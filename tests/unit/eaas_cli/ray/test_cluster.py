@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from eaas_cli.ray.controller import Controller
 from eaas_cli.ray.placement import Node
 from eaas_cli.ray.pool import Actor, ActorPool
 from eaas_cli.ray.role import Report, RoleSpec
+from hand_clock import HandClock
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 HEAD, A, B = (Node(name, f"10.0.0.{i}", i == 0) for i, name in enumerate("hab"))
@@ -151,14 +152,6 @@ def test_the_monitor_is_the_last_to_end() -> None:
     assert not pool.actors
 
 
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
     pool, nodes = Pool(), [HEAD, A, B]
     steered = Controller(started(pool, nodes), set)
@@ -171,7 +164,7 @@ def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
 
 
 def test_a_monitor_without_its_nodes_returns_with_one_of_their_addresses() -> None:
-    pool, nodes, clock = Pool(), [HEAD, A, B], Clock()
+    pool, nodes, clock = Pool(), [HEAD, A, B], HandClock()
     steered = Controller(started(pool, nodes), set, clock)
     assert steered.step() == []
     nodes[:] = [B]
