@@ -30,9 +30,8 @@ from eaas.errors import ConfigError
 from eaas_cli.commands import app
 from eaas_cli.demo_model import write_model_like
 from eaas_cli.demo_model.layout import Draw, TensorPlan, plan_tensors
-from eaas_cli.demo_model.published import PUBLISHED, published_config
 from eaas_cli.demo_model.random_tensors import draw_tensor
-from eaas_cli.demo_model.write import write_checkpoint
+from eaas_cli.demo_model.write import PUBLISHED, published_config, write_checkpoint
 
 # Each side of a matrix is shorter than an FP8 block or a multiple of it. transformers takes the size of a
 # block from the number of scales, so it misreads others, and refuses DeepSeek-V3's 576 rows with 5 scales.
@@ -491,3 +490,8 @@ def test_command_refuses_sizes_beside_like(tmp_path: Path) -> None:
             app, [*words, "--top-k", "4", "--dtype", "bfloat16"], catch_exceptions=False
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_help_names_all_models() -> None:
+    result = CliRunner().invoke(app, ["demo-model", "--help"], env={"COLUMNS": "400"})
+    assert all(name in result.stdout for name in PUBLISHED)
