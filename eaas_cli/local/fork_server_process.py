@@ -18,7 +18,7 @@ from typing import Any
 from eaas.checkpoint.lean_import import import_transformers
 from eaas.launcher_pipe import READY_VARIABLE, announce, bind_to_launcher
 
-__all__ = ["main", "set_command_line"]
+__all__ = ["become", "main", "serve_one", "set_command_line"]
 
 _REQUEST_BYTES = 1 << 20
 _PAUSE_S = 0.02
@@ -57,12 +57,12 @@ def main() -> None:
         while later:
             # Serve between imports: expert servers, which the launcher now asks for, load beside the rest.
             if select.select([control], [], [], _PAUSE_S)[0]:
-                _serve(control, later)
+                serve_one(control, later)
             else:
                 _import([later.pop(0)])
         gc.enable()
         while True:
-            _serve(control, later)
+            serve_one(control, later)
     except _InChild as child:
         (request,) = child.args
     # This is outside the block, so that the child's errors do not show _InChild as their context.
@@ -79,7 +79,7 @@ def _import(modules: list[str]) -> None:
     gc.freeze()
 
 
-def _serve(control: socket.socket, later: list[str]) -> None:
+def serve_one(control: socket.socket, later: list[str]) -> None:
     """Answer one request of the launcher: fork a process, or reap one that has ended.
 
     Args:
@@ -107,7 +107,7 @@ def _serve(control: socket.socket, later: list[str]) -> None:
     else:
         if pid == 0:
             control.close()
-            _become(request, *fds)
+            become(request, *fds)
             raise _InChild(request)
         # Only the launcher's request reaps the child, so the pid is not reused before that.
         pidfd = os.pidfd_open(pid)
@@ -117,7 +117,7 @@ def _serve(control: socket.socket, later: list[str]) -> None:
         os.close(fd)
 
 
-def _become(request: Any, log_fd: int, ready_fd: int) -> None:
+def become(request: Any, log_fd: int, ready_fd: int) -> None:
     """Give a forked process its log, environment and command line, as `Popen` would."""
     # The collector was off while the fork server imported.
     gc.enable()

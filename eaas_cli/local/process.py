@@ -23,7 +23,7 @@ from eaas_cli.local.pidfd import PidfdProcess
 if TYPE_CHECKING:
     from eaas_cli.local.fork_server import ForkServer
 
-__all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
+__all__ = ["ChildProcess", "how_it_ended", "lifeline", "program", "stop_all", "wait_ready"]
 
 _TAIL_BYTES = 4096
 # Grace period after SIGTERM. It may pass three times: for the client, the servers and the monitor.
@@ -45,7 +45,7 @@ def how_it_ended(code: int | None) -> str:
 
 
 @functools.cache
-def _lifeline(_launcher: int) -> int:
+def lifeline(_launcher: int) -> int:
     """Read end of a pipe that tells children when the launcher ends, because only it holds the write end.
 
     Cached per pid, because a forked launcher needs its own pipe.
@@ -122,7 +122,7 @@ class ChildProcess:
     def _execute(
         self, module: str, ready_fd: int, pass_fds: Sequence[int]
     ) -> subprocess.Popen[bytes]:
-        lifeline = _lifeline(os.getpid())
+        alive_fd = lifeline(os.getpid())
         return subprocess.Popen(
             [sys.executable, "-m", module, *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -131,10 +131,10 @@ class ChildProcess:
             env=os.environ
             | {
                 READY_VARIABLE: str(ready_fd),
-                LAUNCHER_VARIABLE: str(lifeline),
+                LAUNCHER_VARIABLE: str(alive_fd),
                 ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
             },
-            pass_fds=(ready_fd, lifeline, *pass_fds),
+            pass_fds=(ready_fd, alive_fd, *pass_fds),
             # In its own process group, the child gets no Ctrl-C: the launcher gets it and ends the child.
             process_group=0,
         )

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     # Bucket -> tile -> logarithms of its times.
     Logs = dict[str, dict[Tile, list[float]]]
 
-__all__ = ["refuse_weights", "tune"]
+__all__ = ["CALLS", "refuse_weights", "tune"]
 
-# Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights.
-_CALLS = 7
+CALLS = 7
+"""Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights."""
 
 
 def refuse_weights(option: str, plan: Plan) -> None:
@@ -114,7 +114,7 @@ def _measure(
         before = kernel.tiles
         for bucket, tiles in candidates(check_spec(spec)).items():
             some = {
-                tokens: [batches.get(tokens, seed).to(place.at) for seed in range(_CALLS)]
+                tokens: [batches.get(tokens, seed).to(place.at) for seed in range(CALLS)]
                 for tokens in plan.tokens
                 if is_many(tokens * shape.top_k, shape.num_experts) == (bucket == "many")
             }

@@ -228,7 +228,7 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Cuda, "warm_ups", 0)
-    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr(tune, "CALLS", 1)
 
     def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
         kernel, batch = call.args
@@ -272,7 +272,7 @@ def test_a_tile_that_does_not_fit_is_skipped(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Cuda, "warm_ups", 0)
-    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr(tune, "CALLS", 1)
     monkeypatch.setattr("expert_server.kernels.gpu.tiles.is_many", lambda _rows, _experts: False)
     fitting = candidates(Coding.BFLOAT16)["few"][1]
 
@@ -307,7 +307,7 @@ def test_a_run_with_tuning_shows_what_it_chose(
 ) -> None:
     interpreted_kernel()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr(tune, "CALLS", 1)
     # One tile, so that it takes little time.
     words = ["--tune", "--tokens", "1", "--rounds", "1", "--dtype", "float32"]
     result = run(*words)
