@@ -93,7 +93,7 @@ def test_a_small_run(fake_cuda: Counter[str]) -> None:
         assert row["ms"] > 0
         assert row["roofline_fraction"] > 0
         assert row["speedup"]["grouped_mm"] > 0
-        assert 0 < row["rel_error"] < {"bfloat16": 1e-2, "fp8": 0.1, "mxfp4": 0.5}[row["dtype"]]
+        assert 0 < row["rel_error"] < 1e-2
     machine = document["machine"]
     assert machine["device"] == "Fake"
     assert machine["read_gb_per_s"]["way"] in ("copy", "sum")
