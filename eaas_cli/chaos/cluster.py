@@ -20,6 +20,7 @@ from eaas_cli.chaos.child import VARIABLE
 from eaas_cli.chaos.network import Namespace
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.interface import SERVER
 from eaas_cli.local.process import ChildProcess
 
 __all__ = ["CACHE_BLOCKS", "DAMAGED", "ChaosCluster", "free_port"]
@@ -97,10 +98,6 @@ class ChaosCluster(LocalCluster):
         self.shared_memory: dict[str, int] = {}
         self._hidden: set[str] = set()
 
-    def server_name(self, number: int) -> str:
-        """Name of the expert server with this number, by which faults address it."""
-        return f"expert-server-{number}"
-
     def add_numbered(self, number: int) -> ChildProcess:
         """Start an additional expert server with this number, for the fault "scale"; does not wait for it."""
         return self._spawn_server(number)
@@ -125,7 +122,7 @@ class ChaosCluster(LocalCluster):
 
     def _start(self, name: str, arguments: Sequence[str], module: str = "eaas_cli") -> ChildProcess:
         isolation: dict[str, object] = {}
-        if self._namespace is not None and name == self.server_name(0):
+        if self._namespace is not None and name == f"{SERVER}0":
             isolation["network"] = self._namespace.path
             arguments = tuple(arguments)
             if "--host" not in arguments:

@@ -30,6 +30,7 @@ from eaas_cli.chaos.cluster import DAMAGED, ChaosCluster
 from eaas_cli.chaos.network import Namespace
 from eaas_cli.chaos.schedule import Fault
 from eaas_cli.endpoint import fetch_status
+from eaas_cli.local.interface import SERVER
 from eaas_cli.local.process import ChildProcess
 
 __all__ = ["Faults", "Steps", "damaged_copy", "flip", "hostile_name", "is_refused"]
@@ -91,7 +92,7 @@ class Faults:
         }
         if fault.kind in fixed:
             return [fixed[fault.kind]]
-        return [self._cluster.server_name(number) for number in fault.servers]
+        return [f"{SERVER}{number}" for number in fault.servers]
 
     def strike(self, fault: Fault) -> Steps:
         """Inject a fault and mend it, step by step; yields the pause before each next step.

@@ -36,6 +36,7 @@ from eaas_cli.chaos.report import document_of, write_history
 from eaas_cli.chaos.schedule import CONTROL, SERVERS, Fault, lane
 from eaas_cli.chaos.watch import Watch
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
+from eaas_cli.local.interface import by_number
 from eaas_cli.local.interrupt import Interrupt
 
 __all__ = ["run_chaos"]
@@ -289,8 +290,7 @@ class _Attack:
 
     def _servers(self) -> dict[str, int]:
         # Copy in one step, because another thread calls this.
-        children = tuple(self._cluster.children.values())
-        return {c.name: c.pid for c in children if c.name.startswith("expert-server-")}
+        return {c.name: c.pid for c in by_number(tuple(self._cluster.children.values()))}
 
     def _census(self) -> dict[str, Census]:
         pids = {name: child.pid for name, child in self._cluster.children.items()}

@@ -259,7 +259,7 @@ def started_by_hand(cluster: LocalCluster) -> set[str]:
     """
     document = fetch_status(cluster.endpoint, key_file(cluster.config))
     servers = live_members(document, "expert-server")
-    return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
+    return {server["id"] for server in servers if server["pid"] not in cluster.births}
 
 
 def live_balancer(cluster: LocalCluster) -> str | None:

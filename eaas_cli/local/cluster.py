@@ -34,7 +34,7 @@ from eaas_cli.local.interface import BALANCER, CLIENT, MONITOR, SERVER, by_numbe
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
-from eaas_cli.local.restart import keep_port, restart_line
+from eaas_cli.local.restart import keep_port
 
 __all__ = ["LocalCluster"]
 
@@ -132,7 +132,7 @@ class LocalCluster:
             make_log_dir(log_dir)
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
-        # Start time of each process that this cluster started or adopted, by pid.
+        # Start time of each process that this cluster started or adopted, by pid; also of those that have ended.
         self.births: dict[int, int] = {}
         # The latest process of each name.
         self._latest: dict[str, ChildProcess] = {}
@@ -224,13 +224,6 @@ class LocalCluster:
         """List the processes that have ended and have no successor, for supervision and adoption."""
         return [child for child in self.children.values() if not child.running]
 
-    def has_started(self, pid: int) -> bool:
-        """Whether this cluster started or adopted the process, which may have ended.
-
-        Scaling stops no other server.
-        """
-        return pid in self.births
-
     def find_started_by_hand(self) -> list[ChildProcess]:
         """Adopt the processes that a person restarted with `restart_line` after they had ended.
 
@@ -250,10 +243,6 @@ class LocalCluster:
                 self._add(again)
                 found.append(again)
         return found
-
-    def restart_line(self, child: ChildProcess) -> str:
-        """Build the shell command that restarts a child process from any directory, for a person to paste."""
-        return restart_line(child.arguments)
 
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         """Restart a named process that has ended, and wait until it serves, for benchmarks and tests."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.local.process import how_it_ended
-from eaas_cli.local.restart import Restarts
+from eaas_cli.local.restart import Restarts, restart_line
 
 if TYPE_CHECKING:
     from eaas_cli.local.cluster import LocalCluster
@@ -80,7 +80,7 @@ class Supervisor:
             f"{child.name} (pid {child.pid}) has left"
             if child.process.returncode == 0
             else f"{child.name} (pid {child.pid}) ended; start it again with:\n"
-            f"  {self._cluster.restart_line(child)}\n"
+            f"  {restart_line(child.arguments)}\n"
             for child in ended
         ]
 

@@ -91,28 +91,14 @@ class RayCluster:
         nodes: Callable[[], list[Node]],
         actor: type,
     ) -> None:
-        self.spec = spec
+        self.spec, self.config, self.model = spec, spec.config, spec.model
+        self.monitor_address = spec.monitor_addresses
         self.tls = identity(spec.config.security, _OPERATOR)
         self.pool = pool
         self._nodes = nodes
         self._actor = actor
         # Node for which each server was created.
         self._intended: dict[str, str] = {}
-
-    @property
-    def config(self) -> ClusterConfig:
-        """Settings of the cluster."""
-        return self.spec.config
-
-    @property
-    def model(self) -> Path:
-        """Directory of the checkpoint."""
-        return self.spec.model
-
-    @property
-    def monitor_address(self) -> str:
-        """Every address at which the monitor may be."""
-        return self.spec.monitor_addresses
 
     @property
     def endpoint(self) -> str:

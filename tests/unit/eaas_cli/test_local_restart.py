@@ -71,6 +71,7 @@ class _Process:
 
     def __init__(self, name: str, code: int | None) -> None:
         self.name, self.pid, self.process = name, 1, SimpleNamespace(returncode=code)
+        self.arguments = (name,)
         self.running = code is None
         self.address: str | None = "somewhere" if code is None else None
 
@@ -99,9 +100,6 @@ class _Cluster:
 
     def ended(self) -> list[Any]:
         return [c for c in self.children.values() if not c.running]
-
-    def restart_line(self, child: _Process) -> str:
-        return f"eaas {child.name}"
 
     def start_fork_server(self) -> None:
         self.fork_server = _Process("fork-server", None)
@@ -184,7 +182,7 @@ def test_a_client_waits_for_the_monitor() -> None:
     cluster.children["monitor"] = _Process("monitor", -9)
     first, second = supervisor.step()
     assert first.endswith("it starts again once the monitor runs")
-    assert second.endswith("ended; start it again with:\n  eaas monitor\n")
+    assert second.endswith(f"ended; start it again with:\n  {restart_line(('monitor',))}\n")
     assert supervisor.step() == []
     cluster.children["monitor"] = _Process("monitor", None)
     supervisor.step()

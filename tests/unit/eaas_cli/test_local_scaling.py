@@ -112,9 +112,7 @@ def test_servers_started_by_hand_and_the_balancers_address(
     ]
     monkeypatch.setattr(up, "fetch_status", lambda endpoint, key_file: {"members": members})
     # It left without a goodbye: the monitor still believes in it, the launcher does not have it any more.
-    cluster: Any = SimpleNamespace(
-        endpoint="", config=ClusterConfig(), has_started={1}.__contains__
-    )
+    cluster: Any = SimpleNamespace(endpoint="", config=ClusterConfig(), births={1: 1})
     assert up.started_by_hand(cluster) == {"m2"}
     assert up.live_balancer(cluster) == "h:5"
 
