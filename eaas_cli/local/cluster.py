@@ -132,7 +132,7 @@ class LocalCluster:
             make_log_dir(log_dir)
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
-        # Start time of each process that this cluster started or adopted, by pid; also of those that have ended.
+        # Start time of each process that this cluster started or adopted, by pid, also if it has ended.
         self.births: dict[int, int] = {}
         # The latest process of each name.
         self._latest: dict[str, ChildProcess] = {}
