@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.dispatch._floor import empty_layer
+from benchmarks.harness._floor import empty_layer
 from benchmarks.harness.worker import Worker, commands_from
 from eaas.config import load_config
 from eaas.launcher_pipe import announce, bind_to_launcher

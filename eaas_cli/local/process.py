@@ -20,7 +20,15 @@ from eaas.launcher_pipe import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.pidfd import PidfdProcess
 
-__all__ = ["ChildProcess", "how_it_ended", "lifeline", "program", "stop_all", "wait_ready"]
+__all__ = [
+    "ChildProcess",
+    "Forks",
+    "how_it_ended",
+    "lifeline",
+    "program",
+    "stop_all",
+    "wait_ready",
+]
 
 _TAIL_BYTES = 4096
 # Grace period after SIGTERM. It may pass three times: for the client, the servers and the monitor.
