@@ -42,7 +42,6 @@ _MONITOR_S = 30.0
 _END_S = 5.0
 # vLLM has several processes to end.
 _VLLM_END_S = 12.0
-_POLL_S = 0.05
 _OPERATOR = "operator"
 # Number of former pids that a name's next process reports. The leases of earlier ones have expired.
 _ENDED_PIDS = 8
@@ -269,25 +268,6 @@ class LocalCluster:
         self._owns_fork_server = True
 
     # -- scaling ---------------------------------------------------------------------------------------
-
-    def scale(self, servers: int, timeout_s: float = 120.0) -> None:
-        """Start or drain expert servers, one at a time, and wait until there are `servers`.
-
-        `eaas up` does not wait: it steps its own `Scaler`.
-
-        Raises EaasError: a server cannot start or leave, or not in time, or there is no GPU for it.
-        """
-        # Imported here: `eaas --help` needs no gRPC.
-        from eaas_cli.local.scaling import Scaler
-
-        deadline = time.monotonic() + timeout_s
-        scaler = Scaler(self)
-        scaler.want(servers)
-        while scaler.busy:
-            scaler.step()
-            if time.monotonic() > deadline:
-                raise ClusterError(f"not {servers} servers after {timeout_s:.0f} s")
-            time.sleep(_POLL_S)
 
     def balancer_address(self) -> str | None:
         """Return host:port of the balancer that this launcher started; None while it starts."""
