@@ -1,19 +1,21 @@
-"""HTTP clients of commands and roles: proxies and certificates of the environment, and lines of streams.
+"""HTTP clients of commands and roles: proxies and certificates of the environment, and events of streams.
 
 A proxy cannot reach this machine's loopback, and http:// needs no certificates.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from eaas.errors import ConfigError
 from eaas.net.loopback import is_loopback
 
-__all__ = ["EventLines", "failure", "http_settings"]
+__all__ = ["Events", "failure", "http_settings"]
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -74,8 +76,8 @@ def _proxy(url: str) -> tuple[str, str | None]:
     return "", None
 
 
-class EventLines:
-    """Lines of server-sent events, which end with a line feed alone.
+class Events:
+    """JSON documents of server-sent events, each in a line that ends with a line feed alone.
 
     httpx' `iter_lines` also ends a line at U+0085, U+2028 and others, which JSON need not escape.
     """
@@ -83,7 +85,13 @@ class EventLines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, piece: bytes) -> list[str]:
-        """Take the next bytes of a stream; return the lines that they complete."""
+    def feed(self, piece: bytes) -> Iterator[Any]:
+        """Take the next bytes of a stream; yield the documents that they complete, but for the end mark.
+
+        Raises ValueError: an event is not JSON.
+        """
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [line.decode(errors="replace").removesuffix("\r") for line in lines]
+        for line in lines:
+            data = line.removeprefix(b"data: ").removesuffix(b"\r")
+            if line.startswith(b"data: ") and data != b"[DONE]":
+                yield json.loads(data.decode(errors="replace"))

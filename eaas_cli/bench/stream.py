@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from eaas.net.http_client import EventLines
+from eaas.net.http_client import Events
 
 __all__ = ["Answer", "ask"]
 
@@ -72,11 +72,8 @@ async def ask(
             if response.is_error:
                 error, kind = _refusal((await response.aread()).decode(), response.status_code)
             else:
-                async for line in _lines(response):
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
+                async for chunk in _chunks(response):
                     now = time.monotonic()
-                    chunk = json.loads(line.removeprefix("data: "))
                     if "error" in chunk:
                         error, kind = _words(chunk["error"])
                         break
@@ -93,11 +90,11 @@ async def ask(
     return Answer(sent, time.monotonic(), "".join(pieces), tokens, tuple(stamps), error, kind)
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    lines = EventLines()
+async def _chunks(response: httpx.Response) -> AsyncIterator[Any]:
+    events = Events()
     async for piece in response.aiter_bytes():
-        for line in lines.feed(piece):
-            yield line
+        for chunk in events.feed(piece):
+            yield chunk
 
 
 def _refusal(text: str, status: int) -> tuple[str, str]:
