@@ -1,21 +1,19 @@
-"""HTTP clients of commands and roles: proxies and certificates of the environment, and events of streams.
+"""HTTP clients of commands and roles: proxies and certificates of the environment.
 
 A proxy cannot reach this machine's loopback, and http:// needs no certificates.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from eaas.errors import ConfigError
 from eaas.net.loopback import is_loopback
 
-__all__ = ["Events", "failure", "http_settings"]
+__all__ = ["failure", "http_settings"]
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -74,24 +72,3 @@ def _proxy(url: str) -> tuple[str, str | None]:
             if proxy := proxies.get(name):
                 return f"{name}_proxy", proxy if "://" in proxy else f"http://{proxy}"
     return "", None
-
-
-class Events:
-    """JSON documents of server-sent events, each in a line that ends with a line feed alone.
-
-    httpx' `iter_lines` also ends a line at U+0085, U+2028 and others, which JSON need not escape.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> Iterator[Any]:
-        """Take the next bytes of a stream; yield the documents that they complete, but for the end mark.
-
-        Raises ValueError: an event is not JSON.
-        """
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data: ").removesuffix(b"\r")
-            if line.startswith(b"data: ") and data != b"[DONE]":
-                yield json.loads(data.decode(errors="replace"))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from eaas.net.http_client import Events
-
-__all__ = ["Answer", "ask"]
+__all__ = ["Answer", "Events", "ask"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,27 @@ async def ask(
     except (httpx.HTTPError, json.JSONDecodeError) as broken:
         tokens, error = 0, repr(broken)
     return Answer(sent, time.monotonic(), "".join(pieces), tokens, tuple(stamps), error, kind)
+
+
+class Events:
+    """JSON documents of server-sent events, each in a line that ends with a line feed alone.
+
+    httpx' `iter_lines` also ends a line at U+0085, U+2028 and others, which JSON need not escape.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[Any]:
+        """Take the next bytes of a stream; yield the documents that they complete, but for the end mark.
+
+        Raises ValueError: an event is not JSON.
+        """
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data: ").removesuffix(b"\r")
+            if line.startswith(b"data: ") and data != b"[DONE]":
+                yield json.loads(data.decode(errors="replace"))
 
 
 async def _chunks(response: httpx.Response) -> AsyncIterator[Any]:

@@ -15,7 +15,7 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import Events, http_settings
+from eaas.net.http_client import http_settings
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas_cli.commands.servers import operator
@@ -169,6 +169,8 @@ def generate(
 ) -> None:
     """Complete a prompt and print the tokens as they arrive."""
     import httpx
+
+    from eaas_cli.bench.stream import Events
 
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": not as_json}
     if temperature is not None:

@@ -133,7 +133,7 @@ class Source:
         """
         oracle = ReferenceKernel([self.form], KernelSpec(torch.float64))
         exact_TH = torch.zeros(batch.x_TH.shape, dtype=torch.float64)
-        for expert in batch.ids_TK.unique().tolist():
+        for expert in torch.unique(batch.ids_TK).tolist():
             oracle.load(0, expert, self._expert(expert, dtype))
             mine_TK = batch.ids_TK.where(batch.ids_TK == expert, -1)
             exact_TH += oracle(batch.x_TH, mine_TK, batch.scores_TK, 0)
