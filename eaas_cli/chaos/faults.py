@@ -47,7 +47,7 @@ _REFUSED_S = 60.0
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
 # Bytes of /dev/shm: fewer than any arena needs.
 _SMALL_BYTES = 4096
-# Of hostile names: markup, scripts, paths, options, format strings and control sequences.
+# Parts of hostile names: markup, scripts, paths, options, format strings and control sequences.
 _PIECES = (
     *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", ":href=location=/a/.source"),
     *("../../etc/passwd", "/", "\\", "{{7*7}}", "${IFS}", "$(id)", "`id`", "%s%n", "'", '"', ";"),

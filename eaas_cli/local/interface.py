@@ -22,6 +22,7 @@ __all__ = [
     "free_number",
 ]
 
+# Names of the processes that are one each.
 BALANCER, CLIENT, MONITOR = "balancer", "attention-client", "monitor"
 SERVER = "expert-server-"
 """A server's name without its number."""
