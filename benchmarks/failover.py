@@ -21,16 +21,16 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.load import Round, Streams
 from benchmarks.harness.report import print_figures, print_rows
+from benchmarks.harness.worker import processor_s
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 from eaas.hub_cache import model_name
 from eaas_cli.bench.command import command, end_on_sigterm, model_or_demo, say, show
-from eaas_cli.bench.load import Workload
-from eaas_cli.bench.machine import describe_machine, processor_s
-from eaas_cli.bench.worker import with_fork_server
+from eaas_cli.bench.load import Load, LoadResult, Workload
+from eaas_cli.bench.machine import describe_machine
+from eaas_cli.bench.serve import with_fork_server
 from eaas_cli.commands.options import DemoModel, Json, Transport
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.errors import exit_with_one_line
@@ -49,8 +49,6 @@ _STRIKE_AT = 0.25
 _HANG_S = 2.5
 _BACK_S = 60.0
 _POLL_S = 0.25
-# Largest number of attempts at a fixed-group round that lasts beyond its fault.
-_ROUNDS = 3
 
 
 def main(
@@ -64,13 +62,6 @@ def main(
     ] = "kill",
     streams: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=16, help="Tokens per answer.")] = 400,
-    fixed_group: Annotated[
-        bool,
-        typer.Option(
-            "--fixed-group/--no-fixed-group",
-            help="Also measure a fixed group, which each fault restarts as a whole.",
-        ),
-    ] = True,
     transport: Transport = "shm",
     seed: Annotated[int, typer.Option(help="Seed of the victims and the prompts.")] = 1,
     as_json: Json = False,
@@ -101,10 +92,6 @@ def main(
         for number, (how, server) in enumerate(drawn):
             strikes.append(bench.strike(how, server, quiet_first=number % 2 == 0))
             say(f"fault {number + 1} of {faults}: {how} of {server}")
-        restarts = []
-        for number, (_, server) in enumerate(drawn if fixed_group else ()):
-            restarts.append(bench.restart_all(server))
-            say(f"fixed group, fault {number + 1} of {faults}: restart")
         setting = {
             "machine": describe_machine(),
             "model": model_name(checkpoint),
@@ -114,7 +101,7 @@ def main(
             "seed": seed,
             "workload": {"streams": streams, "max_tokens": max_tokens},
         }
-    show(setting | _document(strikes, restarts), as_json, _report)
+    show(setting | _document(strikes), as_json, _report)
 
 
 @dataclass(frozen=True)
@@ -133,28 +120,14 @@ class Strike:
     at_s: float
     back_s: float
     replacement_cpu_s: float
-    quiet: Round
-    faulted: Round
+    quiet: LoadResult
+    faulted: LoadResult
 
     @property
     def wrong(self) -> int:
         """Number of streams whose text differs from the quiet round."""
         pairs = zip(self.quiet.answers, self.faulted.answers, strict=True)
         return sum(before.text != after.text for before, after in pairs)
-
-
-@dataclass(frozen=True)
-class _Restart:
-    """A restart of a fixed group at `at_s`, which answered again at `back_s`, with its round."""
-
-    at_s: float
-    back_s: float
-    round: Round
-
-    @property
-    def stamps_after_s(self) -> list[float]:
-        """Times of the pieces of text that came after the fault."""
-        return [s for answer in self.round.answers for s in answer.stamps_s if s > self.at_s]
 
 
 class _Bench:
@@ -169,14 +142,14 @@ class _Bench:
         self._redundancy = redundancy
         self._usual_s = 0.0
 
-    def quiet(self) -> Round:
+    def quiet(self) -> LoadResult:
         """Run a round of streams without a fault."""
         quiet = self._begin().result()
         self._usual_s = quiet.seconds
         return quiet
 
-    def _begin(self) -> Streams:
-        return Streams(lambda: self._cluster.endpoint, self.prompts, self.max_tokens)
+    def _begin(self) -> Load:
+        return Load(lambda: self._cluster.endpoint, self.prompts, self.max_tokens, again=True)
 
     def strike(self, kind: str, server: str, *, quiet_first: bool) -> Strike:
         """Run the two rounds of a fault: one with it, and one without it before or after."""
@@ -189,7 +162,7 @@ class _Bench:
             back = self._wait_back()
             faulted = streams.result()
         finally:
-            streams.give_up()
+            streams.stop()
         return Strike(kind, server, at, back, cpu_s, quiet or self.quiet(), faulted)
 
     def _kill(self, server: str) -> float:
@@ -225,39 +198,8 @@ class _Bench:
             time.sleep(_POLL_S)
         raise ClusterError(f"the cluster was not whole again after {_BACK_S:.0f} s")
 
-    def restart_all(self, server: str) -> _Restart:
-        """Run a round of a fixed group, in which the end of one process ends all, and all are restarted.
 
-        Raises ClusterError: rounds end before their fault.
-        """
-        for _ in range(_ROUNDS):
-            restart = self._restart_all(server)
-            if restart.stamps_after_s:
-                return restart
-            # The round ended before the fault.
-            self._usual_s = restart.round.seconds
-        raise ClusterError("rounds end before their fault: make them longer (--max-tokens)")
-
-    def _restart_all(self, server: str) -> _Restart:
-        cluster = self._cluster
-        streams = self._begin()
-        try:
-            time.sleep(_STRIKE_AT * self._usual_s)
-            at = time.monotonic()
-            # Kill all, because a collective that lost a member hangs.
-            self._child(server).signal(signal.SIGKILL)
-            for child in cluster.children.values():
-                child.signal(signal.SIGKILL)
-            cluster.stop()
-            cluster.start()
-            back = time.monotonic()
-            faulted = streams.result()
-        finally:
-            streams.give_up()
-        return _Restart(at, back, faulted)
-
-
-def _rate(rounds: Sequence[Round]) -> float:
+def _rate(rounds: Sequence[LoadResult]) -> float:
     return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
 
 
@@ -286,10 +228,10 @@ def lost(strikes: Sequence[Strike], cores: int) -> dict[str, float]:
     }
 
 
-def _document(strikes: list[Strike], restarts: list[_Restart]) -> dict[str, Any]:
+def _document(strikes: list[Strike]) -> dict[str, Any]:
     quiet, faulted = [s.quiet for s in strikes], [s.faulted for s in strikes]
     sums = lost(strikes, usable_cores())
-    document: dict[str, Any] = {
+    return {
         "faults": [_row(strike) for strike in strikes],
         "lost": {name: round(value, 4) for name, value in sums.items()},
         "failed_requests": sum(len(r.failed) for r in (*quiet, *faulted)),
@@ -299,17 +241,6 @@ def _document(strikes: list[Strike], restarts: list[_Restart]) -> dict[str, Any]
             "faulted": _ms(max(r.stall_s for r in faulted)),
         },
     }
-    if restarts:
-        rounds = [restart.round for restart in restarts]
-        down = [restart.back_s - restart.at_s for restart in restarts]
-        document["fixed_group"] = {
-            "tokens_per_s": round(_rate(rounds), 1),
-            "lost": round(1 - _rate(rounds) / sums["tokens_per_s_quiet"], 4),
-            "failed_requests": sum(len(r.failed) for r in rounds),
-            "down_s": {"mean": round(sum(down) / len(down), 2), "worst": round(max(down), 2)},
-            "worst_pause_ms": _ms(max(min(r.stamps_after_s) - r.at_s for r in restarts)),
-        }
-    return document
 
 
 def _row(strike: Strike) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _measure(
         for name, url in urls.items():
             time.sleep(_PAUSE_S)
             found = run_load(url, now)
-            rates[name].append(found.tokens / found.seconds)
+            rates[name].append(found.tokens_per_s)
             # The first token counts: busy cores may deliver several at a time.
             firsts_s[name].append(statistics.median(found.ttft_s))
     reference = _PLAIN if _PLAIN in urls else _LLAMA

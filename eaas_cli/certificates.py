@@ -60,22 +60,14 @@ def write_certificates(directory: Path, *, days: float, names: Sequence[str] = (
             "by the authority that is in this one"
         )
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"eaas authority {secrets.token_hex(4)}")]
-    )
-    usage = _usage(key_cert_sign=True, crl_sign=True)
+    name = _name(f"eaas authority {secrets.token_hex(4)}")
     authority = (
         _builder(name, name, key.public_key(), 10 * days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(directory / CA_FILE, _pem(authority), 0o644)
-        _write(directory / CA_KEY_FILE, _key_pem(key), 0o600)
-    except OSError as error:
-        raise ConfigError(f"{directory}: {error.strerror}; give another directory") from error
+    _write_pair(directory, CA_FILE, authority, CA_KEY_FILE, key)
     issue_again(directory, days=days, names=names)
 
 
@@ -90,8 +82,7 @@ def refuse_expired(directory: Path) -> None:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: no PEM certificate that can be read") from error
-        now = datetime.now(UTC)
-        if certificate.not_valid_after_utc < now:
+        if certificate.not_valid_after_utc < datetime.now(UTC):
             raise ConfigError(
                 f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
                 f"`eaas certs {directory} --renew` writes new certificates"
@@ -112,44 +103,28 @@ def issue_again(directory: Path, *, days: float, names: Sequence[str] = ()) -> N
     except ValueError as error:
         raise ConfigError(f"{directory}: {CA_FILE} or {CA_KEY_FILE} cannot be read") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
+    issuer_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     for role in ROLES:
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(role_uri(role))]
+        if role in _SERVERS:
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+            hosts = dict.fromkeys((*_LOCAL, socket.gethostname(), *names))
+            alternative += [x509.DNSName(server_name(role)), *map(_general_name, hosts)]
         own_key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _certificate(role, own_key.public_key(), authority, key, days, names)
-        try:
-            _write(directory / f"{role}.key", _key_pem(own_key), 0o600)
-            _write(directory / f"{role}.pem", _pem(certificate), 0o644)
-        except OSError as error:
-            raise ConfigError(f"{directory}: {error.strerror}; give another directory") from error
-
-
-def _certificate(
-    role: str,
-    public_key: ec.EllipticCurvePublicKey,
-    authority: x509.Certificate,
-    authority_key: ec.EllipticCurvePrivateKey,
-    days: float,
-    names: Sequence[str],
-) -> x509.Certificate:
-    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(role_uri(role))]
-    if role in _SERVERS:
-        purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        alternative.append(x509.DNSName(server_name(role)))
-        alternative += map(_general_name, dict.fromkeys((*_LOCAL, socket.gethostname(), *names)))
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
-    issuer_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
-    return (
-        _builder(subject, authority.subject, public_key, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-        .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id),
-            critical=False,
+        certificate = (
+            _builder(_name(role), authority.subject, own_key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_id),
+                critical=False,
+            )
+            .sign(key, hashes.SHA256())
         )
-        .sign(authority_key, hashes.SHA256())
-    )
+        _write_pair(directory, f"{role}.pem", certificate, f"{role}.key", own_key)
 
 
 def _builder(
@@ -167,6 +142,10 @@ def _builder(
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _usage(**allowed: bool) -> x509.KeyUsage:
@@ -188,22 +167,33 @@ def _general_name(name: str) -> x509.GeneralName:
         raise ConfigError(f"--san {name}: no host name and no address") from error
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+def _write_pair(
+    directory: Path,
+    certificate_file: str,
+    certificate: x509.Certificate,
+    key_file: str,
+    key: ec.EllipticCurvePrivateKey,
+) -> None:
+    """Write a certificate and its key, each in one step, so that readers see the old one or the new one.
 
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
+    Raises ConfigError: they cannot be written.
+    """
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    key_pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Replace a certificate or key file in one step, so that readers see the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-    temporary.replace(path)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, data, mode in (
+            (directory / key_file, key_pem, 0o600),
+            (directory / certificate_file, pem, 0o644),
+        ):
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+            temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}; give another directory") from error

@@ -1,6 +1,6 @@
 """Benchmark of the data plane (client to expert server) against the machine's floor, in one run.
 
-    floor           the bytes of a layer call between two pinned, spinning processes, in C   _floor.c, floor
+    floor           the bytes of a layer call between two pinned, spinning processes, in C   floor
     layer call      dispatch, slots, a kernel that computes nothing, combine                 rows
     device          the same for tensors on a GPU, with --device cuda                        rows
     server          processor time while idle and while busy                                 parts

@@ -13,11 +13,10 @@ from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas.garbage_collection import collector_off
 from eaas.wire.arena import SPIN_US
-from eaas_cli.bench.command import command, end_on_sigterm, say, show
-from eaas_cli.bench.device import DEVICES, find_gpu
+from eaas_cli.bench.command import DEVICES, command, end_on_sigterm, find_gpu, say, show
 from eaas_cli.bench.experts.plan import parse_shape
 from eaas_cli.bench.machine import BusyElsewhere, describe_machine
-from eaas_cli.bench.worker import with_fork_server
+from eaas_cli.bench.serve import with_fork_server
 from eaas_cli.commands.options import Json
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.local.fork_server import ForkServer

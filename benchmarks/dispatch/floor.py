@@ -1,4 +1,4 @@
-"""The floor: round trips in C to a process that only copies bytes (`_floor.c`).
+"""The floor: round trips in C to a process that only copies bytes (`harness/_floor.c`).
 
 `python -m benchmarks.dispatch.floor PID FD SIZE RESULT_BYTES CORE` is that process.
 """
@@ -12,7 +12,7 @@ import time
 from array import array
 from typing import Self
 
-from benchmarks.dispatch import _floor
+from benchmarks.harness import _floor
 from benchmarks.harness.ratios import Turn
 from eaas.errors import ClusterError
 from eaas.launcher_pipe import announce, bind_to_launcher

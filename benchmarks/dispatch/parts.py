@@ -14,13 +14,12 @@ from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request
 from benchmarks.harness.lone_server import lone_server
 from benchmarks.harness.ratios import over, ratio, summary, take_turn
+from benchmarks.harness.worker import Worker, processor_s, working
 from eaas.free_memory import free_bytes
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches
-from eaas_cli.bench.figures import figure
-from eaas_cli.bench.machine import processor_s
-from eaas_cli.bench.worker import Worker, working
 from eaas_cli.local.fork_server import ForkServer
 
 __all__ = ["bench_layer", "bench_server", "lack_of_memory"]

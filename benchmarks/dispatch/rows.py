@@ -16,6 +16,7 @@ from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request
 from benchmarks.harness.lone_server import lone_server
 from benchmarks.harness.ratios import Turn, over, ratio, summary, take_turn
+from benchmarks.harness.worker import working
 from eaas.wire.header import (
     REQUEST_HEADER_BYTES,
     RESULT_HEADER_BYTES,
@@ -24,7 +25,6 @@ from eaas.wire.header import (
     result_length,
 )
 from eaas_cli.bench.experts.run import affordable_rounds
-from eaas_cli.bench.worker import working
 from eaas_cli.local.fork_server import ForkServer
 
 __all__ = ["Round", "bench_rows", "row_of"]

@@ -18,7 +18,8 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.dispatch._floor import empty_layer
+from benchmarks.harness._floor import empty_layer
+from benchmarks.harness.worker import Worker, commands_from
 from eaas.config import load_config
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
@@ -31,7 +32,6 @@ from eaas_cli.bench.experts.limits import Gauge
 from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches, Source
-from eaas_cli.bench.worker import Worker, commands_from
 from expert_server.experts.placements import PlacementHandler
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import ExpertKernel, KernelSpec

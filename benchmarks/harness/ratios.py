@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from eaas_cli.bench.figures import figure
+from eaas_cli.bench.command import figure
 
 __all__ = ["Turn", "over", "ratio", "summary", "take_turn"]
 

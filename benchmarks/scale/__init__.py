@@ -2,14 +2,12 @@
 
     monitor      heartbeats, snapshots, and reports of clients' connections, by a real monitor process
     balancer     the planner at this size, placement policies, placements as messages
-    connections  memory, threads and descriptors of connections, by a real server process; the slots' memory
     failures     a server, a node, a rack; upgrades: the live planner in simulated time (`cluster`)
 
 The document of `python -m benchmarks.scale --json` (`--only` leaves parts out):
 
     machine      processor, cores
     settings     the options
-    connections  {server, client} {kb, threads, files}, slots [{tokens, bytes}]
     monitor      members, join_s, heartbeat_us, cores, kb_per_member, snapshot {bytes, hold_cpu_ms},
                  reach {bytes, push_us}; quiet, storm (watchers that reconnect for snapshots), watched:
                  what `monitor` measures in each

@@ -13,7 +13,7 @@ from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json
 from eaas_cli.errors import exit_with_one_line
 
-_PARTS = ("connections", "monitor", "balancer", "failures")
+_PARTS = ("monitor", "balancer", "failures")
 # Layers of the simulated failures and upgrades: they are alike.
 _FAILURE_LAYERS, _UPGRADE_LAYERS = 8, 2
 
@@ -25,8 +25,6 @@ def main(
     clients: Annotated[int, typer.Option(min=1, help="Attention clients.")] = 200,
     layers: Annotated[int, typer.Option(min=1, help="MoE layers of the model.")] = 58,
     experts: Annotated[int, typer.Option(min=2, help="Experts of a layer.")] = 256,
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden size.")] = 7168,
-    top_k: Annotated[int, typer.Option(min=1, help="Experts per token.")] = 8,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,7 +35,7 @@ def main(
 ) -> None:
     """Measure the unit costs of a large cluster and simulate its failures (minutes)."""
     from benchmarks.scale.cluster import Sizes
-    from benchmarks.scale.costs import bench_balancer, bench_connections
+    from benchmarks.scale.costs import bench_balancer
     from benchmarks.scale.failures import simulate_failures, simulate_upgrade
     from benchmarks.scale.monitor import bench_monitor
     from eaas_cli.bench.machine import describe_machine
@@ -53,11 +51,8 @@ def main(
     fewer = replace(sizes, layers=min(_FAILURE_LAYERS, layers))
     document: dict[str, Any] = {
         "machine": describe_machine(),
-        "settings": asdict(sizes) | {"hidden": hidden, "top_k": top_k, "simulated": fewer.layers},
+        "settings": asdict(sizes) | {"simulated": fewer.layers},
     }
-    if "connections" in parts:
-        say("connections")
-        document["connections"] = bench_connections(hidden, top_k)
     if "monitor" in parts:
         say(f"a monitor of {servers + clients} members")
         document["monitor"] = bench_monitor(servers + clients, servers)
@@ -71,10 +66,9 @@ def main(
 
 
 def _report(document: dict[str, Any]) -> None:
-    parts = ("machine", "connections", "monitor", "balancer")
+    parts = ("machine", "monitor", "balancer")
     print_figures({part: document[part] for part in parts if part in document})
     for rows in (
-        document.get("connections", {}).get("slots"),
         document.get("balancer", {}).get("policies"),
         document.get("failures"),
         document.get("upgrade"),

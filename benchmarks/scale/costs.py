@@ -1,36 +1,21 @@
-"""Unit costs of a large cluster outside the monitor: planner, policies, placements; connections and slots."""
+"""Unit costs of a large cluster outside the monitor: planner, policies, placements."""
 
 from __future__ import annotations
 
-import gc
-import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from balancer.persistence.write_ahead import _MOST_BYTES
-from benchmarks.harness.lone_client import connected
-from benchmarks.harness.lone_server import lone_server
 from benchmarks.policies import Size, bench_policies
 from benchmarks.scale.cluster import Cluster, Sizes
 from eaas.types import Placement
-from eaas.wire.arena import arena_bytes
-from eaas.wire.header import WireDtype, payload_layout, result_length
-from eaas_cli.bench.experts.plan import Shape
-from eaas_cli.bench.figures import figure
-from eaas_cli.bench.worker import working
+from eaas_cli.bench.command import figure
 
-__all__ = ["bench_balancer", "bench_connections", "slot_bytes"]
+__all__ = ["bench_balancer"]
 
 _POLICIES = ("spread", "fractional", "scalpel", "eplb", "eplb-hierarchical")
 _REST_S = 200.0
-_SLOT_TOKENS = (256, 64, 16)
-# Connections that are opened; the server refuses more than 64 streams.
-_CONNECTIONS = 48
-_SLOTS = 2
-_SMALL = Shape(64, 1, 128, 8)
 
 
 def bench_balancer(sizes: Sizes, say: Callable[[str], None]) -> dict[str, Any]:
@@ -73,55 +58,4 @@ def bench_balancer(sizes: Sizes, say: Callable[[str], None]) -> dict[str, Any]:
             }
             for row in found["rows"]
         ],
-    }
-
-
-def bench_connections(hidden: int, top_k: int) -> dict[str, Any]:
-    """Open connections over gRPC to a server process; measure each end's cost of one, without its slots.
-
-    Args:
-        hidden, top_k: Of the model whose slots are counted.
-
-    Returns:
-        Part `connections` of the document (see the package).
-    """
-    start = lone_server(_SMALL, tokens=1, slots=_CONNECTIONS * _SLOTS)
-    with working([start]) as (server,), ExitStack() as stack:
-
-        def connect(number: int) -> None:
-            opened = connected(
-                server.address, "grpc", _SMALL, slots=_SLOTS, client_id=f"client-{number}"
-            )
-            stack.enter_context(opened)
-
-        # The first one makes what all share.
-        connect(0)
-        before = [_used(pid) for pid in (server.pid, os.getpid())]
-        for number in range(1, _CONNECTIONS):
-            connect(number)
-        gc.collect()
-        after = [_used(pid) for pid in (server.pid, os.getpid())]
-    server_cost, client_cost = (
-        {key: figure((end[key] - begin[key]) / (_CONNECTIONS - 1)) for key in begin}
-        for begin, end in zip(before, after, strict=True)
-    )
-    slots = [{"tokens": t, "bytes": slot_bytes(t, hidden, top_k)} for t in _SLOT_TOKENS]
-    return {"server": server_cost, "client": client_cost, "slots": slots}
-
-
-def slot_bytes(tokens: int, hidden: int, top_k: int) -> int:
-    """Return the bytes of one slot, of which each end of a connection has its own."""
-    payload = payload_layout(tokens, hidden, top_k, WireDtype.FLOAT32).total
-    result = result_length(tokens, hidden)
-    return arena_bytes(3, payload, result) - arena_bytes(2, payload, result)
-
-
-def _used(pid: int) -> dict[str, int]:
-    status = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    )
-    return {
-        "kb": int(status["VmRSS"].split()[0]),
-        "threads": int(status["Threads"]),
-        "files": len(os.listdir(f"/proc/{pid}/fd")),
     }

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.scale.cluster import Cluster, Sizes
-from eaas_cli.bench.figures import figure
+from eaas_cli.bench.command import figure
 
 __all__ = ["simulate_failures", "simulate_upgrade"]
 

@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from benchmarks.harness.worker import Worker, commands_from, processor_s, working
 from eaas.config import MonitorConfig
 from eaas.errors import ClusterError, ConfigError
 from eaas.launcher_pipe import announce, bind_to_launcher
@@ -31,9 +32,7 @@ from eaas.net.grpc_client import channel, leave
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import Member, MemberState, Role, ServerReach
-from eaas_cli.bench.figures import figure
-from eaas_cli.bench.machine import processor_s
-from eaas_cli.bench.worker import Worker, commands_from, working
+from eaas_cli.bench.command import figure
 from monitor.main import run
 
 __all__ = ["bench_monitor"]

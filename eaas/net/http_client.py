@@ -1,4 +1,4 @@
-"""HTTP clients of commands and roles: proxies and certificates of the environment, and lines of streams.
+"""HTTP clients of commands and roles: proxies and certificates of the environment.
 
 A proxy cannot reach this machine's loopback, and http:// needs no certificates.
 """
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from eaas.errors import ConfigError
 from eaas.net.loopback import is_loopback
 
-__all__ = ["EventLines", "failure", "http_settings"]
+__all__ = ["failure", "http_settings"]
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -72,18 +72,3 @@ def _proxy(url: str) -> tuple[str, str | None]:
             if proxy := proxies.get(name):
                 return f"{name}_proxy", proxy if "://" in proxy else f"http://{proxy}"
     return "", None
-
-
-class EventLines:
-    """Lines of server-sent events, which end with a line feed alone.
-
-    httpx' `iter_lines` also ends a line at U+0085, U+2028 and others, which JSON need not escape.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> list[str]:
-        """Take the next bytes of a stream; return the lines that they complete."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [line.decode(errors="replace").removesuffix("\r") for line in lines]

@@ -6,9 +6,7 @@ run on an expert server's kernels in this process.
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +17,7 @@ from attention_client.cluster import Cluster
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
+from eaas.shutdown import Shutdown
 
 __all__ = ["LocalExperts", "load_baseline", "main"]
 
@@ -96,11 +95,6 @@ def main(model_path: str, experts: str, threads: str) -> None:
     """Serve a model's HTTP endpoint from this one process until SIGTERM."""
     bind_to_launcher()
     configure_logging("baseline")
-    stopping = threading.Event()
-    signal.signal(
-        signal.SIGTERM,
-        lambda *_: threading.Thread(target=stopping.set, daemon=True).start(),
-    )
     from transformers import AutoTokenizer
 
     from attention_client.generation.sizes import EngineSizes
@@ -133,8 +127,9 @@ def main(model_path: str, experts: str, threads: str) -> None:
     )
     server = HttpServer(app, listener, limits)
     server.start()
-    announce(kernel=description, ready=f"http://127.0.0.1:{listener.getsockname()[1]}")
-    stopping.wait()
+    with Shutdown() as shutdown:
+        announce(kernel=description, ready=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        shutdown.wait()
     server.stop(1.0)
 
 

@@ -1,4 +1,4 @@
-"""In a benchmark's process: what all of them share (the end on SIGTERM, progress lines, the report)."""
+"""In a benchmark's process, shared by all: options, the end on SIGTERM, progress lines, the report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,28 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-__all__ = ["command", "end_on_sigterm", "model_or_demo", "say", "show"]
+from eaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DEVICES",
+    "command",
+    "end_on_sigterm",
+    "figure",
+    "find_gpu",
+    "model_or_demo",
+    "say",
+    "show",
+]
+
+DEVICES = ("cpu", "cuda")
+"""Values of the option --device."""
 
 
 def end_on_sigterm() -> None:
@@ -32,6 +49,23 @@ def show(document: dict[str, Any], as_json: bool, report: Callable[[dict[str, An
         typer.echo(json.dumps(document))
     else:
         report(document)
+
+
+def figure(value: float) -> float:
+    """Round a figure to four significant digits, for a benchmark's document."""
+    return float(f"{value:.4g}")
+
+
+def find_gpu() -> torch.device:
+    """Return the GPU that torch uses. Raises ConfigError: it finds none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda: torch finds no GPU here; install a build of torch with CUDA on a machine "
+            "that has one, or leave the option out"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 @contextmanager

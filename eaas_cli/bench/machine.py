@@ -17,7 +17,6 @@ __all__ = [
     "instruction_sets",
     "last_level_cache_bytes",
     "processor",
-    "processor_s",
 ]
 
 _PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
@@ -87,12 +86,6 @@ class BusyElsewhere:
 def _own_s() -> float:
     """Processor seconds of this process and of the children that have ended."""
     return sum(os.times()[:4])
-
-
-def processor_s(pid: int) -> float:
-    """Processor seconds that a process has used, including its ended threads."""
-    # The clock id of clock_getcpuclockid(3).
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _cpuinfo(field: str) -> str:

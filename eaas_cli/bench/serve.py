@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,15 @@ from typing import Any
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.hub_cache import model_name
-from eaas_cli.bench.load import LoadResult, Workload, run_load
+from eaas_cli.bench.load import LoadResult, Workload, latencies, run_load
 from eaas_cli.bench.machine import describe_machine
-from eaas_cli.bench.worker import with_fork_server
 from eaas_cli.console import print_table
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
-__all__ = ["BASELINES", "bench_serve", "print_serve", "single_process"]
+__all__ = ["BASELINES", "bench_serve", "print_serve", "single_process", "with_fork_server"]
 
 # Implementations of the experts in the single process.
 BASELINES = ("transformers", "kernels")
@@ -76,8 +75,7 @@ def bench_serve(
                     cluster_runs.append(runs[0])
                     single_runs.append(runs[1])
     ratios = [
-        (c.tokens / c.seconds) / (s.tokens / s.seconds)
-        for c, s in zip(cluster_runs, single_runs, strict=True)
+        c.tokens_per_s / s.tokens_per_s for c, s in zip(cluster_runs, single_runs, strict=True)
     ]
     return {
         "machine": describe_machine(),
@@ -96,6 +94,32 @@ def bench_serve(
         "single_process": _median_run(single_runs),
         "ratio": {"decode_tokens_per_s": round(statistics.median(ratios), 3)},
     }
+
+
+@contextmanager
+def with_fork_server(
+    modules: Sequence[str],
+    fork_server: ForkServer | None = None,
+    interrupt: Interrupt | None = None,
+) -> Iterator[ForkServer]:
+    """Yield a fork server that has finished its imports, so that they do not disturb a measurement.
+
+    Args:
+        fork_server: Use this one instead, and keep it running.
+
+    Raises:
+        EaasError: The fork server did not start.
+        Interrupted: A signal came.
+    """
+    if fork_server is not None:
+        yield fork_server
+        return
+    own = ForkServer(modules)
+    try:
+        wait_ready([own], _START_S, interrupt)
+        yield own
+    finally:
+        own.end()
 
 
 @contextmanager
@@ -123,14 +147,8 @@ def single_process(
 
 def _median_run(runs: list[LoadResult]) -> dict[str, object]:
     """Combine rounds into one entry: throughput of the median round, latencies over all rounds' tokens."""
-    median = sorted(runs, key=lambda run: run.tokens / run.seconds)[len(runs) // 2]
-    pooled = LoadResult(
-        median.seconds,
-        median.tokens,
-        [t for run in runs for t in run.ttft_s],
-        [t for run in runs for t in run.itl_s],
-    )
-    return pooled.document()
+    rates = sorted(run.tokens_per_s for run in runs)
+    return {"decode_tokens_per_s": round(rates[len(runs) // 2], 2), **latencies(runs)}
 
 
 def print_serve(document: dict[str, Any]) -> None:

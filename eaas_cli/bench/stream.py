@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from eaas.net.api_keys import authorization
-from eaas.net.http_client import EventLines, http_settings
-
-__all__ = ["Answer", "ask", "load_client"]
+__all__ = ["Answer", "Events", "ask"]
 
 
 @dataclass(frozen=True)
@@ -42,22 +39,6 @@ class Answer:
         """Longest time between two pieces of text, a stall for the user; 0 if there are fewer than two."""
         pairs = itertools.pairwise(self.stamps_s)
         return max((after - before for before, after in pairs), default=0.0)
-
-
-def load_client(base_url: str, read_s: float, connections: int | None = None) -> httpx.AsyncClient:
-    """Make the HTTP client of a load, with the key of the environment.
-
-    Args:
-        base_url: URL without "/v1".
-        read_s: Longest pause of an answer.
-        connections: Limit of connections; None: no limit.
-    """
-    return httpx.AsyncClient(
-        **http_settings(base_url),
-        headers=authorization(),
-        timeout=httpx.Timeout(10.0, read=read_s),
-        limits=httpx.Limits(max_connections=connections),
-    )
 
 
 async def ask(
@@ -89,11 +70,8 @@ async def ask(
             if response.is_error:
                 error, kind = _refusal((await response.aread()).decode(), response.status_code)
             else:
-                async for line in _lines(response):
-                    if not line.startswith("data: ") or line == "data: [DONE]":
-                        continue
+                async for chunk in _chunks(response):
                     now = time.monotonic()
-                    chunk = json.loads(line.removeprefix("data: "))
                     if "error" in chunk:
                         error, kind = _words(chunk["error"])
                         break
@@ -110,11 +88,32 @@ async def ask(
     return Answer(sent, time.monotonic(), "".join(pieces), tokens, tuple(stamps), error, kind)
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[str]:
-    lines = EventLines()
+class Events:
+    """JSON documents of server-sent events, each in a line that ends with a line feed alone.
+
+    httpx' `iter_lines` also ends a line at U+0085, U+2028 and others, which JSON need not escape.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[Any]:
+        """Take the next bytes of a stream; yield the documents that they complete, but for the end mark.
+
+        Raises ValueError: an event is not JSON.
+        """
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data: ").removesuffix(b"\r")
+            if line.startswith(b"data: ") and data != b"[DONE]":
+                yield json.loads(data.decode(errors="replace"))
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[Any]:
+    events = Events()
     async for piece in response.aiter_bytes():
-        for line in lines.feed(piece):
-            yield line
+        for chunk in events.feed(piece):
+            yield chunk
 
 
 def _refusal(text: str, status: int) -> tuple[str, str]:

@@ -7,11 +7,13 @@ recovers from every fault. It holds the same resources afterwards as before, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from eaas_cli.chaos.history import Asked, Census, History, Incident
+from eaas_cli.bench.load import Asked
+from eaas_cli.chaos.history import Census, History, Incident
 
-__all__ = ["MEMORY_GROWTH", "check", "excused", "may_be_warm_up"]
+__all__ = ["MEMORY_GROWTH", "check", "excused", "may_be_warm_up", "settled"]
 
 MEMORY_GROWTH = 0.02
 """Allowed growth of the memory of all processes together, as a share."""
@@ -34,10 +36,23 @@ def check(history: History) -> list[str]:
     return wrong + [f"left behind: {what}" for what in history.left_behind]
 
 
+def settled(
+    history: History, more: Callable[[], tuple[tuple[Asked, ...], dict[str, Census]]]
+) -> History:
+    """Add further requests, and the resources after them, to a history in which memory may only have settled.
+
+    `more` sends them, without faults.
+    """
+    if not may_be_warm_up(history.before, history.after, len(history.asked)):
+        return history
+    asked, after = more()
+    return replace(history, asked=history.asked + asked, between=history.after, after=after)
+
+
 def may_be_warm_up(before: dict[str, Census], after: dict[str, Census], requests: int) -> bool:
     """Whether memory grew so much that only further requests can tell a leak from a settling heap.
 
-    The run then sends them before `check`. A larger growth is a violation in any case.
+    A larger growth is a violation in any case.
     """
     least, most = _SHORT_RUN_GROWTH if requests < _ENOUGH_REQUESTS else _LONG_RUN_GROWTH
     return 1 + least < _resident(after) / _resident(before) <= 1 + most

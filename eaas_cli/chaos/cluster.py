@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from eaas.config import load_config
-from eaas_cli.chaos.census import birth
 from eaas_cli.chaos.child import VARIABLE
 from eaas_cli.chaos.network import Namespace
 from eaas_cli.local import LocalCluster
 from eaas_cli.local.fork_server import ForkServer
+from eaas_cli.local.interface import SERVER
 from eaas_cli.local.process import ChildProcess
 
 __all__ = ["CACHE_BLOCKS", "DAMAGED", "ChaosCluster", "free_port"]
@@ -94,15 +94,9 @@ class ChaosCluster(LocalCluster):
         self._namespace = namespace
         # `run` writes this copy before it starts a server on it.
         self.damaged_model = scratch / "damaged"
-        # Start time of each process that this cluster started, by pid.
-        self.births: dict[int, int | None] = {}
         # Bytes of /dev/shm for the next start of a process, by name.
         self.shared_memory: dict[str, int] = {}
         self._hidden: set[str] = set()
-
-    def server_name(self, number: int) -> str:
-        """Name of the expert server with this number, by which faults address it."""
-        return f"expert-server-{number}"
 
     def add_numbered(self, number: int) -> ChildProcess:
         """Start an additional expert server with this number, for the fault "scale"; does not wait for it."""
@@ -126,16 +120,9 @@ class ChaosCluster(LocalCluster):
         role = ("expert-server", "--id", name, "--model", str(self.model))
         return self._spawn(name, *role, "--join", self.monitor_address, "--threads", "1")
 
-    def _launch(
-        self, name: str, arguments: Sequence[str], module: str = "eaas_cli"
-    ) -> ChildProcess:
-        child = super()._launch(name, arguments, module)
-        self.births[child.pid] = birth(child.pid)
-        return child
-
-    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+    def _start(self, name: str, arguments: Sequence[str], module: str = "eaas_cli") -> ChildProcess:
         isolation: dict[str, object] = {}
-        if self._namespace is not None and name == self.server_name(0):
+        if self._namespace is not None and name == f"{SERVER}0":
             isolation["network"] = self._namespace.path
             arguments = tuple(arguments)
             if "--host" not in arguments:
@@ -145,9 +132,9 @@ class ChaosCluster(LocalCluster):
         if name in self._hidden:
             isolation["processes"] = True
         if not isolation:
-            return super()._start(name, arguments)
+            return super()._start(name, arguments, module)
         os.environ[VARIABLE] = json.dumps(isolation)
         try:
-            return self._launch(name, arguments, "eaas_cli.chaos.child")
+            return super()._start(name, arguments, "eaas_cli.chaos.child")
         finally:
             del os.environ[VARIABLE]

@@ -7,23 +7,33 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import grpc
 import numpy as np
 
+from eaas.checkpoint import Checkpoint
+from eaas.checkpoint.quantized_slice import QuantizedSlice
+from eaas.checkpoint.shard import TensorSlice
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, EaasError
-from eaas.types import Placement
+from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel
+from eaas.rpc.v1 import common_pb2, monitor_pb2, monitor_pb2_grpc
+from eaas.types import Placement, Role
 from eaas_cli.chaos.cluster import DAMAGED, ChaosCluster
 from eaas_cli.chaos.network import Namespace
 from eaas_cli.chaos.schedule import Fault
-from eaas_cli.chaos.strangers import hostile_name, is_refused
 from eaas_cli.endpoint import fetch_status
+from eaas_cli.local.interface import SERVER
 from eaas_cli.local.process import ChildProcess
 
-__all__ = ["Faults", "Steps"]
+__all__ = ["Faults", "Steps", "damaged_copy", "flip", "hostile_name", "is_refused"]
 
 Steps = Iterator[float]
 """Steps of a fault: each yielded value is the pause in seconds before the next step."""
@@ -37,6 +47,13 @@ _REFUSED_S = 60.0
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
 # Bytes of /dev/shm: fewer than any arena needs.
 _SMALL_BYTES = 4096
+# Parts of hostile names: markup, scripts, paths, options, format strings and control sequences.
+_PIECES = (
+    *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", ":href=location=/a/.source"),
+    *("../../etc/passwd", "/", "\\", "{{7*7}}", "${IFS}", "$(id)", "`id`", "%s%n", "'", '"', ";"),
+    *("\x00", "\n", "\r\n", "\x1b[2J", "\u202e", "\ufeff", "é", " ", "y x=[1(] \\"),
+)
+_WHOLE = ("", ".", "..", "-rf", "--help", "x" * 300)
 
 
 class Faults:
@@ -75,7 +92,7 @@ class Faults:
         }
         if fault.kind in fixed:
             return [fixed[fault.kind]]
-        return [self._cluster.server_name(number) for number in fault.servers]
+        return [f"{SERVER}{number}" for number in fault.servers]
 
     def strike(self, fault: Fault) -> Steps:
         """Inject a fault and mend it, step by step; yields the pause before each next step.
@@ -247,3 +264,68 @@ def _any_placement(now: Placement, redundancy: int, dice: np.random.Generator) -
     shares_LSE = np.where(holds_LSE, 0.1 + dice.random(holds_LSE.shape), 0)
     shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
     return Placement(0, now.servers, holds_LSE, shares_LSE.astype(np.float32))
+
+
+def damaged_copy(model: Path, copy: Path, dice: random.Random) -> None:
+    """Copy a checkpoint and flip one bit of each of its experts, for the fault "damaged".
+
+    `dice`: draws the tensor, the byte and the bit.
+    """
+    shutil.copytree(model, copy)
+    checkpoint = Checkpoint.open(copy)
+    parts: dict[tuple[int, int], list[TensorSlice]] = defaultdict(list)
+    for tensor in checkpoint.expert_tensors:
+        whole = checkpoint.slice(tensor.key)
+        if tensor.expert is not None:
+            parts[tensor.layer, tensor.expert] += _stored(whole)
+            continue
+        for expert in range(checkpoint.shape.num_experts):
+            parts[tensor.layer, expert] += _stored(whole.row(expert))
+    for of_expert in parts.values():
+        part = dice.choice(of_expert)
+        flip(part, dice.randrange(part.nbytes), dice.randrange(8))
+    checkpoint.release()
+
+
+def _stored(weight: TensorSlice | QuantizedSlice) -> list[TensorSlice]:
+    return list(weight.parts.values()) if isinstance(weight, QuantizedSlice) else [weight]
+
+
+def flip(part: TensorSlice, at: int, bit: int) -> None:
+    """Flip one bit in a tensor's file: bit `bit` of byte `at` of the tensor."""
+    with Path(part.shard.place).open("r+b") as file:
+        file.seek(part.offset + at)
+        (byte,) = file.read(1)
+        file.seek(part.offset + at)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def hostile_name(dice: random.Random) -> str:
+    """Draw a random name that the monitor must refuse, for the fault "names"."""
+    if dice.random() < 0.2:
+        return dice.choice(_WHOLE)
+    pieces = ["expert-server-", dice.choice(_PIECES), dice.choice(("0", dice.choice(_PIECES)))]
+    dice.shuffle(pieces)
+    return "".join(pieces)
+
+
+def is_refused(monitor_address: str, name: str, within_s: float = 2.0) -> bool:
+    """Whether the monitor refuses an expert server of this name; False if it does not answer in time.
+
+    Raises ClusterError: the monitor registers the server, or refuses it for another reason.
+    """
+    member = common_pb2.Member(
+        id=name, role=Role.EXPERT_SERVER.number, pid=1, state=common_pb2.MEMBER_STATE_SERVING
+    )
+    request = monitor_pb2.RegisterRequest(member=member, protocol_version=PROTOCOL_VERSION)
+    with channel(monitor_address, Role.MONITOR.value, None) as line:
+        try:
+            monitor_pb2_grpc.MonitorServiceStub(line).Register(request, timeout=within_s)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                return True
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return False
+            why = f"{error.code().name}: {error.details()}"
+            raise ClusterError(f"the name {name!r} was refused as {why}") from error
+    raise ClusterError(f"the monitor registered a server as {name!r}")

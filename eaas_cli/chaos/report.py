@@ -8,16 +8,13 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eaas.errors import ConfigError
 from eaas_cli.bench.stream import Answer
 from eaas_cli.chaos.check import excused
-from eaas_cli.chaos.history import Census, History
+from eaas_cli.chaos.history import Census, History, Settings
 from eaas_cli.console import print_table
-
-if TYPE_CHECKING:
-    from eaas_cli.chaos.run import Settings
 
 __all__ = ["document_of", "print_report", "repeat_command", "write_history"]
 

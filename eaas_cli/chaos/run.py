@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,28 @@ import numpy as np
 from attention_client.generation.sizes import EngineSizes
 from eaas.config import load_config
 from eaas.errors import ClusterError, EaasError
-from eaas_cli.bench.serve import single_process
-from eaas_cli.bench.worker import with_fork_server
-from eaas_cli.chaos.census import census, still_running
-from eaas_cli.chaos.check import check, may_be_warm_up
+from eaas_cli.bench.load import Asked, Load, poisson
+from eaas_cli.bench.serve import single_process, with_fork_server
+from eaas_cli.chaos.check import check, settled
 from eaas_cli.chaos.cluster import CACHE_BLOCKS, ChaosCluster
-from eaas_cli.chaos.copies import damaged_copy
-from eaas_cli.chaos.faults import Faults, Steps
-from eaas_cli.chaos.history import Asked, Census, History, Incident
-from eaas_cli.chaos.load import OpenLoad, answers_of
+from eaas_cli.chaos.faults import Faults, Steps, damaged_copy
+from eaas_cli.chaos.history import (
+    Census,
+    History,
+    Incident,
+    Settings,
+    census,
+    still_running,
+)
 from eaas_cli.chaos.network import Namespace, why_no_namespace
 from eaas_cli.chaos.report import document_of, write_history
 from eaas_cli.chaos.schedule import CONTROL, SERVERS, Fault, lane
 from eaas_cli.chaos.watch import Watch
 from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES, ForkServer
+from eaas_cli.local.interface import by_number
 from eaas_cli.local.interrupt import Interrupt
 
-__all__ = ["Settings", "run_chaos"]
+__all__ = ["run_chaos"]
 
 _START_S = 120.0
 # Deadline after a fault for the cluster to be whole and for requests to end.
@@ -43,6 +47,8 @@ _WHOLE_S = 60.0
 _POLL_S = 0.1
 # Pause after the last request, for a heartbeat and for the release of the request's resources.
 _REST_S = 2.0
+# Longer than the deadline of any layer call: a request that is silent for this long is lost.
+_READ_S = 30.0
 _PROMPTS, _PROMPT_TOKENS = 12, 12
 # Deadline for unused connections to close.
 _CLOSE_S = 15.0
@@ -59,29 +65,6 @@ _SETTLE_S, _SETTLE_REQUESTS = 180.0, 1500
 _SHORT = 64
 # The seed is fixed, so that all runs ask the same prompts.
 _PROMPT_SEED = 9
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a chaos run.
-
-    Attributes:
-        seed: Seed of faults and load.
-        seconds: Duration of the faults.
-        kinds: Some of `schedule.KINDS`.
-        redundancy: Servers that hold each expert; at least 2.
-        model: Path of the checkpoint; empty for a demo checkpoint.
-    """
-
-    seed: int
-    seconds: float
-    kinds: tuple[str, ...]
-    servers: int = 4
-    redundancy: int = 2
-    transport: str = "shm"
-    rate: float = 4.0
-    max_tokens: int = 24
-    model: str = ""
 
 
 def run_chaos(
@@ -181,7 +164,8 @@ def _known_answers(
 ) -> tuple[str, ...]:
     """Compute the correct answers with transformers' own experts, in one process, before the run."""
     with single_process(model, "transformers", 1, fork_server, interrupt) as single:
-        answers = answers_of(str(single.address), _prompts(), settings.max_tokens)
+        load = Load(str(single.address), _prompts(), settings.max_tokens, most_at_once=1)
+        answers = load.result().answers
     for answer in answers:
         if answer.error:
             raise ClusterError(f"no known answers: {answer.error}")
@@ -219,55 +203,54 @@ class _Attack:
             yield
 
     def run(self, answers: tuple[str, ...], kinds: Sequence[str]) -> History:
-        """Warm up, inject faults under load, and let the cluster settle; return the history.
-
-        If memory has grown, send more requests without faults, to tell a leak from a settling heap.
-        """
+        """Warm up, inject faults under load, and let the cluster settle; return the history."""
         settings, prompts = self._settings, _prompts()
         self._warm_up(prompts)
-        before, between = self._settled(), None
+        before = self._steady()
         lanes = [
             lane(settings.seed, name, [k for k in kinds if k in whose], settings.servers)
             for name, whose in (("servers", SERVERS), ("control", CONTROL))
         ]
         asked = self._under_load(prompts, lanes)
-        after = self._at_rest(before)
-        if may_be_warm_up(before, after, len(asked)):
+        after, incidents = self._at_rest(before), tuple(self._incidents)
+        history = History(settings.redundancy, asked, answers, incidents, before, after, ())
+
+        def more() -> tuple[tuple[Asked, ...], dict[str, Census]]:
             self._say(
                 "memory has grown: sending more requests without faults to see whether it settles ..."
             )
-            between = after
             load = self._dense_load(prompts)
             requests = min(_DENSER * settings.rate * settings.seconds, _SETTLE_REQUESTS)
             self._wait_for(load, requests, 0.0, _SETTLE_S)
-            asked += load.stop(_WHOLE_S)
-            after = self._at_rest(before)
-        incidents = tuple(self._incidents)
-        return History(settings.redundancy, asked, answers, incidents, before, after, (), between)
+            return load.stop(_WHOLE_S).asked, self._at_rest(before)
+
+        return settled(history, more)
 
     def _under_load(
         self, prompts: Sequence[Sequence[int]], lanes: Sequence[Iterator[Fault]]
     ) -> tuple[Asked, ...]:
         """Inject faults under load; return the requests once all have ended."""
         settings = self._settings
-        load = OpenLoad(
-            self._cluster.endpoint, prompts, settings.max_tokens, settings.rate, settings.seed
-        )
-        self._stack.callback(load.stop, 0.0)
+        load = self._load(prompts, settings.rate, settings.seed)
         self._ends_at = time.monotonic() + settings.seconds
         self._drive([self._lane(faults) for faults in lanes])
         while (left := self._ends_at - time.monotonic()) > 0:
             self._interrupt.wait(left)
-        return load.stop(_WHOLE_S)
+        return load.stop(_WHOLE_S).asked
 
-    def _dense_load(self, prompts: Sequence[Sequence[int]]) -> OpenLoad:
-        settings = self._settings
-        rate = _DENSER * settings.rate
-        load = OpenLoad(self._cluster.endpoint, prompts, settings.max_tokens, rate, 0, _AT_ONCE)
-        self._stack.callback(load.stop, 0.0)
+    def _dense_load(self, prompts: Sequence[Sequence[int]]) -> Load:
+        return self._load(prompts, _DENSER * self._settings.rate, 0, _AT_ONCE)
+
+    def _load(
+        self, prompts: Sequence[Sequence[int]], rate: float, seed: int, most: int | None = None
+    ) -> Load:
+        order, endpoint = poisson(rate, len(prompts), seed), self._cluster.endpoint
+        tokens = self._settings.max_tokens
+        load = Load(endpoint, prompts, tokens, order, most_at_once=most, read_s=_READ_S)
+        self._stack.callback(load.stop)
         return load
 
-    def _wait_for(self, load: OpenLoad, requests: float, least_s: float, most_s: float) -> None:
+    def _wait_for(self, load: Load, requests: float, least_s: float, most_s: float) -> None:
         """Wait until a load has sent `requests`, for `least_s` to `most_s` seconds."""
         began = time.monotonic()
         while (for_s := time.monotonic() - began) < most_s:
@@ -292,7 +275,7 @@ class _Attack:
         # One request fills the whole key-value cache, so that all its pages are allocated.
         longest = CACHE_BLOCKS * EngineSizes.page_size - _SHORT
         filling = (list(prompts[0]) * longest)[:longest]
-        (answer,) = answers_of(self._cluster.endpoint, [filling], 2)
+        (answer,) = Load(self._cluster.endpoint, [filling], 2).result().answers
         if answer.error:
             self._say(f"the cache could not be filled, so memory may grow: {answer.error}")
         load = self._dense_load(prompts)
@@ -307,14 +290,13 @@ class _Attack:
 
     def _servers(self) -> dict[str, int]:
         # Copy in one step, because another thread calls this.
-        children = tuple(self._cluster.children.values())
-        return {c.name: c.pid for c in children if c.name.startswith("expert-server-")}
+        return {c.name: c.pid for c in by_number(tuple(self._cluster.children.values()))}
 
     def _census(self) -> dict[str, Census]:
         pids = {name: child.pid for name, child in self._cluster.children.items()}
         return census(pids, self._cluster.births)
 
-    def _settled(self) -> dict[str, Census]:
+    def _steady(self) -> dict[str, Census]:
         """Count the processes' resources before the faults, once their number of open files is steady."""
         now, patience = self._census(), time.monotonic() + _CLOSE_S
         while time.monotonic() < patience:

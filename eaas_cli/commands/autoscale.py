@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eaas.errors import ClusterError
+from eaas.log import print_line
 from eaas_cli.commands.options import (
     DEFAULT_ENDPOINT,
     ConfigFile,
@@ -84,10 +85,10 @@ def autoscale(
         autoscaler = LiveAutoscaler(loaded, join, dry_run, tls=own)
         try:
             # A failed first poll ends the command, because the address may be wrong. Later ones do not.
-            _say(autoscaler.look())
+            print_line(autoscaler.look())
             while True:
                 interrupt.wait(loaded.interval_s)
-                _say(_poll(autoscaler))
+                print_line(_poll(autoscaler))
         except Interrupted:
             return
         finally:
@@ -99,7 +100,3 @@ def _poll(autoscaler: LiveAutoscaler) -> str:
         return autoscaler.look()
     except ClusterError as error:
         return f"{error}; trying again"
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -124,27 +124,19 @@ def experts(
 ) -> None:
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
     with collector_off():
-        from eaas.cores import usable_cores
-        from eaas_cli.bench.device import DEVICES
         from eaas_cli.bench.experts import bench_experts, make_plan
-        from eaas_cli.bench.experts.plan import DTYPES
         from eaas_cli.bench.experts.report import check_plot, draw_plot, print_report
-        from eaas_cli.option_values import known
-        from expert_server.kernels.choose import KERNELS, ON_REQUEST
 
     end_on_sigterm()
-    (checked,) = known("--device", [device], DEVICES)
-    is_gpu = checked == "cuda"
     plan = make_plan(
         shapes=shape or (),
         built_in=built_in,
-        tokens=tokens or ("1,8,64,512,4096" if is_gpu else "1,8,64,512,2048"),
-        dtypes=dtype or (("bfloat16", "fp8", "mxfp4") if is_gpu else DTYPES),
+        tokens=tokens,
+        dtypes=dtype or (),
         kernels=kernel or (),
-        known_kernels=tuple(ON_REQUEST if is_gpu else KERNELS),
-        rounds=rounds or (20 if is_gpu else 5),
-        threads=threads or usable_cores(),
-        device=checked,
+        rounds=rounds,
+        threads=threads,
+        device=device,
         tune=tune,
     )
     if plot is not None:

@@ -60,8 +60,8 @@ def run(
     nothing may be left behind. Exit code 1: a violation.
     """
     from eaas_cli.chaos import run_chaos
+    from eaas_cli.chaos.history import Settings
     from eaas_cli.chaos.report import print_report
-    from eaas_cli.chaos.run import Settings
     from eaas_cli.chaos.schedule import KINDS
     from eaas_cli.local.interrupt import Interrupt, Interrupted
     from eaas_cli.option_values import known, refuse_unwritable

@@ -15,7 +15,7 @@ import typer
 from eaas.counted import counted
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
-from eaas.net.http_client import EventLines, http_settings
+from eaas.net.http_client import http_settings
 from eaas.net.server_records import OPERATOR_PATH, find
 from eaas_cli.commands.options import DEFAULT_ENDPOINT, Endpoint, Json, KeyToShow, Tls
 from eaas_cli.commands.servers import operator
@@ -170,6 +170,8 @@ def generate(
     """Complete a prompt and print the tokens as they arrive."""
     import httpx
 
+    from eaas_cli.bench.stream import Events
+
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": not as_json}
     if temperature is not None:
         body["temperature"] = temperature
@@ -189,20 +191,16 @@ def generate(
                     response.read()
                 check(response)
                 name_cluster(endpoint)
-                lines = EventLines()
+                events = Events()
                 for piece in response.iter_bytes():
-                    for line in lines.feed(piece):
-                        _print_chunk(line)
+                    for chunk in events.feed(piece):
+                        _print_chunk(chunk)
         typer.echo()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ClusterError(unreachable_error(endpoint, error)) from error
 
 
-def _print_chunk(line: str) -> None:
-    data = line.removeprefix("data: ")
-    if not line.startswith("data: ") or data == "[DONE]":
-        return
-    chunk = json.loads(data)
+def _print_chunk(chunk: dict[str, Any]) -> None:
     if "error" in chunk:
         raise ClusterError(f"the stream broke off: {reason(chunk)}")
     for choice in chunk["choices"]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -83,10 +84,27 @@ def _serving(address: str, kernel: str) -> None:
     ready(address)
 
 
-def _exit_after(after_s: float = 0.0) -> None:
-    timer = threading.Timer(after_s + _EXIT_DEADLINE_S, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
+def _on_signals(drain: Callable[[], object], drain_s: float, stop: Callable[[], object]) -> None:
+    """Drain on SIGTERM or SIGINT, for at most `drain_s`; stop on the second signal.
+
+    A process that does not end kills itself. Both run in threads: the main thread may hold a lock of theirs.
+    """
+
+    def begin(action: Callable[[], object], within_s: float) -> None:
+        threading.Thread(target=action, daemon=True).start()
+        timer = threading.Timer(within_s + _EXIT_DEADLINE_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
+    def handle(handler: Callable[[int, object], None]) -> None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    def first(_number: int, _frame: object) -> None:
+        handle(lambda _number, _frame: begin(stop, 0.0))
+        begin(drain, drain_s)
+
+    handle(first)
 
 
 def leave() -> NoReturn:
@@ -138,20 +156,7 @@ def expert_server(
     tracing = start_tracing(cluster.telemetry, "expert-server", server_id)
     server = ExpertServer(model, server_id, join, loaded, _serving, own, tracing)
 
-    def leave_now(_number: int, _frame: object) -> None:
-        server.stop()
-        _exit_after()
-
-    def drain(_number: int, _frame: object) -> None:
-        # A second signal ends the server without draining.
-        signal.signal(signal.SIGTERM, leave_now)
-        signal.signal(signal.SIGINT, leave_now)
-        # Use a thread, because the main thread may hold a lock that draining needs.
-        threading.Thread(target=server.drain, daemon=True).start()
-        _exit_after(loaded.drain_timeout_s)
-
-    signal.signal(signal.SIGTERM, drain)
-    signal.signal(signal.SIGINT, drain)
+    _on_signals(server.drain, loaded.drain_timeout_s, server.stop)
     server.run()
     if tracing is not None:
         tracing.close()
@@ -180,22 +185,9 @@ def attention_client(load: Load, model: Model, join: Join, id: Id = None) -> Non
     check_port(loaded.host, loaded.port)
     stopping, leaving = threading.Event(), threading.Event()
 
-    # Both set events in a thread, because the main thread may hold an event's lock.
-    def leave_now(_number: int, _frame: object) -> None:
-        threading.Thread(target=stopping.set, daemon=True).start()
-        _exit_after()
-
-    def drain(_number: int, _frame: object) -> None:
-        # A second signal ends the process without waiting for running requests.
-        signal.signal(signal.SIGTERM, leave_now)
-        signal.signal(signal.SIGINT, leave_now)
-        threading.Thread(target=leaving.set, daemon=True).start()
-        _exit_after(loaded.drain_timeout_s)
-
     def serves(address: str) -> None:
         # Before this point a signal ends the process at once, because there are no requests to finish.
-        signal.signal(signal.SIGTERM, drain)
-        signal.signal(signal.SIGINT, drain)
+        _on_signals(leaving.set, loaded.drain_timeout_s, stopping.set)
         ready(address)
 
     with collector_off():

@@ -20,13 +20,23 @@ if TYPE_CHECKING:
     from eaas.control_plane.balancer_client import BalancerClient
     from eaas.net.tls import Identity
 
-__all__ = ["balancer_address", "balancer_of", "drain", "monitor_addresses", "operator", "scale"]
+__all__ = [
+    "POLL_S",
+    "SILENCE_S",
+    "balancer_address",
+    "balancer_of",
+    "drain",
+    "monitor_addresses",
+    "operator",
+    "scale",
+]
 
-_POLL_S = 0.2
+POLL_S = 0.2
+"""Interval of the polls of a command that waits."""
+SILENCE_S = 30.0
+"""Longest time without an answer. A busy endpoint may miss some polls."""
 # Deadline per server that joins or leaves. It includes the loading of experts.
 _SERVER_S = 300.0
-# Longest time without an answer. A busy endpoint may miss some polls.
-_SILENCE_S = 30.0
 
 
 def scale(
@@ -208,9 +218,9 @@ def _wait(
         try:
             document = fetch_status(endpoint, key_file)
         except ClusterError:
-            if time.monotonic() > heard_at + _SILENCE_S:
+            if time.monotonic() > heard_at + SILENCE_S:
                 raise
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
             continue
         heard_at = time.monotonic()
         for member in document["members"]:
@@ -223,4 +233,4 @@ def _wait(
             return changed
         if time.monotonic() > deadline:
             raise ClusterError(f"after {servers * _SERVER_S:.0f} s {otherwise}: see `eaas status`")
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)

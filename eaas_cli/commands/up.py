@@ -17,22 +17,27 @@ from eaas.log import print_line
 from eaas.open_files import prepare_open_files
 from eaas_cli.commands.client import status_table
 from eaas_cli.commands.greeting import greet, key_file, passes_text
-from eaas_cli.commands.loading import loading_shown, loading_text, print_lines
 from eaas_cli.commands.options import MODEL_HELP, Load, with_settings
 from eaas_cli.commands.servers import balancer_address
 from eaas_cli.commands.up_on_ray import up_on_ray
 from eaas_cli.endpoint import fetch_status, live_members
+from eaas_cli.local.loading import (
+    LoadingLines,
+    LoadingPoller,
+    loading_shown,
+    loading_text,
+    print_lines,
+)
 from eaas_cli.local.running_clusters import recorded
 from eaas_cli.option_values import log_directory
 
 if TYPE_CHECKING:
     from eaas_cli.local import LocalCluster
     from eaas_cli.local.interrupt import Interrupt
-    from eaas_cli.local.loading import LoadingPoller
     from eaas_cli.local.scaling import Scaler
     from eaas_cli.local.supervision import Supervisor
 
-__all__ = ["up"]
+__all__ = ["live_balancer", "started_by_hand", "up"]
 
 _REFRESH_S = 1.0
 # Interval of the loop while servers join or leave.
@@ -224,14 +229,13 @@ def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: floa
 
 def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
     """Scale, supervise and show the status until a signal: a live table on a terminal, else event lines."""
-    from eaas_cli.local.loading import LoadingLines, LoadingPoller
     from eaas_cli.local.scaling import Scaler, ScaleWatch
     from eaas_cli.local.supervision import Supervisor
 
     def balancer() -> str | None:
-        return _balancer_address(cluster)
+        return live_balancer(cluster)
 
-    scaler = Scaler(cluster, lambda: _started_by_hand(cluster), balancer)
+    scaler = Scaler(cluster, lambda: started_by_hand(cluster), balancer)
     supervisor = Supervisor(cluster)
     watch = ScaleWatch(balancer, scaler.want, cluster.tls)
     poller = LoadingPoller(cluster)
@@ -248,17 +252,17 @@ def _watch(cluster: LocalCluster, interrupt: Interrupt) -> None:
         watch.close()
 
 
-def _started_by_hand(cluster: LocalCluster) -> set[str]:
+def started_by_hand(cluster: LocalCluster) -> set[str]:
     """Ids of live expert servers that are not this launcher's: scaling counts them, but stops none.
 
     Raises ClusterError: the endpoint does not answer.
     """
     document = fetch_status(cluster.endpoint, key_file(cluster.config))
     servers = live_members(document, "expert-server")
-    return {server["id"] for server in servers if not cluster.has_started(server["pid"])}
+    return {server["id"] for server in servers if server["pid"] not in cluster.births}
 
 
-def _balancer_address(cluster: LocalCluster) -> str | None:
+def live_balancer(cluster: LocalCluster) -> str | None:
     """Find the live balancer's address from the endpoint, because a person may have restarted it.
 
     None: there is none, or the endpoint does not answer; then draining waits.

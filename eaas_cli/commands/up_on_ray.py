@@ -13,8 +13,8 @@ from eaas.errors import ClusterError, ConfigError
 from eaas.log import print_line
 from eaas.net.listen_policy import guarded_keys
 from eaas_cli.commands.greeting import greet
-from eaas_cli.commands.loading import loading_shown
 from eaas_cli.local.arguments import refuse_few_servers
+from eaas_cli.local.loading import loading_shown
 from eaas_cli.local.memory import MemoryNeed, memory_need
 from eaas_cli.local.restart import role_environment
 from eaas_cli.local.running_clusters import forget_on_ray, record_on_ray
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from eaas_cli.ray.cluster import ClusterSpec, RayCluster
     from eaas_cli.ray.placement import Node
 
-__all__ = ["down_on_ray", "up_on_ray"]
+__all__ = ["down_on_ray", "reserved", "up_on_ray"]
 
 # Processes start slower than on one machine, since each imports torch.
 _START_S = 300.0
@@ -75,7 +75,7 @@ def up_on_ray(
         )
         cluster = ray_cluster(spec)
         cluster.pool.adopt()
-        if cluster.pool.views:
+        if cluster.pool.actors:
             raise ClusterError("this Ray cluster runs a cluster already: end it with `eaas down`")
         print_line(
             f"starting {counted(servers, 'expert server')} and an attention client for {model} ({need}) "
@@ -110,7 +110,7 @@ def down_on_ray() -> None:
 
         pool = ActorPool()
         pool.adopt()
-        if not pool.views:
+        if not pool.actors:
             forget_on_ray()
             raise ClusterError("this Ray cluster runs no cluster of `eaas up --on ray`")
         stop_all_roles(pool)
@@ -154,7 +154,7 @@ def _spec(
         config_text=config_file.read_text() if config_file else None,
         flags=(*flags, *(("--insecure",) if security.insecure else ())),
         environment={role: role_environment(role) for role in _ROLES},
-        resources=_resources(settings, need, servers),
+        resources=reserved(settings, need, servers),
         loopback=loopback,
         home=home,
         candidates=tuple(monitor_candidates(nodes, home)),
@@ -173,7 +173,7 @@ def _refuse_numbered_device(settings: ClusterConfig) -> None:
         )
 
 
-def _resources(
+def reserved(
     settings: ClusterConfig, need: MemoryNeed, servers: int
 ) -> dict[str, Mapping[str, float]]:
     """Choose what each kind of actor reserves: memory for its weights, and what the settings name."""
@@ -193,7 +193,7 @@ def _resources(
 
 def _print_summary(cluster: RayCluster, nodes: list[Node], took_s: float) -> None:
     print_line(f"SERVING after {took_s:.1f} s")
-    reports = {name: view.report for name, view in sorted(cluster.pool.views.items())}
+    reports = {name: actor.report for name, actor in sorted(cluster.pool.actors.items())}
     for name, report in reports.items():
         if report is not None:
             print_line(f"{name}: node {report.ip}, pid {report.pid}")

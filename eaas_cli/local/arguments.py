@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,15 @@ __all__ = [
     "make_log_dir",
     "monitor_words",
     "refuse_few_servers",
+    "refuse_missing_vllm",
     "server_words",
     "vllm_words",
 ]
+
+_INSTALL = (
+    "`make setup-vllm` makes an environment with both, or: "
+    "pip install 'expert-as-a-service[server,vllm]' beside vLLM"
+)
 
 
 def monitor_words(config: ClusterConfig) -> tuple[str, ...]:
@@ -38,8 +45,8 @@ def server_words(
     name: str,
     monitor: str,
     model: Path | None,
-    threads: int,
-    core: int | None,
+    threads: int | str,
+    core: int | None = None,
     device: str | None = None,
 ) -> tuple[str, ...]:
     """Arguments of an `eaas expert-server` process. Without a model, other servers send it the weights."""
@@ -100,6 +107,18 @@ def refuse_few_servers(servers: int, redundancy: int, *, on_devices: bool = Fals
         raise ConfigError(
             f"--redundancy {redundancy} needs as many servers, and there are {servers}: {remedy}"
         )
+
+
+def refuse_missing_vllm() -> None:
+    """Raise ConfigError unless this environment has a supported vLLM that finds this package's plugin."""
+    from attention_client.engines.vllm.contract import LOAD_FORMAT, refuse_unsupported
+
+    try:
+        refuse_unsupported()
+    except ConfigError as error:
+        raise ConfigError(f"--engine vllm: {error}; {_INSTALL}") from error
+    if not any(p.name == LOAD_FORMAT for p in entry_points(group="vllm.general_plugins")):
+        raise ConfigError(f"--engine vllm: vLLM does not find this package's plugin; {_INSTALL}")
 
 
 def make_log_dir(wanted: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -24,17 +23,18 @@ from eaas_cli.local.arguments import (
     make_log_dir,
     monitor_words,
     refuse_few_servers,
+    refuse_missing_vllm,
     server_words,
     vllm_words,
 )
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.devices import refuse_shared_device
 from eaas_cli.local.fork_server import ForkServer, start_fork_server
+from eaas_cli.local.interface import BALANCER, CLIENT, MONITOR, SERVER, by_number, free_number
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.memory import memory_need
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
-from eaas_cli.local.restart import keep_port, restart_line
-from eaas_cli.local.vllm_installed import refuse_missing_vllm
+from eaas_cli.local.restart import keep_port
 
 __all__ = ["LocalCluster"]
 
@@ -42,9 +42,6 @@ _MONITOR_S = 30.0
 _END_S = 5.0
 # vLLM has several processes to end.
 _VLLM_END_S = 12.0
-_POLL_S = 0.05
-_SERVER = "expert-server-"
-_CLIENT, _MONITOR, _BALANCER = "attention-client", "monitor", "balancer"
 _OPERATOR = "operator"
 # Number of former pids that a name's next process reports. The leases of earlier ones have expired.
 _ENDED_PIDS = 8
@@ -134,7 +131,8 @@ class LocalCluster:
             make_log_dir(log_dir)
         self.log_dir = log_dir
         self.children: dict[str, ChildProcess] = {}
-        self._pids: set[int] = set()
+        # Start time of each process that this cluster started or adopted, by pid, also if it has ended.
+        self.births: dict[int, int] = {}
         # The latest process of each name.
         self._latest: dict[str, ChildProcess] = {}
         self.monitor_address = ""
@@ -163,7 +161,7 @@ class LocalCluster:
         try:
             if self._fork_server is None:
                 self.start_fork_server()
-            monitor = self._spawn(_MONITOR, *monitor_words(self.config))
+            monitor = self._spawn(MONITOR, *monitor_words(self.config))
             wait_ready([monitor], _MONITOR_S, interrupt)
             assert monitor.address is not None
             self.monitor_address = monitor.address
@@ -171,20 +169,20 @@ class LocalCluster:
             # A cluster of several monitors names all of them.
             address = self.monitor_address
             words = balancer_words(address, self.servers, self.redundancy)
-            others = [self._spawn(_BALANCER, *words)]
+            others = [self._spawn(BALANCER, *words)]
             wait_ready([self.fork_server], deadline - time.monotonic(), interrupt)
             others += [self._spawn_server(i) for i in range(self.servers)]
             if self._with_client:
                 client_arguments = vllm_words if self._engine == "vllm" else client_words
                 words = client_arguments(
-                    self.config, _CLIENT, address, self.model, operator_page=self._operator_page
+                    self.config, CLIENT, address, self.model, operator_page=self._operator_page
                 )
-                others.append(self._spawn(_CLIENT, *words))
+                others.append(self._spawn(CLIENT, *words))
             wait_ready(
                 others, deadline - time.monotonic(), interrupt, needed=[monitor], on_wait=on_wait
             )
             if self._with_client:
-                client = self.children[_CLIENT]
+                client = self.children[CLIENT]
                 assert client.address is not None
                 self.endpoint = client.address
                 client.arguments = keep_port(client.arguments, client.address)
@@ -200,15 +198,15 @@ class LocalCluster:
         # The client ends first, because the requests that it finishes need the experts. The monitor is last,
         # because it stops the members that this launcher did not start.
         self.find_started_by_hand()
-        clients = [c for c in self.children.values() if c.name == _CLIENT]
+        clients = [c for c in self.children.values() if c.name == CLIENT]
         if self._engine == "vllm":
             stop_all(clients, grace_s=_VLLM_END_S)
         else:
             # A second signal: no wait for running requests.
             stop_all(clients, at_once=True)
-        others = [c for c in self.children.values() if c.name not in (_CLIENT, _MONITOR)]
+        others = [c for c in self.children.values() if c.name not in (CLIENT, MONITOR)]
         stop_all(others, at_once=True)
-        stop_all(c for c in self.children.values() if c.name == _MONITOR)
+        stop_all(c for c in self.children.values() if c.name == MONITOR)
         server_records.prune()
         if self._owns_fork_server and self._fork_server is not None:
             self._fork_server.end()
@@ -224,13 +222,6 @@ class LocalCluster:
     def ended(self) -> list[ChildProcess]:
         """List the processes that have ended and have no successor, for supervision and adoption."""
         return [child for child in self.children.values() if not child.running]
-
-    def has_started(self, pid: int) -> bool:
-        """Whether this cluster started or adopted the process, which may have ended.
-
-        Scaling stops no other server.
-        """
-        return pid in self._pids
 
     def find_started_by_hand(self) -> list[ChildProcess]:
         """Adopt the processes that a person restarted with `restart_line` after they had ended.
@@ -251,10 +242,6 @@ class LocalCluster:
                 self._add(again)
                 found.append(again)
         return found
-
-    def restart_line(self, child: ChildProcess) -> str:
-        """Build the shell command that restarts a child process from any directory, for a person to paste."""
-        return restart_line(child.arguments)
 
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
         """Restart a named process that has ended, and wait until it serves, for benchmarks and tests."""
@@ -282,33 +269,13 @@ class LocalCluster:
 
     # -- scaling ---------------------------------------------------------------------------------------
 
-    def scale(self, servers: int, timeout_s: float = 120.0) -> None:
-        """Start or drain expert servers, one at a time, and wait until there are `servers`.
-
-        `eaas up` does not wait: it steps its own `Scaler`.
-
-        Raises EaasError: a server cannot start or leave, or not in time, or there is no GPU for it.
-        """
-        # Imported here: `eaas --help` needs no gRPC.
-        from eaas_cli.local.scaling import Scaler
-
-        deadline = time.monotonic() + timeout_s
-        scaler = Scaler(self)
-        scaler.want(servers)
-        while scaler.busy:
-            scaler.step()
-            if time.monotonic() > deadline:
-                raise ClusterError(f"not {servers} servers after {timeout_s:.0f} s")
-            time.sleep(_POLL_S)
-
     def balancer_address(self) -> str | None:
         """Return host:port of the balancer that this launcher started; None while it starts."""
-        return self.children[_BALANCER].address
+        return self.children[BALANCER].address
 
     def running_servers(self) -> list[ChildProcess]:
         """Expert servers of this cluster that run, ready or not, by number; scaling drains the last."""
-        servers = [c for c in self.children.values() if c.name.startswith(_SERVER) and c.running]
-        return sorted(servers, key=lambda child: int(child.name.removeprefix(_SERVER)))
+        return [child for child in by_number(self.children.values()) if child.running]
 
     def add_server(self, *, model: bool = True, others: Collection[str] = ()) -> ChildProcess:
         """Start another expert server, with the lowest free number; does not wait for it.
@@ -319,13 +286,12 @@ class LocalCluster:
 
         Raises ClusterError: each GPU has a server.
         """
-        taken = {child.name for child in self.running_servers()} | set(others)
-        index = next(i for i in itertools.count() if f"{_SERVER}{i}" not in taken)
+        index = free_number({child.name for child in self.running_servers()} | set(others))
         if self._devices and index >= len(self._devices):
             raise ClusterError(
-                f"{_SERVER}{index} has no GPU: start again with more --devices than {','.join(self._devices)}"
+                f"{SERVER}{index} has no GPU: start again with more --devices than {','.join(self._devices)}"
             )
-        self.forget(f"{_SERVER}{index}")
+        self.forget(f"{SERVER}{index}")
         return self._spawn_server(index, model=model)
 
     def forget(self, name: str) -> None:
@@ -339,12 +305,7 @@ class LocalCluster:
     def _spawn(self, name: str, *arguments: str) -> ChildProcess:
         return self._start(name, (*arguments, *self._config_flags))
 
-    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
-        return self._launch(name, arguments)
-
-    def _launch(
-        self, name: str, arguments: Sequence[str], module: str = "eaas_cli"
-    ) -> ChildProcess:
+    def _start(self, name: str, arguments: Sequence[str], module: str = "eaas_cli") -> ChildProcess:
         former = self._latest.get(name)
         ended: tuple[int, ...] = ()
         if former is not None and not former.running:
@@ -353,7 +314,7 @@ class LocalCluster:
         if self._fork_server is not None and not self._fork_server.running:
             self.start_fork_server()
         forks = self._fork_server
-        if forks is not None and forks.address is None and name in (_MONITOR, _BALANCER):
+        if forks is not None and forks.address is None and name in (MONITOR, BALANCER):
             # They need nothing of what takes the fork server so long to import.
             forks = None
         child = ChildProcess(
@@ -364,10 +325,10 @@ class LocalCluster:
 
     def _add(self, child: ChildProcess) -> None:
         self.children[child.name] = self._latest[child.name] = child
-        self._pids.add(child.pid)
+        self.births[child.pid] = server_records.started_at(child.pid)
 
     def _spawn_server(self, index: int, *, model: bool = True) -> ChildProcess:
-        name = f"{_SERVER}{index}"
+        name = f"{SERVER}{index}"
         threads = self.config.expert_server.threads or max(1, usable_cores() // self.servers)
         checkpoint = self.model if model else None
         core = server_core(self._engine, sorted(os.sched_getaffinity(0)), index)

@@ -72,11 +72,14 @@ class ForkServer(ChildProcess):
     Args:
         modules: What it imports before it is ready.
         later: What it imports then, between requests; the fork of an attention client waits for it.
+
+    Attributes:
+        control: Socket of the requests, of which one runs at a time.
     """
 
     def __init__(self, modules: Sequence[str], later: Sequence[str] = ()) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(_ANSWER_S)
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(_ANSWER_S)
         self._environment = dict(os.environ)
         # One request runs at a time, because answers have no ids.
         self._lock = threading.Lock()
@@ -89,7 +92,7 @@ class ForkServer(ChildProcess):
                 pass_fds=(theirs.fileno(),),
             )
         except BaseException:
-            self._control.close()
+            self.control.close()
             raise
         finally:
             theirs.close()
@@ -152,22 +155,22 @@ class ForkServer(ChildProcess):
         """Wait for the end of the fork server and close its socket; False on timeout."""
         ended = super().reap(timeout_s)
         if ended:
-            self._control.close()
+            self.control.close()
         return ended
 
     def _ask(self, request: Any, fds: Sequence[int] = ()) -> tuple[Any, list[int]]:
         with self._lock:
             try:
-                socket.send_fds(self._control, [json.dumps(request).encode()], fds)
-                answer, returned, _, _ = socket.recv_fds(self._control, _ANSWER_BYTES, 1)
+                socket.send_fds(self.control, [json.dumps(request).encode()], fds)
+                answer, returned, _, _ = socket.recv_fds(self.control, _ANSWER_BYTES, 1)
             except (BrokenPipeError, ConnectionResetError):
                 answer = b""
             except OSError as error:
-                self._control.close()
+                self.control.close()
                 raise ClusterError(f"the fork server does not answer: {error}") from error
             except BaseException:
                 # A late answer would be read as the next one. Closing the socket ends the process.
-                self._control.close()
+                self.control.close()
                 raise
         if not answer:
             raise ClusterError(f"the fork server has ended; its last words: {self.last_words()}")

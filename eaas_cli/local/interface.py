@@ -1,16 +1,31 @@
-"""What commands and scaling need of a cluster that `eaas up` started, on this machine or on Ray."""
+"""A cluster of `eaas up`, on this machine or on Ray: names of its roles, and what commands need of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from eaas.config import ClusterConfig
     from eaas.net.tls import Identity
 
-__all__ = ["LaunchedCluster", "ServerProcess"]
+__all__ = [
+    "BALANCER",
+    "CLIENT",
+    "MONITOR",
+    "SERVER",
+    "LaunchedCluster",
+    "ServerProcess",
+    "by_number",
+    "free_number",
+]
+
+# Names of the processes that are one each.
+BALANCER, CLIENT, MONITOR = "balancer", "attention-client", "monitor"
+SERVER = "expert-server-"
+"""A server's name without its number."""
 
 
 class ServerProcess(Protocol):
@@ -40,6 +55,20 @@ class ServerProcess(Protocol):
 
     def end(self) -> None:
         """End it without draining."""
+
+
+_Process = TypeVar("_Process", bound=ServerProcess)
+
+
+def by_number(processes: Iterable[_Process]) -> list[_Process]:
+    """Select the expert servers among a cluster's processes, by number."""
+    servers = (process for process in processes if process.name.startswith(SERVER))
+    return sorted(servers, key=lambda server: int(server.name.removeprefix(SERVER)))
+
+
+def free_number(taken: Collection[str]) -> int:
+    """Return the lowest number that no expert server has, of the names that are taken."""
+    return next(i for i in itertools.count() if f"{SERVER}{i}" not in taken)
 
 
 class LaunchedCluster(Protocol):

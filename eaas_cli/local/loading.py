@@ -1,17 +1,23 @@
-"""Progress of loads for `eaas up`: read from the monitor, and printed now and then."""
+"""Progress of loads for `eaas up`: read from the monitor, and shown live or printed now and then."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from eaas.log import print_line
+
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from eaas.cluster_snapshot.loading import Loading, LoadingFold
     from eaas.membership.monitors import Monitors
     from eaas_cli.local.interface import LaunchedCluster
 
-__all__ = ["LoadingLines", "LoadingPoller", "loading_lines"]
+__all__ = ["LoadingLines", "LoadingPoller", "loading_shown", "loading_text", "print_lines"]
 
 _ASK_S = 0.5
 # Intervals of the polls while experts load, and otherwise: shorter loads need no progress.
@@ -90,9 +96,35 @@ class LoadingLines:
         if now < self._due_at:
             return []
         self._due_at = now + _LINE_S
-        return loading_lines(loading)
+        return _lines(loading)
 
 
-def loading_lines(loading: Mapping[str, Loading]) -> list[str]:
-    """Format the progress of each server that loads experts, as `eaas up` prints it."""
+def _lines(loading: Mapping[str, Loading]) -> list[str]:
     return [f"{server} loads {progress.text}" for server, progress in sorted(loading.items())]
+
+
+@contextlib.contextmanager
+def loading_shown(cluster: LaunchedCluster) -> Iterator[Callable[[], None]]:
+    """While the cluster starts, show how far its servers are with loading, at each call of the result."""
+    with contextlib.closing(LoadingPoller(cluster)) as poller:
+        if not sys.stdout.isatty():
+            lines = LoadingLines()
+            yield lambda: print_lines(lines.take(poller.poll(), time.monotonic()))
+            return
+        from rich.live import Live
+
+        with Live(auto_refresh=False, transient=True) as live:
+            yield lambda: live.update(loading_text(poller.poll()), refresh=True)
+
+
+def loading_text(loading: Mapping[str, Loading]) -> Text:
+    """Format the progress of loads for a live display."""
+    from rich.text import Text
+
+    return Text("\n".join(_lines(loading)), "cyan", no_wrap=True, overflow="ellipsis")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines, as they are."""
+    for line in lines:
+        print_line(line)

@@ -13,17 +13,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, Protocol
 
 from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas.launcher_pipe import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.pidfd import PidfdProcess
 
-if TYPE_CHECKING:
-    from eaas_cli.local.fork_server import ForkServer
-
-__all__ = ["ChildProcess", "how_it_ended", "program", "stop_all", "wait_ready"]
+__all__ = [
+    "ChildProcess",
+    "Forks",
+    "how_it_ended",
+    "lifeline",
+    "program",
+    "stop_all",
+    "wait_ready",
+]
 
 _TAIL_BYTES = 4096
 # Grace period after SIGTERM. It may pass three times: for the client, the servers and the monitor.
@@ -45,7 +50,7 @@ def how_it_ended(code: int | None) -> str:
 
 
 @functools.cache
-def _lifeline(_launcher: int) -> int:
+def lifeline(_launcher: int) -> int:
     """Read end of a pipe that tells children when the launcher ends, because only it holds the write end.
 
     Cached per pid, because a forked launcher needs its own pipe.
@@ -63,6 +68,20 @@ def _open_log(log_dir: Path | None, name: str) -> IO[bytes]:
         raise ConfigError(
             f"the log of {name}: {error}; give another directory with --log-dir"
         ) from error
+
+
+class Forks(Protocol):
+    """What forks processes: a `ForkServer`."""
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log_fd: int,
+        ready_fd: int,
+        ended_pids: Sequence[int] = (),
+    ) -> PidfdProcess:
+        """Fork `python -m module arguments`, with its log and the pipe of its announcements."""
 
 
 class ChildProcess:
@@ -90,7 +109,7 @@ class ChildProcess:
         log_dir: Path | None,
         module: str = "eaas_cli",
         pass_fds: Sequence[int] = (),
-        fork_server: ForkServer | None = None,
+        fork_server: Forks | None = None,
         ended_pids: Sequence[int] = (),
     ) -> None:
         self.name = name
@@ -122,7 +141,7 @@ class ChildProcess:
     def _execute(
         self, module: str, ready_fd: int, pass_fds: Sequence[int]
     ) -> subprocess.Popen[bytes]:
-        lifeline = _lifeline(os.getpid())
+        alive_fd = lifeline(os.getpid())
         return subprocess.Popen(
             [sys.executable, "-m", module, *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -131,10 +150,10 @@ class ChildProcess:
             env=os.environ
             | {
                 READY_VARIABLE: str(ready_fd),
-                LAUNCHER_VARIABLE: str(lifeline),
+                LAUNCHER_VARIABLE: str(alive_fd),
                 ENDED_VARIABLE: " ".join(map(str, self.ended_pids)),
             },
-            pass_fds=(ready_fd, lifeline, *pass_fds),
+            pass_fds=(ready_fd, alive_fd, *pass_fds),
             # In its own process group, the child gets no Ctrl-C: the launcher gets it and ends the child.
             process_group=0,
         )

@@ -65,29 +65,18 @@ class Up:
 
 @contextlib.contextmanager
 def recorded(endpoint: str, tls_dir: str, model: str) -> Iterator[None]:
-    """Record a running cluster during the block, so that this user's commands find its endpoint.
-
-    Args:
-        endpoint: URL of its HTTP endpoint.
-        tls_dir: Directory of certificates; empty: no TLS.
-        model: Name of the model in requests.
-    """
+    """Record a cluster of this launcher during the block; arguments as in `Up`."""
     pid = os.getpid()
-    _write(f"{_PREFIX}{pid}", Up(endpoint, tls_dir, pid, started_at(pid), _now(), model))
+    name = f"{_PREFIX}{pid}"
+    _write(name, Up(endpoint, tls_dir, pid, started_at(pid), _now(), model))
     try:
         yield
     finally:
-        user_files.remove(f"{_PREFIX}{pid}")
+        user_files.remove(name)
 
 
 def record_on_ray(endpoint: str, tls_dir: str, model: str) -> None:
-    """Record a cluster on Ray, so that this user's commands on this machine find its endpoint.
-
-    Args:
-        endpoint: URL of its HTTP endpoint.
-        tls_dir: Directory of certificates; empty: no TLS.
-        model: Name of the model in requests.
-    """
+    """Record a cluster on Ray, for commands on this machine; arguments as in `Up`."""
     _write(_ON_RAY, Up(endpoint, tls_dir, 0, 0, _now(), model))
 
 

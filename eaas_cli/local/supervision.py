@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eaas.errors import ClusterError, EaasError
 from eaas_cli.local.process import how_it_ended
-from eaas_cli.local.restart import Restarts
+from eaas_cli.local.restart import Restarts, restart_line
 
 if TYPE_CHECKING:
     from eaas_cli.local.cluster import LocalCluster
@@ -26,7 +26,7 @@ class Supervisor:
     monitor and balancer: serving continues without them, and a person starts them with the printed command.
     """
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         # Pids whose end `step` has reported.
         self._reported: set[int] = set()
@@ -35,12 +35,14 @@ class Supervisor:
             lambda: cluster.start_again("attention-client"),
             "its running requests are lost",
             _MOST_FAILURES,
+            clock,
         )
         self._fork_server = _Restarted(
             lambda: cluster.fork_server,
             cluster.start_fork_server,
             "the processes that it forked continue",
             None,
+            clock,
         )
 
     def step(self) -> list[str]:
@@ -78,7 +80,7 @@ class Supervisor:
             f"{child.name} (pid {child.pid}) has left"
             if child.process.returncode == 0
             else f"{child.name} (pid {child.pid}) ended; start it again with:\n"
-            f"  {self._cluster.restart_line(child)}\n"
+            f"  {restart_line(child.arguments)}\n"
             for child in ended
         ]
 
@@ -91,6 +93,7 @@ class _Restarted:
         start: Starts the next one; does not wait for it.
         cost: Consequence of its end, for the printed line.
         most: Restarts end after this many failures in a row; None for no limit.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -99,12 +102,14 @@ class _Restarted:
         start: Callable[[], object],
         cost: str,
         most: int | None,
+        clock: Callable[[], float],
     ) -> None:
         self._current = process
         self._start = start
         self._cost = cost
         self._most = most
-        self._restarts = Restarts(serves_since=time.monotonic())
+        self._clock = clock
+        self._restarts = Restarts(serves_since=clock())
 
     @property
     def process(self) -> ChildProcess:
@@ -127,7 +132,7 @@ class _Restarted:
         restarts = self._restarts
         lines = [self._plan(process, missing)] if restarts.starts_at is None else []
         assert restarts.starts_at is not None
-        if not missing and time.monotonic() >= restarts.starts_at:
+        if not missing and self._clock() >= restarts.starts_at:
             restarts.starts_at = None
             self._start()
         return lines
@@ -142,11 +147,11 @@ class _Restarted:
             return []
         if process.address is None:
             return []
-        self._restarts.serves_since = time.monotonic()
+        self._restarts.serves_since = self._clock()
         return [f"{process.name} (pid {process.pid}) serves again"]
 
     def _plan(self, process: ChildProcess, missing: str) -> str:
-        pause_s = self._restarts.ended(time.monotonic())
+        pause_s = self._restarts.ended(self._clock())
         how = how_it_ended(process.process.returncode)
         if self._most is not None and self._restarts.failures > self._most:
             raise ClusterError(

@@ -14,7 +14,7 @@ from eaas_cli.ray.cluster import ClusterSpec, RayCluster
 from eaas_cli.ray.controller import Controller
 from eaas_cli.ray.placement import live_nodes
 from eaas_cli.ray.pool import ActorPool
-from eaas_cli.ray.role import Report, RoleProcess, RoleSpec
+from eaas_cli.ray.role import RoleProcess, RoleSpec
 
 __all__ = ["ControllerActor", "RoleActor", "ray_cluster"]
 
@@ -29,27 +29,14 @@ def _session_dir() -> Path | None:
     return logs.parent if logs.name == "logs" else None
 
 
-class RoleActor:
-    """Keeps one role's process running on its node (`RoleProcess`)."""
+class RoleActor(RoleProcess):
+    """Keeps one role's process running on its node."""
 
     def __init__(self, spec: RoleSpec) -> None:
         configure_logging(spec.name)
-        context = ray.get_runtime_context()
-        ip = ray.util.get_node_ip_address()
-        self._process = RoleProcess(spec, context.get_node_id(), ip, _session_dir())
-        self._process.run()
-
-    def report(self) -> Report:
-        """Return the state of the process."""
-        return self._process.report()
-
-    def last_words(self) -> str:
-        """Return the last line of the process's log."""
-        return self._process.last_words()
-
-    def stop(self, grace_s: float) -> None:
-        """End the process without draining, by SIGKILL after `grace_s`."""
-        self._process.stop(grace_s)
+        node = ray.get_runtime_context().get_node_id()
+        super().__init__(spec, node, ray.util.get_node_ip_address(), _session_dir())
+        self.run()
 
 
 class ControllerActor:

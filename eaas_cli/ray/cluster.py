@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eaas.config import ClusterConfig
-from eaas.errors import ClusterError, EaasError
+from eaas.errors import ClusterError
 from eaas.net.listen_policy import identity
-from eaas_cli.local.arguments import balancer_words, client_words, vllm_words
+from eaas_cli.local.arguments import balancer_words, client_words, server_words, vllm_words
+from eaas_cli.local.interface import BALANCER, CLIENT, MONITOR, SERVER, by_number, free_number
 from eaas_cli.ray.placement import Node, actor_options, least_loaded, monitor_places
-from eaas_cli.ray.role import Report, RoleSpec
+from eaas_cli.ray.pool import GRACE_S
+from eaas_cli.ray.role import RoleSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from eaas_cli.local.interrupt import Interrupt
-    from eaas_cli.ray.pool import ActorPool
+    from eaas_cli.ray.pool import Actor, ActorPool
 
-__all__ = [
-    "BALANCER",
-    "CLIENT",
-    "CONTROLLER",
-    "MONITOR",
-    "ClusterSpec",
-    "RayCluster",
-    "RayServer",
-    "stop_all_roles",
-]
+__all__ = ["CONTROLLER", "ClusterSpec", "RayCluster", "stop_all_roles"]
 
-BALANCER, CLIENT, CONTROLLER, MONITOR = "balancer", "attention-client", "controller", "monitor"
-_SERVER = "expert-server-"
+CONTROLLER = "controller"
 _OPERATOR = "operator"
 _POLL_S = 0.25
 _MONITOR_S = 60.0
-_GRACE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -81,50 +71,6 @@ class ClusterSpec:
         return ",".join(f"{host}:{self.monitor_port}" for host in hosts)
 
 
-class RayServer:
-    """An expert server on Ray, for the `Scaler`; its state is that of the last poll."""
-
-    def __init__(self, name: str, pool: ActorPool) -> None:
-        self.name = name
-        self._pool = pool
-
-    @property
-    def _report(self) -> Report | None:
-        view = self._pool.views.get(self.name)
-        return view.report if view is not None else None
-
-    @property
-    def pid(self) -> int:
-        """Process id on its node; 0 while it does not run."""
-        return self._report.pid if self._report is not None else 0
-
-    @property
-    def address(self) -> str | None:
-        """host:port once it serves."""
-        return self._report.address if self._report is not None else None
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not left."""
-        view = self._pool.views.get(self.name)
-        return view is not None and not (view.report is not None and view.report.left)
-
-    def read(self) -> None:
-        """Raise EaasError if its process failed."""
-        if self._report is not None and self._report.failure is not None:
-            failure = self._report.failure
-            self.end()
-            raise EaasError(failure)
-
-    def last_words(self) -> str:
-        """Return the last line of its log."""
-        return self._pool.last_words(self.name)
-
-    def end(self) -> None:
-        """End it without draining."""
-        self._pool.stop([self.name], _GRACE_S)
-
-
 class RayCluster:
     """The roles' actors of a cluster on Ray. Not thread-safe.
 
@@ -145,28 +91,14 @@ class RayCluster:
         nodes: Callable[[], list[Node]],
         actor: type,
     ) -> None:
-        self.spec = spec
+        self.spec, self.config, self.model = spec, spec.config, spec.model
+        self.monitor_address = spec.monitor_addresses
         self.tls = identity(spec.config.security, _OPERATOR)
         self.pool = pool
         self._nodes = nodes
         self._actor = actor
         # Node for which each server was created.
         self._intended: dict[str, str] = {}
-
-    @property
-    def config(self) -> ClusterConfig:
-        """Settings of the cluster."""
-        return self.spec.config
-
-    @property
-    def model(self) -> Path:
-        """Directory of the checkpoint."""
-        return self.spec.model
-
-    @property
-    def monitor_address(self) -> str:
-        """Every address at which the monitor may be."""
-        return self.spec.monitor_addresses
 
     @property
     def endpoint(self) -> str:
@@ -225,7 +157,7 @@ class RayCluster:
         while True:
             self.pool.poll(_POLL_S)
             for name in names:
-                report = self.pool.views[name].report
+                report = self.pool.actors[name].report
                 if report is not None and report.failure is not None:
                     raise ClusterError(f"{name} on {report.ip}: {report.failure}")
             missing = [name for name in names if not self._address_of(name)]
@@ -240,7 +172,7 @@ class RayCluster:
                 time.sleep(_POLL_S)
 
     def _why(self, name: str) -> str:
-        if self.pool.views[name].report is None:
+        if self.pool.actors[name].report is None:
             return f"{name} (no node of Ray has room for it: see `ray status`)"
         return name
 
@@ -258,7 +190,6 @@ class RayCluster:
             raise ClusterError(
                 f"no node can run the monitor: members look for it at {hosts}; start Ray there"
             )
-        self.pool.kill(MONITOR)
         port = str(self.spec.monitor_port)
         words = ("monitor", "--host", "{host}", "--port", port, "--data-dir", "{data}")
         self._create(
@@ -288,32 +219,26 @@ class RayCluster:
         options = actor_options(self.spec.resources["attention_client"], [self.spec.home])
         self._create(CLIENT, words, options)
 
-    def create_server(self, name: str) -> RayServer:
+    def create_server(self, name: str) -> Actor:
         """Create the actor of an expert server, on the node with the fewest if that has room."""
-        server = self.config.expert_server
-        words = (
-            *("expert-server", "--id", name, "--model", str(self.spec.model)),
-            *("--join", self.monitor_address, "--host", "{host}"),
-            *("--threads", str(server.threads or "{threads}")),
-            *("--kernel", server.kernel, "--quantization", server.quantization),
-        )
+        threads = self.config.expert_server.threads or "{threads}"
+        words = server_words(self.config, name, self.monitor_address, self.spec.model, threads)
         node = least_loaded(self._nodes(), self._places())
         if node is not None:
             self._intended[name] = node
         options = actor_options(
             self.spec.resources["expert_server"], [] if node is None else [node]
         )
-        self._create(name, words, options)
-        return RayServer(name, self.pool)
+        self._create(name, (*words, "--host", "{host}"), options)
+        return self.pool.actors[name]
 
     def _places(self) -> Iterator[str]:
         """Yield the node of each expert server; that for which it was created if it has not reported yet."""
-        for name in self._server_names():
-            report = self.pool.views[name].report
-            if report is not None:
-                yield report.node
-            elif name in self._intended:
-                yield self._intended[name]
+        for server in by_number(self.pool.actors.values()):
+            if server.report is not None:
+                yield server.report.node
+            elif server.name in self._intended:
+                yield self._intended[server.name]
 
     def recreate(self, name: str) -> None:
         """Create an actor again that Ray does not start again.
@@ -323,9 +248,7 @@ class RayCluster:
         """
         if name == MONITOR:
             self.create_monitor()
-            return
-        self.pool.kill(name)
-        if name == BALANCER:
+        elif name == BALANCER:
             self.create_balancer()
         elif name == CLIENT:
             self.create_client()
@@ -341,44 +264,39 @@ class RayCluster:
             config=self.spec.config_text,
             share=-(-self.spec.servers // max(1, len(self._nodes()))),
             host="127.0.0.1" if self.spec.loopback else "",
-            may_leave=name.startswith(_SERVER),
+            may_leave=name.startswith(SERVER),
         )
         self.pool.create(name, self._actor, role, options)
 
     def _address_of(self, name: str) -> str | None:
-        view = self.pool.views.get(name)
-        return view.report.address if view is not None and view.report is not None else None
+        actor = self.pool.actors.get(name)
+        return actor.address if actor is not None else None
 
     # -- scaling ---------------------------------------------------------------------------------------
 
-    def running_servers(self) -> list[RayServer]:
+    def running_servers(self) -> list[Actor]:
         """List the expert servers that have not left, by number."""
-        servers = (RayServer(name, self.pool) for name in self._server_names())
-        return [server for server in servers if server.running]
+        return [server for server in by_number(self.pool.actors.values()) if server.running]
 
     def left_servers(self) -> list[str]:
         """List the expert servers that have left and are not forgotten yet."""
-        return [name for name in self._server_names() if not RayServer(name, self.pool).running]
+        return [
+            server.name for server in by_number(self.pool.actors.values()) if not server.running
+        ]
 
-    def add_server(self, *, others: Collection[str] = ()) -> RayServer:
+    def add_server(self, *, others: Collection[str] = ()) -> Actor:
         """Create another expert server, with the lowest free number; does not wait for it."""
-        names = (f"{_SERVER}{number}" for number in itertools.count())
-        name = next(n for n in names if n not in self.pool.views and n not in others)
-        return self.create_server(name)
+        return self.create_server(f"{SERVER}{free_number({*self.pool.actors, *others})}")
 
     def forget(self, name: str) -> None:
         """Remove the actor of a server that has left."""
         self.pool.kill(name)
 
-    def _server_names(self) -> Iterator[str]:
-        names = (name for name in self.pool.views if name.startswith(_SERVER))
-        return iter(sorted(names, key=lambda name: int(name.removeprefix(_SERVER))))
-
 
 def stop_all_roles(pool: ActorPool) -> None:
     """End every role of a cluster, then its actor; the endpoint first and the monitor last. Idempotent."""
-    pool.poll(_GRACE_S)
+    pool.poll(GRACE_S)
     pool.kill(CONTROLLER)
-    pool.stop([CLIENT], _GRACE_S)
-    pool.stop([name for name in pool.views if name != MONITOR], _GRACE_S)
-    pool.stop([MONITOR], _GRACE_S)
+    pool.stop([CLIENT])
+    pool.stop([name for name in pool.actors if name != MONITOR])
+    pool.stop([MONITOR])

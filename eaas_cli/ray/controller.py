@@ -10,8 +10,9 @@ from eaas.errors import EaasError
 from eaas.log import get_logger
 from eaas.membership.monitors import Monitors, ask_members
 from eaas.types import Role
+from eaas_cli.local.interface import MONITOR
 from eaas_cli.local.scaling import Scaler, ScaleWatch
-from eaas_cli.ray.cluster import CONTROLLER, MONITOR
+from eaas_cli.ray.cluster import CONTROLLER
 
 if TYPE_CHECKING:
     from eaas_cli.ray.cluster import RayCluster
@@ -88,11 +89,11 @@ class Controller:
         return lines
 
     def _lost(self) -> list[str]:
-        views, now = self._cluster.pool.views, self._clock()
-        monitor = views.get(MONITOR)
+        actors, now = self._cluster.pool.actors, self._clock()
+        monitor = actors.get(MONITOR)
         if monitor is not None and monitor.report is not None:
             self._monitor_ran = now
-        lost = [name for name, view in views.items() if view.lost and name != CONTROLLER]
+        lost = [name for name, actor in actors.items() if actor.lost and name != CONTROLLER]
         if now - self._monitor_ran >= _MONITOR_S:
             self._monitor_ran = now
             return [MONITOR, *(name for name in lost if name != MONITOR)]

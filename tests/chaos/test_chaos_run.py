@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from eaas_cli.chaos import run_chaos
-from eaas_cli.chaos.run import Settings
+from eaas_cli.chaos.history import Settings
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.interrupt import Interrupt
 from waiting import eventually

@@ -18,9 +18,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from eaas.net.grpc_client import channel
+from eaas.net.server_records import started_at
 from eaas.rpc.v1 import balancer_pb2, expert_pb2, monitor_pb2
 from eaas.types import Role
-from eaas_cli.chaos.census import birth, census
+from eaas_cli.chaos.history import census
 from eaas_cli.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -147,7 +148,7 @@ def status_of(line: grpc.Channel, service: str, method: Any, data: bytes) -> grp
 def test_every_method_of_a_port(cluster: LocalCluster, name: str) -> None:
     role, service = PORTS[name]
     child = cluster.children[name]
-    births = {child.pid: birth(child.pid)}
+    births = {child.pid: started_at(child.pid)}
     dice = random.Random(name)
     wrong: list[str] = []
     with channel(str(child.address), role) as line:

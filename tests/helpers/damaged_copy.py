@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from eaas.checkpoint import Checkpoint
-from eaas_cli.chaos.copies import flip
+from eaas_cli.chaos.faults import flip
 
 
 def expert_keys(model: Path, layer: int | None = None) -> list[str]:

@@ -19,12 +19,12 @@ import numpy as np
 from attention_client.serving.dashboard import broadcaster
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
+from benchmarks.harness.worker import commands_from
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
 from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
-from eaas_cli.bench.worker import commands_from
 
 _STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
 

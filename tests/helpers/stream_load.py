@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
+import itertools
 from collections.abc import Iterator, Mapping
 
-import httpx
-
-from eaas_cli.bench.stream import Answer, ask
+from eaas_cli.bench.load import Load
+from eaas_cli.bench.stream import Answer
 from waiting import eventually
 
 __all__ = ["StreamLoad"]
 
 
 class StreamLoad:
-    """Streams, each of which asks its own prompt again and again.
+    """So many answers at a time, to prompts that come again and again.
 
     Attributes:
-        answers: Answers so far.
-        failures: What was wrong with an answer.
+        answers: All answers, after the context.
     """
 
     def __init__(
         self, endpoint: str, streams: int, tokens: int, headers: Mapping[str, str] | None = None
     ) -> None:
-        self._endpoint, self._tokens, self._headers = endpoint, tokens, dict(headers or {})
+        self._endpoint, self._tokens, self._headers = endpoint, tokens, headers or {}
         self._prompts = [list(range(40 + i, 60 + i)) for i in range(streams)]
-        self._over = threading.Event()
         self.answers: list[Answer] = []
-        self.failures: list[str] = []
-        right = asyncio.run(self._firsts())
-        assert not any(answer.error for answer in right), right
-        self._right = [answer.text for answer in right]
+        right = Load(endpoint, self._prompts, tokens, most_at_once=1, headers=self._headers)
+        assert not any(answer.error for answer in right.result().answers), right.result()
+        self._right = [answer.text for answer in right.result().answers]
 
     @property
     def worst_pause_s(self) -> float:
@@ -44,39 +39,26 @@ class StreamLoad:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Streams run during the context; none may fail, and all must have another answer after it."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._all()))
-        thread.start()
+        count = len(self._prompts)
+        load = Load(
+            *(self._endpoint, self._prompts, self._tokens),
+            ((0.0, number) for number in itertools.cycle(range(count))),
+            most_at_once=count,
+            headers=self._headers,
+        )
+
+        def some_more() -> None:
+            # Of those that are sent, all but one for each stream are answered.
+            wanted = load.sent + 2 * count
+            eventually(lambda: load.sent >= wanted, 120.0, what="answers")
+
         try:
-            self._some_more()
+            some_more()
             yield
-            self._some_more()
+            some_more()
         finally:
-            self._over.set()
-            thread.join()
-        assert not self.failures, self.failures
-
-    def _some_more(self) -> None:
-        wanted = len(self.answers) + 2 * len(self._prompts)
-        eventually(lambda: len(self.answers) >= wanted, 120.0, what="answers")
-
-    def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(headers=self._headers, timeout=httpx.Timeout(10.0, read=60.0))
-
-    async def _firsts(self) -> list[Answer]:
-        async with self._client() as client:
-            return [await ask(client, self._endpoint, p, self._tokens) for p in self._prompts]
-
-    async def _all(self) -> None:
-        async with self._client() as client:
-            await asyncio.gather(*(self._stream(client, i) for i in range(len(self._prompts))))
-
-    async def _stream(self, client: httpx.AsyncClient, number: int) -> None:
-        while not self._over.is_set():
-            answer = await ask(client, self._endpoint, self._prompts[number], self._tokens)
-            self.answers.append(answer)
-            if answer.error:
-                self.failures.append(answer.error)
-            elif answer.text != self._right[number]:
-                self.failures.append(
-                    f"stream {number}: {answer.text!r}, not {self._right[number]!r}"
-                )
+            result = load.stop(60.0)
+            self.answers += result.answers
+        texts = {(a.prompt, a.answer.text if a.answer else "no answer") for a in result.asked}
+        assert not any(answer.error for answer in result.answers), result.answers
+        assert texts == set(enumerate(self._right))

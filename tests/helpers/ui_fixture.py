@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eaas_cli.bench.worker import Worker
+from benchmarks.harness.worker import Worker
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import stop_all, wait_ready
 

@@ -24,7 +24,7 @@ from eaas.errors import ClusterError, EaasError
 from eaas_cli.local import LocalCluster
 from eaas_cli.local import fork_server_process as process
 from eaas_cli.local.fork_server import CONTROL_MODULES, Forked, ForkServer
-from eaas_cli.local.process import ChildProcess, _lifeline, wait_ready
+from eaas_cli.local.process import ChildProcess, lifeline, wait_ready
 from waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -91,7 +91,7 @@ def test_its_command_line_outlives_the_interpreter() -> None:
     """At its end Python frees what it has; the process is seen until it has left C's exit(), too."""
     code = """
 import ctypes
-from eaas_cli.local.command_line import set_command_line
+from eaas_cli.local.fork_server_process import set_command_line
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(libc.pause, None, None)
 libc.__cxa_atexit(libc.close, ctypes.c_void_p(1), None)  # called before the pause
@@ -120,12 +120,12 @@ def test_it_has_a_group_and_descriptors_of_its_own(
             for pid in (bare.pid, second.pid)
         )
         # Every process has the pipe that closes when the launcher ends.
-        lifeline = {os.readlink(f"/proc/self/fd/{_lifeline(os.getpid())}")}
-        assert lifeline <= ours & its
-        shared = ours & its - lifeline
+        alive = {os.readlink(f"/proc/self/fd/{lifeline(os.getpid())}")}
+        assert alive <= ours & its
+        shared = ours & its - alive
         assert not {name for name in shared if name.startswith(("socket:", "pipe:"))}
         assert not [name for name in its if "it's" in name]
-        assert len([name for name in ours - lifeline if name.startswith("pipe:")]) <= 1  # its own
+        assert len([name for name in ours - alive if name.startswith("pipe:")]) <= 1  # its own
     finally:
         second.signal(signal.SIGKILL)
         assert second.reap(30)
@@ -158,7 +158,7 @@ for _ in range(2):
     if os.fork() == 0:
         os.environ["_EAAS_READY_FD"] = str(os.dup(1))
         asked = {"module": "x", "arguments": [], "environment": {}}
-        fork_server_process._become(asked, os.dup(1), os.dup(1))
+        fork_server_process.become(asked, os.dup(1), os.dup(1))
         print(json.dumps([random.random(), np.random.random()]), flush=True)
         os._exit(0)
     os.wait()
@@ -274,7 +274,7 @@ import json, sys, time
 from pathlib import Path
 from eaas_cli.local import LocalCluster
 with LocalCluster(Path(sys.argv[1]), servers=1, redundancy=1, attention_client=False) as cluster:
-    pids = {c.name: c.pid for c in cluster.children.values()} | {"fork_server": cluster._fork_server.pid}
+    pids = {c.name: c.pid for c in cluster.children.values()} | {"fork_server": cluster.fork_server.pid}
     print(json.dumps(pids), flush=True)
     if sys.argv[2] == "waits":
         time.sleep(600)
@@ -379,10 +379,10 @@ def test_a_refused_fork_is_an_error_of_the_launcher(
     def answer() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fork", refuse)
-            process._serve(theirs, [])
+            process.serve_one(theirs, [])
 
     with ours, theirs, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(bare, "_control", ours)
+        monkeypatch.setattr(bare, "control", ours)
         before = len(os.listdir("/proc/self/fd"))
         answered = pool.submit(answer)
         with pytest.raises(ClusterError, match="cannot fork: Resource temporarily unavailable"):
@@ -402,7 +402,7 @@ def test_many_threads_may_start_processes(bare: ForkServer) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(exit_code, range(16))) == {2}
-    assert not select.select([bare._control], [], [], 0)[0]
+    assert not select.select([bare.control], [], [], 0)[0]
 
 
 def test_an_interrupted_request_leaves_no_answer_for_the_next(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eaas_cli.bench.machine import processor_s
+from benchmarks.harness.worker import processor_s
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.local import LocalCluster
 

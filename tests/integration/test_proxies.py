@@ -24,8 +24,7 @@ from eaas.errors import ClusterError
 from eaas.health import why_not_serving
 from eaas.telemetry import start_tracing
 from eaas.types import Member, MemberState, Role
-from eaas_cli.bench.load import Workload, run_load
-from eaas_cli.chaos.load import answers_of
+from eaas_cli.bench.load import Load, Workload, run_load
 from eaas_cli.commands import app
 from eaas_cli.endpoint import fetch_status
 from expert_server.weights.url_source import UrlSource
@@ -125,7 +124,7 @@ CALLERS: dict[str, tuple[Callable[[str], Any], Any]] = {
     "top": (_counters, ""),
     "health": (lambda url: why_not_serving(f"{url}/health"), None),
     "bench": (lambda url: run_load(url, Workload(1, 1, 1, 1)).tokens, 1),
-    "chaos": (lambda url: answers_of(url, [[1]], 1)[0].text, "word"),
+    "chaos": (lambda url: Load(url, [[1]], 1).result().answers[0].text, "word"),
     "autoscaler": (_token_times, (2.0, 4.0)),
     "weights": (lambda url: UrlSource(f"{url}/m").size("model.safetensors"), len(STATUS)),
 }

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.harness.load import Round, Streams
+from eaas_cli.bench.load import Load, LoadResult
 from slurm_box import Node, SlurmBox, why_not
 from waiting import eventually
 
@@ -86,11 +86,13 @@ class Job:
         (member,) = [m for m in self.status()["members"] if m["id"] == name]
         return dict(member)
 
-    def streams(self) -> Streams:
-        return Streams(lambda: self.endpoint, PROMPTS, TOKENS)
+    def streams(self) -> Load:
+        return Load(lambda: self.endpoint, PROMPTS, TOKENS, again=True)
 
 
-def strike(job: Job, quiet: Round, blow: Callable[[], object], over: Callable[[], bool]) -> None:
+def strike(
+    job: Job, quiet: LoadResult, blow: Callable[[], object], over: Callable[[], bool]
+) -> None:
     """Stream answers during a blow and until its consequence: none fails, each is the usual one."""
     streams = job.streams()
     time.sleep(quiet.seconds / 4)
@@ -131,7 +133,7 @@ def job(box: SlurmBox) -> Job:
 
 
 @pytest.fixture(scope="module")
-def quiet(job: Job) -> Iterator[Round]:
+def quiet(job: Job) -> Iterator[LoadResult]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EAAS_API_KEY", job.key)
         yield job.streams().result()
@@ -155,7 +157,7 @@ def test_it_serves(box: SlurmBox, job: Job) -> None:
         assert {"config.json", "model.safetensors"} <= set(node.run("ls", copy).split())
 
 
-def test_a_server_that_is_killed(box: SlurmBox, job: Job, quiet: Round) -> None:
+def test_a_server_that_is_killed(box: SlurmBox, job: Job, quiet: LoadResult) -> None:
     node = box.nodes[1]
     name = f"expert-server-{node.name}-0"
     (victim,) = processes(node, "expert-server", name)
@@ -169,7 +171,9 @@ def test_a_server_that_is_killed(box: SlurmBox, job: Job, quiet: Round) -> None:
 
 
 @pytest.mark.parametrize("role", ["monitor", "balancer"])
-def test_a_control_process_that_is_killed(box: SlurmBox, job: Job, quiet: Round, role: str) -> None:
+def test_a_control_process_that_is_killed(
+    box: SlurmBox, job: Job, quiet: LoadResult, role: str
+) -> None:
     node = box.nodes[0]
     (victim,) = processes(node, role)
     strike(
@@ -181,7 +185,7 @@ def test_a_control_process_that_is_killed(box: SlurmBox, job: Job, quiet: Round,
     eventually(lambda: job.status()["coverage"]["min_replicas"] == 2, PATIENCE_S)
 
 
-def test_a_node_that_is_lost(box: SlurmBox, job: Job, quiet: Round) -> None:
+def test_a_node_that_is_lost(box: SlurmBox, job: Job, quiet: LoadResult) -> None:
     node = box.nodes[2]
 
     def again_twice() -> bool:

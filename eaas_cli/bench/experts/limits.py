@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.places import Cpu, Way
 from eaas_cli.bench.experts.plan import Shape
-from eaas_cli.bench.figures import figure
 
 __all__ = ["Gauge", "Limit", "Limits", "Speed", "limit", "stored_bytes"]
 

@@ -14,7 +14,7 @@ from eaas import free_memory
 from eaas.errors import ConfigError
 from eaas.log import one_line
 from eaas.memory import huge_memory
-from eaas_cli.bench.device import find_gpu
+from eaas_cli.bench.command import find_gpu
 from eaas_cli.bench.experts.source import Batch, Batches, Source
 from expert_server.kernels import _native
 from expert_server.kernels.choose import KERNELS, ON_REQUEST

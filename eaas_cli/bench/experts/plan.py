@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eaas.cores import usable_cores
 from eaas.errors import ConfigError
+from eaas_cli.bench.command import DEVICES
 from eaas_cli.option_values import known, numbers, once
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
 
 AUTO = "auto"
 DTYPES = ("bfloat16", "float32", "int8", "int4", "fp8", "mxfp4", "int4-g32")
+_GPU_DTYPES = ("bfloat16", "fp8", "mxfp4")
 
 
 @dataclass(frozen=True)
@@ -84,35 +87,36 @@ def compute_dtype(dtype: str) -> str:
 
 def make_plan(
     *,
-    shapes: Sequence[str],
-    built_in: bool,
-    tokens: str,
-    dtypes: Sequence[str],
-    kernels: Sequence[str],
-    known_kernels: Sequence[str],
-    rounds: int,
-    threads: int,
+    shapes: Sequence[str] = (),
+    built_in: bool = True,
+    tokens: str | None = None,
+    dtypes: Sequence[str] = (),
+    kernels: Sequence[str] = (),
+    rounds: int | None = None,
+    threads: int | None = None,
     device: str = "cpu",
     tune: bool = False,
 ) -> Plan:
-    """Check the options of `eaas bench experts` and make a plan.
+    """Check the options of `eaas bench experts` and make a plan. Raises ConfigError."""
+    # Imported here: who needs a shape alone needs no torch.
+    from expert_server.kernels.choose import KERNELS, ON_REQUEST
 
-    `known_kernels`: names of the device's kernels; a CPU has `auto`, too. Raises ConfigError.
-    """
+    known("--device", [device], DEVICES)
+    on_gpu = device == "cuda"
     wanted = [*(BUILT_IN if built_in else ()), *(parse_shape(text) for text in shapes)]
     if not wanted:
         raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
-    if tune and device == "cpu":
+    if tune and not on_gpu:
         raise ConfigError("--tune measures a GPU's tiles: add --device cuda")
+    if tokens is None:
+        tokens = f"1,8,64,512,{4096 if on_gpu else 2048}"
     return Plan(
         shapes=once(wanted),
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
-        dtypes=known("--dtype", dtypes, DTYPES),
-        kernels=known(
-            "--kernel", kernels, (*known_kernels, AUTO) if device == "cpu" else known_kernels
-        ),
-        rounds=rounds,
-        threads=threads,
+        dtypes=known("--dtype", dtypes or (_GPU_DTYPES if on_gpu else DTYPES), DTYPES),
+        kernels=known("--kernel", kernels, tuple(ON_REQUEST if on_gpu else (*KERNELS, AUTO))),
+        rounds=rounds or (20 if on_gpu else 5),
+        threads=threads or usable_cores(),
         device=device,
         tune=tune,
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.limits import Speed, limit
 from eaas_cli.bench.experts.plan import AUTO, Shape
-from eaas_cli.bench.figures import figure
 
-__all__ = ["Cell", "Sample", "auto_row", "kernel_row"]
+__all__ = ["Sample", "auto_row", "kernel_row"]
 
 Row = dict[str, Any]
 
@@ -28,68 +28,46 @@ class Sample(NamedTuple):
     active: int
 
 
-class Cell(NamedTuple):
-    """The measurements of one batch size of a layer that all kernels' rows share.
-
-    Attributes:
-        tokens: T.
-        baselines: transformers' implementation -> samples; None: skipped.
-        typical: Median speed of the machine in the cell.
-        active: Experts with tokens, median over the rounds.
-    """
-
-    shape: Shape
-    tokens: int
-    baselines: Mapping[str, Sequence[Sample] | None]
-    typical: Speed
-    active: float
-
-    @classmethod
-    def of(
-        cls,
-        shape: Shape,
-        tokens: int,
-        baselines: Mapping[str, Sequence[Sample] | None],
-        samples: Iterable[Sequence[Sample]],
-    ) -> Self:
-        """Summarise the samples of all implementations."""
-        pooled = [sample for of in samples for sample in of]
-        read, multiply = (median(speeds) for speeds in zip(*(s.speed for s in pooled), strict=True))
-        active = median(sample.active for sample in pooled)
-        return cls(shape, tokens, baselines, Speed(read, multiply), active)
-
-
 def kernel_row(
-    cell: Cell, dtype: str, kernel: str, samples: Sequence[Sample], rel_error: float
+    shape: Shape,
+    tokens: int,
+    dtype: str,
+    kernel: str,
+    samples: Sequence[Sample],
+    baselines: Mapping[str, Sequence[Sample] | None],
+    bound: str,
+    rel_error: float,
 ) -> Row:
     """Make the document's row for one kernel at one batch size.
 
     Args:
-        cell: The cell; its baselines have as many samples.
+        tokens: T.
         kernel: Name of the kernel.
         samples: One per round.
+        baselines: transformers' implementation -> as many samples; None: skipped.
+        bound: What limits the cell, which is the same in all of its rows.
         rel_error: Relative error of the answer.
     """
     seconds = [sample.seconds for sample in samples]
-    limits = [limit(cell.shape, dtype, cell.tokens, s.active, s.speed) for s in samples]
+    limits = [limit(shape, dtype, tokens, s.active, s.speed) for s in samples]
     fractions = [least.seconds / took for least, took in zip(limits, seconds, strict=True)]
     theirs = {
         name: None if of is None else [sample.seconds for sample in of]
-        for name, of in cell.baselines.items()
+        for name, of in baselines.items()
     }
     return {
-        "shape": str(cell.shape),
-        **({"name": cell.shape.name} if cell.shape.name else {}),
+        "shape": str(shape),
+        **({"name": shape.name} if shape.name else {}),
         "dtype": dtype,
-        "tokens": cell.tokens,
+        "tokens": tokens,
         "kernel": kernel,
         "ms": figure(1e3 * median(seconds)),
         "ms_spread": [figure(1e3 * value) for value in (min(seconds), max(seconds))],
-        "tokens_per_s": figure(cell.tokens / median(seconds)),
+        "tokens_per_s": figure(tokens / median(seconds)),
         "roofline_fraction": figure(median(fractions)),
         "roofline_spread": [figure(value) for value in (min(fractions), max(fractions))],
         "roofline_ms": figure(1e3 * median(least.seconds for least in limits)),
-        "bound": limit(cell.shape, dtype, cell.tokens, cell.active, cell.typical).bound,
+        "bound": bound,
         "speedup": {
             name: of and figure(median(their / our for their, our in zip(of, seconds, strict=True)))
             for name, of in theirs.items()

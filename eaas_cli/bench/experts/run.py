@@ -16,7 +16,7 @@ from eaas.errors import ConfigError
 from eaas_cli.bench.experts.limits import Gauge, Limits, Speed, limit, stored_bytes
 from eaas_cli.bench.experts.places import Compute, Cpu, Cuda
 from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
-from eaas_cli.bench.experts.rows import Cell, Sample, auto_row, kernel_row
+from eaas_cli.bench.experts.rows import Sample, auto_row, kernel_row
 from eaas_cli.bench.experts.source import (
     Batch,
     Batches,
@@ -170,7 +170,8 @@ class Bench:
                     load_experts(kernel, source, dtype)
                     computes[dtype, name] = partial(place.compute, kernel)
             batches = Batches(shape, limits.dtype, max(*plan.tokens, _EXACT_TOKENS))
-            exact_TH = source.exact(batches.get(_EXACT_TOKENS, 0))
+            first = batches.get(_EXACT_TOKENS, 0)
+            exact = {dtype: source.exact(first, dtype) for dtype in entrants}
             source.move(place.at)
             for name in place.baselines:
                 try:
@@ -178,7 +179,7 @@ class Bench:
                 except UnsupportedError as error:
                     self._skip(shape, compute, name, str(error))
             for tokens in plan.tokens:
-                self._cell(shape, tokens, batches, exact_TH, entrants, computes, limits)
+                self._cell(shape, tokens, batches, exact, entrants, computes, limits)
 
     def _entrants(self, shape: Shape, dtype: str) -> _Entrants:
         """Create those kernels of the plan that work in this place; record the others as skipped.
@@ -243,7 +244,7 @@ class Bench:
         shape: Shape,
         tokens: int,
         batches: Batches,
-        exact_TH: torch.Tensor,
+        exact: Mapping[str, torch.Tensor],
         entrants: Mapping[str, _Entrants],
         computes: Mapping[_Name, Compute],
         limits: Limits,
@@ -251,7 +252,7 @@ class Bench:
         """Check the answers and measure the time of one batch size of a layer; add a row for each kernel.
 
         Args:
-            exact_TH: Answer to the first tokens of the batch of seed 0, float64.
+            exact: Answer to the first tokens of the batch of seed 0, float64, by dtype.
             entrants: Kernels that have loaded the experts, by dtype.
             computes: Those kernels, and the baselines.
         """
@@ -271,8 +272,10 @@ class Bench:
             for _ in range(place.warm_ups):
                 call(batch)
             seconds[name], answer_TH = place.timed(partial(call, batch))
-            off_TH = answer_TH[:_EXACT_TOKENS].cpu().double() - exact_TH[:tokens]
-            errors[name] = float(off_TH.norm() / exact_TH[:tokens].norm())
+            if name[0] in exact:
+                exact_TH = exact[name[0]][:tokens]
+                off_TH = answer_TH[:_EXACT_TOKENS].cpu().double() - exact_TH
+                errors[name] = float(off_TH.norm() / exact_TH.norm())
 
         # Step 2: measure.
         rounds = affordable_rounds(plan.rounds, sum(seconds.values()), _CELL_S)
@@ -289,10 +292,16 @@ class Bench:
 
         # Step 3: report.
         baselines = {name: samples.get(("", name)) for name in place.baselines}
-        cell = Cell.of(shape, tokens, baselines, samples.values())
+        pooled = [sample for of in samples.values() for sample in of]
+        typical = Speed(*(median(of) for of in zip(*(s.speed for s in pooled), strict=True)))
+        active = median(sample.active for sample in pooled)
         for dtype, found in entrants.items():
+            bound = limit(shape, dtype, tokens, active, typical).bound
             rows = {
-                name: kernel_row(cell, dtype, name, samples[dtype, name], errors[dtype, name])
+                name: kernel_row(
+                    *(shape, tokens, dtype, name, samples[dtype, name]),
+                    *(baselines, bound, errors[dtype, name]),
+                )
                 for name in found.kernels
             }
             self.rows += [row for name, row in rows.items() if name in found.shown]

@@ -1,22 +1,22 @@
 """Random experts in transformers' layout and as quantised checkpoints store them, and random batches.
 
-T tokens, K top-k, H hidden, I intermediate, E experts; of a matrix, N output channels, K inputs, G groups.
+T tokens, K top-k, H hidden, I intermediate, E experts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from eaas.checkpoint.formats import StoredFormat
-from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
+from eaas.checkpoint.quantized import WeightFormat
 from eaas_cli.bench.experts.plan import Shape, compute_dtype
 from expert_server.kernels.kernel import ExpertKernel, KernelSpec, Quantization
+from expert_server.kernels.random_matrix import random_matrix
 from expert_server.kernels.reference import ReferenceKernel
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 
@@ -28,7 +28,6 @@ __all__ = [
     "load_experts",
     "source_form",
     "spec_of",
-    "store",
 ]
 
 
@@ -113,22 +112,29 @@ class Source:
         """Move the weights to the memory of a device."""
         self._module.to(at)
 
-    def experts(self) -> Iterator[ExpertWeights]:
-        """Yield a view of each expert's weights, for the kernels to load."""
-        for up, down in zip(self.up_ENH, self.down_EHI, strict=True):
-            yield ExpertWeights(up, down)
+    def experts(self, dtype: str = "") -> Iterator[ExpertWeights]:
+        """Yield each expert's weights: in a format of STORED random ones, else a view of the module's."""
+        return (self._expert(number, dtype) for number in range(self.shape.num_experts))
 
-    def exact(self, batch: Batch) -> torch.Tensor:
-        """Compute the answer to a batch in float64, (T, H), to check all implementations against.
+    def _expert(self, number: int, dtype: str) -> ExpertWeights:
+        if dtype not in STORED:
+            return ExpertWeights(self.up_ENH[number], self.down_EHI[number])
+        hidden, intermediate = self.shape.hidden, self.shape.intermediate
+        stored, rng = STORED[dtype], _rng(number)
+        return ExpertWeights(
+            random_matrix(stored, 2 * intermediate, hidden, rng),
+            random_matrix(stored, hidden, intermediate, rng),
+        )
+
+    def exact(self, batch: Batch, dtype: str = "") -> torch.Tensor:
+        """Compute the answer to a batch in float64, (T, H), to check the kernels of a dtype against.
 
         One expert at a time, to save memory.
         """
         oracle = ReferenceKernel([self.form], KernelSpec(torch.float64))
         exact_TH = torch.zeros(batch.x_TH.shape, dtype=torch.float64)
-        for expert, weights in enumerate(self.experts()):
-            if not bool((batch.ids_TK == expert).any()):
-                continue
-            oracle.load(0, expert, weights)
+        for expert in torch.unique(batch.ids_TK).tolist():
+            oracle.load(0, expert, self._expert(expert, dtype))
             mine_TK = batch.ids_TK.where(batch.ids_TK == expert, -1)
             exact_TH += oracle(batch.x_TH, mine_TK, batch.scores_TK, 0)
             oracle.unload(0, expert)
@@ -181,13 +187,6 @@ STORED = {
     "mxfp4": StoredFormat(WeightFormat.MXFP4, 32),
     "int4-g32": StoredFormat(WeightFormat.INT4, 32, has_short_scales=True),
 }
-_LARGEST_E4M3 = 448.0
-# Middles between the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 of e2m1: a number's place among them is its code.
-_E2M1_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-_TINY = 1e-30
-
-# Weights (N, G, group) -> codes (N, G, group), and scales (N, G) or their exponents.
-_Rule = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def spec_of(dtype: str, threads: int) -> KernelSpec:
@@ -197,54 +196,7 @@ def spec_of(dtype: str, threads: int) -> KernelSpec:
     return KernelSpec(compute, quantization, threads, STORED.get(dtype))
 
 
-def store(weights: ExpertWeights, stored: StoredFormat) -> ExpertWeights:
-    """Convert an expert of the plain layout to a format of STORED, by the largest weight of each group."""
-    assert isinstance(weights.up, torch.Tensor)
-    assert isinstance(weights.down, torch.Tensor)
-    return ExpertWeights(_matrix(weights.up, stored), _matrix(weights.down, stored))
-
-
 def load_experts(kernel: ExpertKernel, source: Source, dtype: str) -> None:
-    """Load a source's experts into layer 0 of a kernel, in a format of STORED if `dtype` is one."""
-    for expert, weights in enumerate(source.experts()):
-        kernel.load(0, expert, store(weights, STORED[dtype]) if dtype in STORED else weights)
-
-
-def _matrix(matrix_NK: torch.Tensor, stored: StoredFormat) -> QuantizedMatrix:
-    outputs, inputs = matrix_NK.shape
-    padded = functional.pad(matrix_NK.float(), (0, -inputs % stored.group))
-    codes, scales_NG = _RULES[stored.format](padded.view(outputs, -1, stored.group))
-    codes = codes.view(outputs, -1)
-    if stored.format.bits == 4:
-        codes = codes[:, ::2] | codes[:, 1::2] << 4
-    codes = codes[:, : -(-inputs * stored.format.bits // 8)]
-    return QuantizedMatrix(stored.format, inputs, stored.group, codes.contiguous(), scales_NG)
-
-
-def _fp8(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scales = _largest(w) / _LARGEST_E4M3
-    return (w / scales).to(torch.float8_e4m3fn).view(torch.uint8), scales.squeeze(2)
-
-
-def _mxfp4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # The largest magnitude gets the largest power of two, 4, as the specification of MX formats says.
-    exponents = _largest(w).log2().floor() - 2
-    scaled = w / exponents.exp2()
-    codes = torch.bucketize(scaled.abs(), torch.tensor(_E2M1_MIDDLES)).to(torch.uint8)
-    return codes | (scaled < 0).to(torch.uint8) << 3, (exponents + 127).to(torch.uint8).squeeze(2)
-
-
-def _int4(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scales = (_largest(w) / 7).bfloat16().float()
-    return ((w / scales).round() + 8).clamp(0, 15).to(torch.uint8), scales.squeeze(2)
-
-
-def _largest(w: torch.Tensor) -> torch.Tensor:
-    return w.abs().amax(2, keepdim=True).clamp(min=_TINY)
-
-
-_RULES: dict[WeightFormat, _Rule] = {
-    WeightFormat.FP8: _fp8,
-    WeightFormat.MXFP4: _mxfp4,
-    WeightFormat.INT4: _int4,
-}
+    """Load a source's experts into layer 0 of a kernel."""
+    for number, weights in enumerate(source.experts(dtype)):
+        kernel.load(0, number, weights)

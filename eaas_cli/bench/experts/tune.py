@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from eaas.errors import ConfigError
 from eaas.log import one_line
+from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Plan, Shape
 from eaas_cli.bench.experts.source import Batches, Source, load_experts, spec_of
-from eaas_cli.bench.figures import figure
 from expert_server.kernels.kernel import UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     # Bucket -> tile -> logarithms of its times.
     Logs = dict[str, dict[Tile, list[float]]]
 
-__all__ = ["refuse_weights", "tune"]
+__all__ = ["CALLS", "refuse_weights", "tune"]
 
-# Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights.
-_CALLS = 7
+CALLS = 7
+"""Calls of a tile with each batch size. Each has other experts, so that caches hold few of the weights."""
 
 
 def refuse_weights(option: str, plan: Plan) -> None:
@@ -114,7 +114,7 @@ def _measure(
         before = kernel.tiles
         for bucket, tiles in candidates(check_spec(spec)).items():
             some = {
-                tokens: [batches.get(tokens, seed).to(place.at) for seed in range(_CALLS)]
+                tokens: [batches.get(tokens, seed).to(place.at) for seed in range(CALLS)]
                 for tokens in plan.tokens
                 if is_many(tokens * shape.top_k, shape.num_experts) == (bucket == "many")
             }

@@ -21,11 +21,11 @@ from benchmarks.dispatch import __main__ as dispatch
 from benchmarks.dispatch.plan import Plan
 from benchmarks.harness.lone_client import connected
 from benchmarks.harness.lone_server import lone_server
+from benchmarks.harness.worker import working
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
 from eaas.wire.arena import SPIN_US
 from eaas_cli.bench.experts.plan import Shape
-from eaas_cli.bench.worker import working
 from eaas_cli.local.fork_server import ForkServer
 from fake_cuda import FakeCuda
 

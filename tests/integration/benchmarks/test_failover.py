@@ -1,4 +1,4 @@
-"""`python -m benchmarks.failover`, small: one server and one cluster are killed."""
+"""`python -m benchmarks.failover`, small: one server is killed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,3 @@ def test_a_fault_and_the_same_work_without_it(checkpoint: Callable[..., Path]) -
     assert row["replacement_cpu_s"] > 0
     assert document["failed_requests"] == document["wrong_answers"] == 0
     assert document["lost"]["tokens_per_s_quiet"] > 0
-    group = document["fixed_group"]
-    # Those that were on their way failed; each was asked for again until it was answered.
-    assert group["failed_requests"] >= 2
-    assert group["worst_pause_ms"] > document["worst_stall_ms"]["faulted"]
-    assert group["down_s"]["mean"] > 0

@@ -20,6 +20,7 @@ from eaas.rpc.v1 import expert_pb2
 from eaas.types import Member, MemberState
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.local.process import ChildProcess, wait_ready
+from eaas_cli.local.scaling import Scaler
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -44,6 +45,18 @@ def by_hand(
     return child
 
 
+def scale(cluster: Any, servers: int) -> None:
+    """Scale as `eaas up` does, one server at a time."""
+    scaler = Scaler(cluster)
+    scaler.want(servers)
+
+    def is_scaled() -> bool:
+        scaler.step()
+        return not scaler.busy
+
+    eventually(is_scaled, 120.0, what=f"scaling to {servers}")
+
+
 def test_a_server_without_a_checkpoint_takes_part(
     elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack
 ) -> None:
@@ -52,7 +65,7 @@ def test_a_server_without_a_checkpoint_takes_part(
     with client.decoding():
         wait_ready([by_hand(cluster, "by-hand", tmp_path, cleanup)], 60)
         client.wait_settled("by-hand", *THREE)
-        cluster.scale(1)
+        scale(cluster, 1)
         client.wait_settled("by-hand", "expert-server-0")
     assert not list(tmp_path.glob("eaas-checkpoint-*"))
 
@@ -167,9 +180,9 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
     mapped = segments(os.getpid())
 
     def cycle() -> None:
-        cluster.scale(4)
+        scale(cluster, 4)
         client.wait_settled(*THREE, "expert-server-3")
-        cluster.scale(3)
+        scale(cluster, 3)
         client.wait_settled(*THREE)
         # A thread closes the connection to the server that left.
         eventually(lambda: segments(os.getpid()) == mapped)

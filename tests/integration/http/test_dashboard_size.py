@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.worker import processor_s
 from browser import Watched, open_page
-from eaas_cli.bench.machine import processor_s
 from eaas_cli.local import LocalCluster
 from ui_fixture import UiFixture
 

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.dispatch import parts
 from benchmarks.dispatch.rows import Round, row_of
 from benchmarks.harness.ratios import Turn, summary, take_turn
+from benchmarks.harness.worker import Worker, working
 from eaas.errors import ClusterError
 from eaas_cli.bench.experts.plan import Shape
-from eaas_cli.bench.worker import Worker, working
 
 ROOT = Path(__file__).parents[3]
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.dispatch import _floor
 from benchmarks.dispatch.floor import Floor, mapping_bytes
+from benchmarks.harness import _floor
 from eaas.cores import usable_cores
 
 HEADER = 64

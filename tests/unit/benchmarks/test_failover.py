@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.failover import Strike, lost
-from benchmarks.harness.load import Round
+from eaas_cli.bench.load import Asked, LoadResult
 from eaas_cli.bench.stream import Answer
 
 
-def round_of(began: float, seconds: float, gap: float = 0.0, text: str = "x") -> Round:
+def round_of(began: float, seconds: float, gap: float = 0.0, text: str = "x") -> LoadResult:
     """100 tokens in ten pieces, evenly, but for a gap in the middle."""
     step = (seconds - gap) / 10
     stamps = tuple(began + step * (i + 1) + (gap if i >= 5 else 0.0) for i in range(10))
-    return Round(began, began + seconds, [Answer(began, began + seconds, text, 100, stamps)])
+    answer = Answer(began, began + seconds, text, 100, stamps)
+    return LoadResult(began, began + seconds, (Asked(0, began, answer),))
 
 
 def strike(gap: float, cpu_s: float = 0.0, text: str = "x") -> Strike:
@@ -50,4 +51,4 @@ def test_a_different_text_is_wrong() -> None:
 
 def test_stalls_are_within_a_stream() -> None:
     assert strike(2.5).faulted.stall_s == pytest.approx(3.5)
-    assert Round().stall_s == 0.0
+    assert LoadResult(0.0, 1.0, ()).stall_s == 0.0

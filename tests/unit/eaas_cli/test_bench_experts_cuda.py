@@ -93,7 +93,7 @@ def test_a_small_run(fake_cuda: Counter[str]) -> None:
         assert row["ms"] > 0
         assert row["roofline_fraction"] > 0
         assert row["speedup"]["grouped_mm"] > 0
-        assert 0 < row["rel_error"] < {"bfloat16": 1e-2, "fp8": 0.1, "mxfp4": 0.5}[row["dtype"]]
+        assert 0 < row["rel_error"] < 1e-2
     machine = document["machine"]
     assert machine["device"] == "Fake"
     assert machine["read_gb_per_s"]["way"] in ("copy", "sum")
@@ -228,7 +228,7 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Cuda, "warm_ups", 0)
-    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr(tune, "CALLS", 1)
 
     def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
         kernel, batch = call.args
@@ -243,12 +243,8 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
             built_in=False,
             tokens="1,8,80",
             dtypes=["bfloat16", "mxfp4"],
-            kernels=(),
-            known_kernels=("triton",),
-            rounds=1,
             threads=1,
             device="cuda",
-            tune=True,
         )
         entries = tune.tune(plan, Cuda(), lambda _line: None)
     assert [(entry["dtype"], entry["bucket"]) for entry in entries] == [
@@ -276,7 +272,7 @@ def test_a_tile_that_does_not_fit_is_skipped(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Cuda, "warm_ups", 0)
-    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr(tune, "CALLS", 1)
     monkeypatch.setattr("expert_server.kernels.gpu.tiles.is_many", lambda _rows, _experts: False)
     fitting = candidates(Coding.BFLOAT16)["few"][1]
 
@@ -294,12 +290,8 @@ def test_a_tile_that_does_not_fit_is_skipped(
             built_in=False,
             tokens="1,2",
             dtypes=["bfloat16"],
-            kernels=(),
-            known_kernels=("triton",),
-            rounds=1,
             threads=1,
             device="cuda",
-            tune=True,
         )
         (entry,) = tune.tune(plan, Cuda(), lines.append)
     assert Tile(**entry["tile"]) == fitting == tiles_of("interpreted", Coding.BFLOAT16).few
@@ -315,7 +307,7 @@ def test_a_run_with_tuning_shows_what_it_chose(
 ) -> None:
     interpreted_kernel()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tune, "_CALLS", 1)
+    monkeypatch.setattr(tune, "CALLS", 1)
     # One tile, so that it takes little time.
     words = ["--tune", "--tokens", "1", "--rounds", "1", "--dtype", "float32"]
     result = run(*words)

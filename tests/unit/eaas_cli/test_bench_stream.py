@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from eaas_cli.bench.stream import Answer, ask
+from eaas_cli.bench.stream import Answer, Events, ask
 
 
 def event(**fields: object) -> str:
@@ -93,3 +96,18 @@ def test_a_stall_is_the_longest_time_between_pieces() -> None:
     stamps = (1.0, 1.5, 4.0, 4.1)
     assert Answer(0.0, 5.0, "", 4, stamps).stall_s == 2.5
     assert Answer(0.0, 5.0, "", 1, (1.0,)).stall_s == 0.0
+
+
+@given(
+    st.lists(st.text(st.sampled_from("a\u0085\u2028\u000b\u001c\u20ac"))),
+    st.lists(st.integers(0, 200)),
+)
+def test_events_end_with_line_feeds_alone(texts: list[str], cuts: list[int]) -> None:
+    lines = [f"data: {json.dumps(text, ensure_ascii=False)}\r\n\r\n" for text in texts]
+    stream = "".join([": comment\n", *lines, "data: [DONE]\n"]).encode()
+    ends = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    events = Events()
+    found = [
+        text for begin, end in itertools.pairwise(ends) for text in events.feed(stream[begin:end])
+    ]
+    assert found == texts

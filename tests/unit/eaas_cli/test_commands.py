@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import eaas
 from cli_options import OPTIONS
 from eaas.errors import ConfigError, EaasError
-from eaas_cli.commands import app, placement
+from eaas_cli.commands import app
 from eaas_cli.endpoint import unreachable_error
 from eaas_cli.local.running_clusters import recorded
 
@@ -133,22 +134,15 @@ def test_a_knob_is_a_name_and_a_number(knobs: list[str], why: str) -> None:
     assert str(result.exception).startswith(why)
 
 
-def test_a_policy_is_set_with_its_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Balancer:
-        def __enter__(self) -> Balancer:
-            return self
+def test_a_policy_is_set_with_its_knobs(balancers_answer: Callable[..., Any]) -> None:
+    def set_policy(_client: object, name: str, knobs: dict[str, float]) -> str:
+        assert (name, knobs) == ("scalpel", {"k": 1.5, "budget": 3.0})
+        return "spread"
 
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def set_policy(self, name: str, knobs: dict[str, float]) -> str:
-            assert (name, knobs) == ("scalpel", {"k": 1.5, "budget": 3.0})
-            return "spread"
-
-    monkeypatch.setattr(placement, "_balancer", lambda *_: Balancer())
     words = ["policy", "scalpel", "--knob", "k=1.5", "--knob", "budget=3"]
-    assert CliRunner().invoke(app, words).stdout == "policy set to scalpel (was spread)\n"
-    told = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    told = balancers_answer("set_policy", set_policy, *words).stdout
+    assert told == "policy set to scalpel (was spread)\n"
+    told = json.loads(balancers_answer("set_policy", set_policy, *words, "--json").stdout)
     assert told == {"policy": "scalpel", "knobs": {"k": 1.5, "budget": 3.0}, "before": "spread"}
 
 

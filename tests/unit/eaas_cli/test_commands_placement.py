@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from eaas.control_plane.balancer_client import BalancerClient
 from eaas.counted import counted
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas_cli.commands import app, placement
-from eaas_cli.commands.placement import _line, _moves
 
 
 def moves(loads: int, unloads: int) -> list[pb.Move]:
@@ -41,7 +39,12 @@ def moves(loads: int, unloads: int) -> list[pb.Move]:
     ],
 )
 def test_moves_of_a_plan(
-    loads: int, unloads: int, gain: float, payback_s: float, line: str
+    balancers_answer: Callable[..., Any],
+    loads: int,
+    unloads: int,
+    gain: float,
+    payback_s: float,
+    line: str,
 ) -> None:
     answer = pb.PlanResponse(
         transit=loads,
@@ -50,7 +53,7 @@ def test_moves_of_a_plan(
         gain=gain,
         payback_s=payback_s,
     )
-    assert _moves(answer) == line
+    assert line in balancers_answer("plan", answer, "plan").stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_moves_of_a_plan(
     ],
 )
 def test_rebalance_says_what_it_applies(
-    monkeypatch: pytest.MonkeyPatch,
+    balancers_answer: Callable[..., Any],
     applied: bool,
     verdict: pb.Verdict,
     count: int,
@@ -81,21 +84,16 @@ def test_rebalance_says_what_it_applies(
     answer.plan.MergeFrom(
         pb.PlanResponse(verdict=verdict, moves=moves(count, 0), transit=count, payback_s=math.inf)
     )
-    document = {
-        "tls": False,
-        "members": [{"role": "balancer", "state": "SERVING", "address": "127.0.0.1:1"}],
-    }
-    monkeypatch.setattr(placement, "fetch_status", lambda *_: document)
-    monkeypatch.setattr(BalancerClient, "rebalance", lambda *_, **__: answer)
-    result = CliRunner().invoke(app, ["rebalance", "--endpoint", "http://h:1", *words])
+    result = balancers_answer("rebalance", answer, "rebalance", *words)
     assert result.stdout.splitlines()[-1] == line
     assert "no gain" not in result.stdout
     assert result.stderr == "cluster: http://h:1\n"
 
 
-def test_an_unfinished_phase_has_no_time() -> None:
+def test_an_unfinished_phase_has_no_time(balancers_answer: Callable[..., Any]) -> None:
     entry = pb.HistoryEntry(number=3, trigger="manual", reason="why", epoch_before=1, epoch=2)
-    assert _line(entry).endswith("epoch 1 -> 2, plan 0.00 s, prepare -, retire -")
+    told = balancers_answer("history", [entry], "history").stdout
+    assert told.endswith("epoch 1 -> 2, plan 0.00 s, prepare -, retire -\n")
 
 
 def test_one_is_singular() -> None:

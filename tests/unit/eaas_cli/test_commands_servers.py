@@ -49,7 +49,7 @@ class Balancer:
 def balancer(monkeypatch: pytest.MonkeyPatch) -> Balancer:
     made = Balancer()
     monkeypatch.setattr(eaas.control_plane.balancer_client, "BalancerClient", lambda *_: made)
-    monkeypatch.setattr(servers, "_POLL_S", 0.0)
+    monkeypatch.setattr(servers, "POLL_S", 0.0)
     return made
 
 
@@ -85,7 +85,7 @@ def test_scale_accepts_servers_without_experts_and_survives_a_failed_poll(
 def test_scale_ends_when_the_endpoint_stays_silent(
     monkeypatch: pytest.MonkeyPatch, balancer: Balancer
 ) -> None:
-    monkeypatch.setattr(servers, "_SILENCE_S", 0.0)
+    monkeypatch.setattr(servers, "SILENCE_S", 0.0)
     show(monkeypatch, status("SERVING"), None, None)
     with pytest.raises(ClusterError, match="nobody answers"):
         servers.scale(2, "http://e")

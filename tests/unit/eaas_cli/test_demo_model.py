@@ -172,22 +172,6 @@ def test_each_architecture_gets_that_tokenizer(tmp_path: Path, arch: str) -> Non
     assert len(tokenizer) <= 1000
 
 
-def test_chat_template(tokenizer: Any, tmp_path: Path) -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-    ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    without = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert without + "<|im_start|>assistant\n" == text
-    write_demo_model(tmp_path / "x", **TINY)
-    assert "chat_template" in json.loads((tmp_path / "x" / "tokenizer_config.json").read_text())
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

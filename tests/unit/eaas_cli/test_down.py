@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
@@ -18,15 +18,38 @@ from eaas_cli.ray import connection
 from service_box import free_port
 
 
-def test_a_local_cluster_gets_sigterm_and_is_waited_for() -> None:
+@pytest.fixture
+def launchers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two launchers that serve, at ports 1 and 2."""
     code = "import signal, time; signal.signal(15, lambda *_: exit(0)); print(1, flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as launcher:
+    words = [sys.executable, "-c", code]
+    found = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(2)]
+    for port, launcher in enumerate(found, 1):
         assert launcher.stdout is not None
         launcher.stdout.read(1)
-        up = Up("http://127.0.0.1:1", "", launcher.pid, started_at(launcher.pid), 1.0)
-        user_files.write(f"up-{launcher.pid}", asdict(up))
+        pid = launcher.pid
+        up = Up(f"http://127.0.0.1:{port}", "", pid, started_at(pid), float(port), "m")
+        user_files.write(f"up-{port}", asdict(up))
+    yield found
+    for launcher in found:
+        launcher.kill()
+        launcher.communicate()
+
+
+def test_of_several_clusters_the_named_one_gets_sigterm_and_is_waited_for(
+    launchers: list[subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"2 clusters of yours run: .*:1 .m., .*:2 .m."):
         down.down()
-        assert launcher.wait(0) == 0
+    with pytest.raises(ClusterError, match=r"no `eaas up` of yours serves at 127.0.0.1:3"):
+        down.down(endpoint="127.0.0.1:3")
+    with pytest.raises(ConfigError, match="leave out --on ray"):
+        down.down("ray", "127.0.0.1:1")
+    down.down(endpoint="127.0.0.1:1")
+    assert (launchers[0].wait(0), launchers[1].poll()) == (0, None)
+    assert capsys.readouterr().err.endswith("cluster: http://127.0.0.1:1 (m)\n")
+    down.down()
+    assert launchers[1].wait(0) == 0
 
 
 def test_without_a_cluster_it_says_so() -> None:
@@ -39,26 +62,6 @@ def test_on_ray_it_asks_the_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(down, "down_on_ray", lambda: asked.append("ray"))
     down.down("ray")
     assert asked == ["ray"]
-
-
-def test_of_several_clusters_it_ends_the_named_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended: list[Up] = []
-    monkeypatch.setattr(down, "_end", ended.append)
-    pid = os.getpid()
-    for port in (1, 2):
-        up = Up(f"http://127.0.0.1:{port}", "", pid, started_at(pid), float(port), "m")
-        user_files.write(f"up-{port}", asdict(up))
-    with pytest.raises(ConfigError, match=r"2 clusters of yours run: .*:1 .m., .*:2 .m."):
-        down.down()
-    with pytest.raises(ClusterError, match=r"no `eaas up` of yours serves at 127.0.0.1:3"):
-        down.down(endpoint="127.0.0.1:3")
-    with pytest.raises(ConfigError, match="leave out --on ray"):
-        down.down("ray", "127.0.0.1:1")
-    down.down(endpoint="127.0.0.1:1")
-    assert [up.endpoint for up in ended] == ["http://127.0.0.1:1"]
-    assert capsys.readouterr().err.endswith("cluster: http://127.0.0.1:1 (m)\n")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,33 +10,27 @@ from eaas.config import ClusterConfig
 from eaas_cli.commands.greeting import passes_text
 
 
-def compiling(wanted: bool) -> ClusterConfig:
-    return ClusterConfig.model_validate({"attention_client": {"compile": wanted}})
-
-
-@pytest.fixture
-def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_a_machine_without_a_compiler_is_told_what_is_slower() -> None:
-    text = passes_text("transformers", compiling(True))
-    assert "g++" in text
-    assert text.count("\n") == 1
-
-
-@pytest.mark.usefixtures("no_compiler")
-@pytest.mark.parametrize(("engine", "compiles"), [("vllm", True), ("transformers", False)])
-def test_who_compiles_nothing_is_told_nothing(engine: str, compiles: bool) -> None:
-    assert passes_text(engine, compiling(compiles)) == ""
-
-
-def test_a_machine_with_a_compiler_is_told_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("engine", "compiles", "has_compiler", "lines"),
+    [
+        ("transformers", True, False, 1),
+        ("transformers", True, True, 0),
+        ("transformers", False, False, 0),
+        ("vllm", True, False, 0),
+    ],
+)
+def test_who_would_compile_without_a_compiler_is_told_what_is_slower(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    compiles: bool,
+    has_compiler: bool,
+    lines: int,
 ) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text("#!/bin/sh\n")
-    compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert passes_text("transformers", compiling(True)) == ""
+    if has_compiler:
+        (tmp_path / "g++").write_text("#!/bin/sh\n")
+        (tmp_path / "g++").chmod(0o755)
+    config = ClusterConfig.model_validate({"attention_client": {"compile": compiles}})
+    text = passes_text(engine, config)
+    assert (text.count("\n"), "g++" in text) == (lines, bool(lines))

@@ -69,20 +69,21 @@ def test_torch_counts_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 def test_each_server_gets_its_gpu_and_there_are_no_more(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    started: list[Any] = []
+
+    class Child:
+        def __init__(self, name: str, arguments: tuple[str, ...], *_: object, **__: object) -> None:
+            self.name, self.arguments, self.pid, self.running = name, arguments, 1, True
+            started.append(self)
+
+    monkeypatch.setattr("eaas_cli.local.cluster.ChildProcess", Child)
     cluster = LocalCluster(model, servers=2, attention_client=False, devices=("cuda:1", "cuda:0"))
-    started: dict[str, tuple[str, ...]] = {}
-
-    def spawn(name: str, *words: str) -> Any:
-        started[name] = words
-
-    monkeypatch.setattr(cluster, "_spawn", spawn)
     for _ in range(2):
-        cluster._spawn_server(len(started))
-    given = [words[words.index("--device") + 1] for words in started.values()]
+        cluster.add_server()
+    given = [child.arguments[child.arguments.index("--device") + 1] for child in started]
     assert given == ["cuda:1", "cuda:0"]
-    assert cluster.add_server(others=["expert-server-0"]) is None
     with pytest.raises(ClusterError, match=r"expert-server-2 has no GPU: .* than cuda:1,cuda:0"):
-        cluster.add_server(others=["expert-server-0", "expert-server-1"])
+        cluster.add_server()
 
 
 def test_one_gpu_is_not_shared_by_all_servers(model: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from eaas.cluster_snapshot.loading import Loading
 from eaas.types import Member, MemberState, Role
 from eaas_cli.local.loading import LoadingLines, LoadingPoller
+from hand_clock import HandClock
 
 LOADING = {"b": Loading(2 * 10**9, 10**9, 1e8), "a": Loading(2 * 10**9, 0)}
 
@@ -60,13 +61,13 @@ class Monitor:
 def test_the_monitor_is_asked_more_often_during_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor, cluster = Monitor(), SimpleNamespace(monitor_address="", tls=None)
     monkeypatch.setattr("eaas.membership.monitors.Monitors", lambda *_: monitor)
-    now = [0.0]
+    clock = HandClock()
 
     def progress(second: int) -> Any:
-        now[0] = float(second)
+        clock.now = float(second)
         return dict(poller.poll())
 
-    poller = LoadingPoller(cluster, lambda: now[0])  # type: ignore[arg-type]
+    poller = LoadingPoller(cluster, clock)  # type: ignore[arg-type]
     assert [progress(second) for second in range(10)] == [{}] * 10
     assert monitor.asked == 0, "the monitor is not running yet"
     cluster.monitor_address = "here:1"

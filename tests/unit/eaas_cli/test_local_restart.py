@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from eaas.errors import ClusterError
-from eaas_cli.local import LocalCluster, cluster, supervision
+from eaas_cli.local import LocalCluster, cluster
 from eaas_cli.local.by_hand import find_started_by_hand
 from eaas_cli.local.process import program, wait_ready
 from eaas_cli.local.restart import keep_port, restart_line
+from eaas_cli.local.supervision import Supervisor
+from hand_clock import HandClock
 from waiting import eventually
 
 
@@ -69,6 +71,7 @@ class _Process:
 
     def __init__(self, name: str, code: int | None) -> None:
         self.name, self.pid, self.process = name, 1, SimpleNamespace(returncode=code)
+        self.arguments = (name,)
         self.running = code is None
         self.address: str | None = "somewhere" if code is None else None
 
@@ -98,9 +101,6 @@ class _Cluster:
     def ended(self) -> list[Any]:
         return [c for c in self.children.values() if not c.running]
 
-    def restart_line(self, child: _Process) -> str:
-        return f"eaas {child.name}"
-
     def start_fork_server(self) -> None:
         self.fork_server = _Process("fork-server", None)
 
@@ -129,48 +129,42 @@ def test_a_failed_start_ignores_other_clusters_monitors(
     assert asked == ["monitor"]
 
 
-def test_a_client_that_fails_again_and_again_ends_the_cluster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(supervision.time, "monotonic", lambda: now_s[0])
-    cluster: Any = _Cluster()
-    supervisor = supervision.Supervisor(cluster)
+def test_a_client_that_fails_again_and_again_ends_the_cluster() -> None:
+    clock, cluster = HandClock(100.0), _Cluster()
+    supervisor = Supervisor(cluster, clock)  # type: ignore[arg-type]
     assert supervisor.step() == []
     cluster.fail()
     (line,) = supervisor.step()
     assert line == (
         "attention-client (pid 1) ended with code 2; its running requests are lost; it starts again now"
     )
-    started_s = [now_s[0]]
+    started_s = [clock.now]
     while cluster.starts < 5:
-        now_s[0] += 0.5
+        clock.now += 0.5
         before = cluster.starts
         supervisor.step()
-        started_s += [now_s[0]] * (cluster.starts - before)
+        started_s += [clock.now] * (cluster.starts - before)
     # Half a second until its end is seen, and a growing pause.
     assert [b - a for a, b in pairwise(started_s)] == [1.0, 1.5, 2.5, 4.5]
     with pytest.raises(ClusterError, match=r"again and again; its last words: no room"):
         supervisor.step()
 
 
-def test_a_served_time_resets_the_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(supervision.time, "monotonic", lambda: now_s[0])
-    cluster: Any = _Cluster()
-    supervisor = supervision.Supervisor(cluster)
+def test_a_served_time_resets_the_failures() -> None:
+    clock, cluster = HandClock(100.0), _Cluster()
+    supervisor = Supervisor(cluster, clock)  # type: ignore[arg-type]
     for _ in range(7):
         cluster.fail()
         (line,) = supervisor.step()
         assert line.endswith("starts again now")
         cluster.children["attention-client"] = _Process("attention-client", None)
         supervisor.step()
-        now_s[0] += 3600
+        clock.now += 3600
 
 
-def test_a_client_waits_for_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster: Any = _Cluster()
-    supervisor = supervision.Supervisor(cluster)
+def test_a_client_waits_for_the_fork_server() -> None:
+    cluster = _Cluster()
+    supervisor = Supervisor(cluster)  # type: ignore[arg-type]
     cluster.fail()
     cluster.fork_server = _Process("fork-server", -9)
     (line,) = supervisor.step()
@@ -182,13 +176,13 @@ def test_a_client_waits_for_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_client_waits_for_the_monitor() -> None:
     """A missing monitor does not count as a failure of the client."""
-    cluster: Any = _Cluster()
-    supervisor = supervision.Supervisor(cluster)
+    cluster = _Cluster()
+    supervisor = Supervisor(cluster)  # type: ignore[arg-type]
     cluster.fail()
     cluster.children["monitor"] = _Process("monitor", -9)
     first, second = supervisor.step()
     assert first.endswith("it starts again once the monitor runs")
-    assert second.endswith("ended; start it again with:\n  eaas monitor\n")
+    assert second.endswith(f"ended; start it again with:\n  {restart_line(('monitor',))}\n")
     assert supervisor.step() == []
     cluster.children["monitor"] = _Process("monitor", None)
     supervisor.step()

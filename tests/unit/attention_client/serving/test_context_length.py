@@ -6,7 +6,7 @@ import pytest
 from transformers import DeepseekV3Config, GptOssConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from attention_client.serving.defaults import context_length
-from eaas_cli.demo_model.published import published_config
+from eaas_cli.demo_model.write import published_config
 
 FACTORS = {"short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}

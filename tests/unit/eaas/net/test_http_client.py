@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from eaas.errors import ConfigError
-from eaas.net.http_client import EventLines, failure, http_settings
+from eaas.net.http_client import failure, http_settings
 from eaas.net.loopback import is_loopback
 from range_server import RangeServer
 
@@ -124,17 +121,3 @@ def test_a_failure_is_one_line_without_the_url(monkeypatch: pytest.MonkeyPatch) 
     assert failure(ELSEWHERE, OSError("lost\nmore")) == "lost, through the proxy of http_proxy"
     assert failure("http://127.0.0.1", OSError("lost")) == "lost"
     assert failure("http://[::1", OSError("lost")) == "lost"
-
-
-@given(
-    st.lists(st.text(st.sampled_from("a\u0085\u2028\u000b\u001c\u20ac"))),
-    st.lists(st.integers(0, 200)),
-)
-def test_lines_end_with_line_feeds_alone(texts: list[str], cuts: list[int]) -> None:
-    stream = "".join(f"{text}\r\n" for text in texts).encode()
-    ends = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    lines = EventLines()
-    found = [
-        line for begin, end in itertools.pairwise(ends) for line in lines.feed(stream[begin:end])
-    ]
-    assert found == texts

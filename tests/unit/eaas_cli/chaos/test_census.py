@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from eaas_cli.chaos.census import birth, census, still_running
+from eaas.net.server_records import started_at
+from eaas_cli.chaos.history import census, still_running
 
 HOLDS = """
 import mmap, os, sys
@@ -34,7 +35,7 @@ def test_resources_of_a_live_process_are_counted() -> None:
         assert child.stdout is not None
         pids = {"a": child.pid, "nobody": (1 << 22) - 1}
         child.stdout.readline()
-        births = {pid: birth(pid) for pid in pids.values()}
+        births = {pid: started_at(pid) for pid in pids.values()}
         (first,) = census(pids, births).values()
         assert (first.pid, first.segments) == (child.pid, 1)
         assert first.resident_bytes > 8 << 20
@@ -46,19 +47,19 @@ def test_resources_of_a_live_process_are_counted() -> None:
         assert second.descriptors == first.descriptors + 3 - 1
         assert second.segments == 0
         assert second.resident_bytes - first.resident_bytes > 7 << 20
-        assert still_running(births) == [child.pid]
+        assert list(still_running(births)) == [child.pid]
         # Another one, which has the pid of one that was born before.
-        strangers = {pid: None if born is None else born - 1 for pid, born in births.items()}
-        assert still_running(strangers) == []
+        strangers = {pid: max(0, born - 1) for pid, born in births.items()}
+        assert list(still_running(strangers)) == []
         assert census(pids, strangers) == {}
         child.kill()
         # Not reaped yet: it is gone all the same.
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert still_running(births) == []
+        assert list(still_running(births)) == []
         assert census(pids, births) == {}
-        assert birth(child.pid) is None
+        assert started_at(child.pid) == 0
 
 
 @pytest.mark.parametrize("pids", [{}, {"nobody": (1 << 22) - 1}])
 def test_ended_processes_are_left_out(pids: dict[str, int]) -> None:
-    assert census(pids, {pid: birth(pid) for pid in pids.values()}) == {}
+    assert census(pids, {pid: started_at(pid) for pid in pids.values()}) == {}

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from eaas_cli.bench.load import Asked
 from eaas_cli.bench.stream import Answer
-from eaas_cli.chaos.check import check, excused, may_be_warm_up
-from eaas_cli.chaos.history import Asked, Census, History, Incident
+from eaas_cli.chaos.check import check, excused, may_be_warm_up, settled
+from eaas_cli.chaos.history import Census, History, Incident
 
 GONE = "experts_unavailable"
 RIGHT = Answer(10.0, 12.0, "a b c", 3, (10.5, 11.0, 12.0))
@@ -106,3 +107,26 @@ def test_a_settling_heap_is_no_leak(leak_kb: int, found: bool) -> None:
 def test_after_a_long_run_the_heap_has_settled(mib: int, found: bool) -> None:
     long_run = history(*[RIGHT] * 3000, after=grown(5 + mib))
     assert bool(check(replace(long_run, between=grown(5)))) == found
+
+
+@pytest.mark.parametrize(
+    ("leak_mib", "settles_mib", "phases", "violations"),
+    [
+        # A heap that is warm, one that warms up, and two that leak: 20 KB a request, and far more.
+        (0.0, (0, 0), 1, 0),
+        (0.0, (8, 7), 2, 0),
+        (20 / 1024, (2, 5), 2, 1),
+        (0.2, (0, 0), 1, 1),
+    ],
+)
+def test_more_requests_tell_a_leak_from_a_heap_that_warms_up(
+    leak_mib: float, settles_mib: tuple[float, float], phases: int, violations: int
+) -> None:
+    def after(requests: int, settled_mib: float) -> dict[str, Census]:
+        return {"client": Census(1, int((350 + leak_mib * requests + settled_mib) * 2**20), 20, 8)}
+
+    faulted = history(*[RIGHT] * 360, before=after(0, 0), after=after(360, settles_mib[0]))
+    more = history(*[RIGHT] * 1440).asked
+    found = settled(faulted, lambda: (more, after(1800, sum(settles_mib))))
+    assert len(found.asked) == (360, 1800)[phases - 1]
+    assert len(check(found)) == violations

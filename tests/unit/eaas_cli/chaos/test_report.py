@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from eaas.errors import ConfigError
+from eaas_cli.bench.load import Asked
 from eaas_cli.bench.stream import Answer
-from eaas_cli.chaos.history import Asked, Census, History, Incident
+from eaas_cli.chaos.history import Census, History, Incident, Settings
 from eaas_cli.chaos.report import document_of, print_report, repeat_command, write_history
-from eaas_cli.chaos.run import Settings
 from eaas_cli.commands import app
 
 SETTINGS = Settings(3, 90.0, ("kill", "monitor"), 5, 2, "grpc", 2.5, 16, "/models/my demo")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,23 @@ import pytest
 
 from eaas.config import ClusterConfig
 from eaas.errors import ClusterError
-from eaas_cli.ray.cluster import CONTROLLER, MONITOR, ClusterSpec, RayCluster, stop_all_roles
+from eaas_cli.local.interface import MONITOR
+from eaas_cli.ray.cluster import CONTROLLER, ClusterSpec, RayCluster, stop_all_roles
 from eaas_cli.ray.controller import Controller
 from eaas_cli.ray.placement import Node
-from eaas_cli.ray.pool import ActorView
+from eaas_cli.ray.pool import Actor, ActorPool
 from eaas_cli.ray.role import Report, RoleSpec
+from hand_clock import HandClock
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 HEAD, A, B = (Node(name, f"10.0.0.{i}", i == 0) for i, name in enumerate("hab"))
 
 
-class Pool:
-    """Actors that serve as soon as they are polled."""
+class Pool(ActorPool):
+    """Actors that serve as soon as they are polled, without Ray."""
 
     def __init__(self, fail: Mapping[str, str] | None = None) -> None:
-        self.views: dict[str, ActorView] = {}
+        super().__init__()
         self.specs: dict[str, RoleSpec] = {}
         self.options: dict[str, Mapping[str, Any]] = {}
         self.ended: list[str] = []
@@ -35,47 +37,39 @@ class Pool:
     def adopt(self) -> None:
         pass
 
-    def create(
-        self, name: str, actor: type, argument: Any, options: Mapping[str, Any]
-    ) -> ActorView:
+    def create(self, name: str, actor: type, argument: Any, options: Mapping[str, Any]) -> None:
         self.specs[name], self.options[name] = argument, options
-        self.views[name] = ActorView()
+        self.actors.setdefault(name, Actor(name, self)).begin(None)
         self.waiting.discard(name)
-        return self.views[name]
 
     def poll(self, timeout_s: float) -> None:
-        for name, view in self.views.items():
-            if view == ActorView() and name not in {CONTROLLER, *self.waiting}:
+        for name, actor in self.actors.items():
+            if actor.report is None and not actor.lost and name not in {CONTROLLER, *self.waiting}:
                 wanted = self.options[name]["label_selector"]["ray.io/node-id"]
                 failure = self.fail.get(name)
                 address = None if failure else "10.0.0.0:7000"
                 node = wanted.removeprefix("in(").removesuffix(")")
-                self.views[name] = ActorView(
-                    Report(node, "10.0.0.0", 5, address, None, 0, failure, False, 0)
-                )
+                actor.report = Report(node, "10.0.0.0", 5, address, None, 0, failure, False, 0)
 
-    def last_words(self, name: str) -> str:
-        return "words"
-
-    def stop(self, names: Iterable[str], grace_s: float) -> None:
+    def stop(self, names: Iterable[str], grace_s: float = 0.0) -> None:
         for name in list(names):
             self.kill(name)
 
     def kill(self, name: str) -> None:
-        if self.views.pop(name, None) is not None:
+        if self.actors.pop(name, None) is not None:
             self.ended.append(name)
 
     def leave(self, name: str) -> None:
-        report = self.views[name].report
+        report = self.actors[name].report
         assert report is not None
-        self.views[name] = ActorView(replace(report, left=True))
+        self.actors[name].report = replace(report, left=True)
 
     def lose(self, name: str) -> None:
-        self.views[name] = ActorView(lost=True)
+        self.actors[name].report, self.actors[name].lost = None, True
 
     def wait_forever(self, name: str) -> None:
         """No node is left that the actor's selector names."""
-        self.views[name] = ActorView()
+        self.actors[name].report = None
         self.waiting.add(name)
 
 
@@ -103,8 +97,7 @@ def spec(**changes: Any) -> ClusterSpec:
 
 
 def started(pool: Pool, nodes: list[Node], **changes: Any) -> RayCluster:
-    wanted: Any = pool
-    cluster = RayCluster(spec(**changes), wanted, lambda: nodes, object)
+    cluster = RayCluster(spec(**changes), pool, lambda: nodes, object)
     cluster.start(10.0)
     return cluster
 
@@ -118,7 +111,7 @@ def test_roles_join_every_address_of_the_monitor_and_servers_are_spread() -> Non
             join = role.words[role.words.index("--join") + 1]
             assert join == "10.0.0.0:7000,10.0.0.1:7000"
         assert role.words[-1] == "--insecure"
-    places = {name: view.report.node for name, view in pool.views.items() if view.report}
+    places = {name: actor.report.node for name, actor in pool.actors.items() if actor.report}
     assert {places[f"expert-server-{i}"] for i in range(3)} == {"h", "a", "b"}
     assert (places[MONITOR], places["attention-client"]) == ("h", "a")
     # The monitor cannot go where members do not look for it.
@@ -139,7 +132,7 @@ def test_a_failed_start_names_the_role_and_leaves_no_actor() -> None:
     pool = Pool(fail={"expert-server-1": "no such model"})
     with pytest.raises(ClusterError, match=r"expert-server-1 on 10\.0\.0\.0: no such model"):
         started(pool, [HEAD, A])
-    assert not pool.views
+    assert not pool.actors
 
 
 def test_roles_without_room_are_named() -> None:
@@ -147,7 +140,7 @@ def test_roles_without_room_are_named() -> None:
     pool.poll = lambda timeout_s: None
     with pytest.raises(ClusterError, match=r"monitor \(no node of Ray has room for it"):
         RayCluster(spec(), pool, lambda: [HEAD], object).start(0.0)
-    assert not pool.views
+    assert not pool.actors
 
 
 def test_the_monitor_is_the_last_to_end() -> None:
@@ -156,15 +149,7 @@ def test_the_monitor_is_the_last_to_end() -> None:
     stop_all_roles(pool)
     assert pool.ended[0] == "attention-client"
     assert pool.ended[-1] == MONITOR
-    assert not pool.views
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    assert not pool.actors
 
 
 def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
@@ -179,7 +164,7 @@ def test_a_lost_monitor_moves_to_another_candidate_with_its_port() -> None:
 
 
 def test_a_monitor_without_its_nodes_returns_with_one_of_their_addresses() -> None:
-    pool, nodes, clock = Pool(), [HEAD, A, B], Clock()
+    pool, nodes, clock = Pool(), [HEAD, A, B], HandClock()
     steered = Controller(started(pool, nodes), set, clock)
     assert steered.step() == []
     nodes[:] = [B]
@@ -224,17 +209,17 @@ def test_it_scales_and_forgets_servers_that_left(monkeypatch: pytest.MonkeyPatch
     scaler = steered.scaler
     scaler.want(4)
     steered.step()
-    assert "expert-server-3" in pool.views
+    assert "expert-server-3" in pool.actors
     steered.step()
     scaler.want(2)
     lines = []
     for _ in range(8):
         lines += steered.step()
         for name in drained:
-            if name in pool.views:
+            if name in pool.actors:
                 pool.leave(name)
     assert drained == ["expert-server-3", "expert-server-2"]
-    assert not {"expert-server-2", "expert-server-3"} & set(pool.views)
+    assert not {"expert-server-2", "expert-server-3"} & set(pool.actors)
     # A person drains one more.
     pool.leave("expert-server-0")
     assert steered.step() == ["expert-server-0 has left"]

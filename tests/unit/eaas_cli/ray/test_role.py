@@ -9,13 +9,7 @@ import pytest
 
 from eaas.errors import EaasError
 from eaas_cli.ray.role import RoleProcess, RoleSpec, fill_in
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from hand_clock import HandClock
 
 
 class Process:
@@ -65,13 +59,13 @@ def spec(*words: str, may_leave: bool = False, host: str = "") -> RoleSpec:
     return RoleSpec("m", words, {}, "text: 1", 2, host, may_leave)
 
 
-def role(clock: Clock, tmp_path: Path, *words: str, may_leave: bool = False) -> RoleProcess:
+def role(clock: HandClock, tmp_path: Path, *words: str, may_leave: bool = False) -> RoleProcess:
     start: Any = Child
     return RoleProcess(spec(*words, may_leave=may_leave), "n", "10.0.0.9", tmp_path, start, clock)
 
 
 def test_it_starts_again_after_an_end_with_pauses(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     process = role(clock, tmp_path, "monitor", "--host", "{host}", "--port", "0")
     starts = []
     for _ in range(4):
@@ -90,7 +84,7 @@ def test_it_starts_again_after_an_end_with_pauses(tmp_path: Path) -> None:
 
 
 def test_it_keeps_its_port_over_a_restart_and_its_failures_are_forgotten(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = HandClock()
     process = role(clock, tmp_path, "monitor", "--host", "{host}", "--port", "0")
     process.step()
     first = Child.started[0]
@@ -111,7 +105,7 @@ def test_it_keeps_its_port_over_a_restart_and_its_failures_are_forgotten(tmp_pat
 
 @pytest.mark.parametrize("may_leave", [True, False])
 def test_only_a_server_that_served_may_leave(tmp_path: Path, may_leave: bool) -> None:
-    clock = Clock()
+    clock = HandClock()
     process = role(clock, tmp_path, "expert-server", may_leave=may_leave)
     process.step()
     Child.started[0].process.returncode = 0
@@ -132,7 +126,7 @@ def test_only_a_server_that_served_may_leave(tmp_path: Path, may_leave: bool) ->
 
 
 def test_a_failure_that_the_process_announces_is_reported(tmp_path: Path) -> None:
-    process = role(Clock(), tmp_path, "expert-server")
+    process = role(HandClock(), tmp_path, "expert-server")
     process.step()
     Child.started[0].failure = "no such model"
     process.step()

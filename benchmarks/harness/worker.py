@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from eaas.errors import ClusterError
 from eaas_cli.local.fork_server import ForkServer
-from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.process import ChildProcess, stop_all, wait_ready
 
-__all__ = ["Worker", "commands_from", "with_fork_server", "working"]
+__all__ = ["Worker", "commands_from", "processor_s", "working"]
 
 _START_S = 120.0
 
@@ -83,32 +83,6 @@ class Worker(ChildProcess):
 
 
 @contextmanager
-def with_fork_server(
-    modules: Sequence[str],
-    fork_server: ForkServer | None = None,
-    interrupt: Interrupt | None = None,
-) -> Iterator[ForkServer]:
-    """Yield a fork server that has finished its imports, so that they do not disturb a measurement.
-
-    Args:
-        fork_server: Use this one instead, and keep it running.
-
-    Raises:
-        EaasError: The fork server did not start.
-        Interrupted: A signal came.
-    """
-    if fork_server is not None:
-        yield fork_server
-        return
-    own = ForkServer(modules)
-    try:
-        wait_ready([own], _START_S, interrupt)
-        yield own
-    finally:
-        own.end()
-
-
-@contextmanager
 def working(
     starts: Sequence[Callable[..., Worker]], fork_server: ForkServer | None = None
 ) -> Iterator[list[Worker]]:
@@ -145,3 +119,9 @@ def commands_from(control: str) -> Iterator[tuple[Any, Callable[[object], None]]
                 yield json.loads(text), reply
 
     return commands()
+
+
+def processor_s(pid: int) -> float:
+    """Processor seconds that a process has used, including its ended threads."""
+    # The clock id of clock_getcpuclockid(3).
+    return time.clock_gettime((~pid << 3) | 2)
