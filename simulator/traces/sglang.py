@@ -1,6 +1,7 @@
 """Reads dumps of SGLang's expert-distribution recorder as traces (`expert_distribution_recorder_*.pt`).
 
-A .pt of something else may hold plain tensors, which are returned as they are.
+A .pt of something else may hold plain tensors, which are returned as they are. torch reads the file with
+`weights_only`: tensors and plain data, never code.
 
 `stat` and `stat_approx` dump {"logical_count": (buffered passes, L, E), ...}: one forward pass is one
 iteration. Unfilled places of the ring buffer are zero and left out. If the buffer has wrapped around
@@ -14,7 +15,8 @@ experts to logical ones by the last map.
 
 from __future__ import annotations
 
-from functools import partial
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ import numpy.typing as npt
 
 from eaas.errors import TraceError
 from simulator.traces.arrays import MOST_EXPERTS, Arrays
-from simulator.traces.torch_zip import read_torch_zip
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["read_sglang"]
@@ -32,26 +33,31 @@ __all__ = ["read_sglang"]
 def read_sglang(path: Path) -> Trace | Arrays:
     """Read a dump of SGLang's recorder as a trace, or the plain tensors of another .pt, by name.
 
-    Raises TraceError for another file, or no tokens.
+    Raises TraceError for another file, one with more than tensors and plain data, or no tokens.
     """
-    content = read_torch_zip(path)
-    if isinstance(content, np.ndarray):
-        return {"": lambda: content}
-    if not isinstance(content, dict):
-        raise _wrong(path, f"holds a {type(content).__name__}")
-    if "logical_count" in content:
-        counts = _array(content["logical_count"], path, "logical_count", 3)
-    elif "records" in content:
-        counts = _from_records(content, path)
-    else:
-        tensors = {
-            str(name): partial(np.asarray, value)
-            for name, value in content.items()
-            if isinstance(value, np.ndarray)
-        }
-        if tensors:
-            return tensors
+    # Its import takes seconds, and only a .pt needs it.
+    import torch
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own message advises to run the file's code.
+        raise TraceError(
+            f"{path} holds more than tensors and plain data, or is damaged: dump it again"
+        ) from error
+    named = content if isinstance(content, dict) else {"": content}
+    tensors = {str(n): v.detach().numpy for n, v in named.items() if isinstance(v, torch.Tensor)}
+    if "logical_count" in named:
+        counts = _array(named, path, "logical_count", 3)
+    elif "records" in named:
+        counts = _from_records(named, path)
+    elif tensors:
+        return tensors
+    elif isinstance(content, dict):
         raise _wrong(path, f"holds {', '.join(map(str, content)) or 'nothing'}")
+    else:
+        raise _wrong(path, f"holds a {type(content).__name__}")
     counts = counts[counts.any(axis=(1, 2))]
     if not len(counts):
         raise TraceError(f"{path}: no token was recorded: start the recorder before the requests")
@@ -59,9 +65,7 @@ def read_sglang(path: Path) -> Trace | Arrays:
 
 
 def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:
-    map_LP = _array(
-        content.get("last_physical_to_logical_map"), path, "last_physical_to_logical_map", 2
-    )
+    map_LP = _array(content, path, "last_physical_to_logical_map", 2)
     layers, experts = len(map_LP), int(map_LP.max(initial=0)) + 1
     if map_LP.min(initial=0) < 0:
         raise _wrong(path, "maps physical experts to negative ones")
@@ -71,7 +75,7 @@ def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:
     for record in content["records"]:
         if not isinstance(record, dict) or "forward_pass_id" not in record:
             raise _wrong(path, "holds records without a forward_pass_id")
-        count_LP = _array(record.get("global_physical_count"), path, "global_physical_count", 2)
+        count_LP = _array(record, path, "global_physical_count", 2)
         if count_LP.shape != map_LP.shape:
             raise _wrong(
                 path,
@@ -86,14 +90,12 @@ def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:
     return np.array([passes[key] for key in sorted(passes)]).reshape(-1, layers, experts)
 
 
-def _array(value: Any, path: Path, name: str, dimensions: int) -> npt.NDArray[Any]:
-    if (
-        not isinstance(value, np.ndarray)
-        or value.ndim != dimensions
-        or value.dtype.kind not in "iu"
-    ):
+def _array(content: dict[Any, Any], path: Path, name: str, dimensions: int) -> npt.NDArray[Any]:
+    """Return a tensor of whole numbers as an array. Raises TraceError for anything else."""
+    values = np.asarray(content.get(name))
+    if values.ndim != dimensions or values.dtype.kind not in "iu":
         raise _wrong(path, f"has no {name} of whole numbers in {dimensions} dimensions")
-    return value
+    return values
 
 
 def _wrong(path: Path, what: str) -> TraceError:
