@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.policies.prices import EXPERT_BYTES
-from balancer.policies.spares import LEAST, SCENARIOS, choose_spares
+from balancer.policies.spares import SCENARIOS, choose_spares
 from balancer.policies.sparse import Layout
 from balancer.policies.split import levels
 from simulator.placement.timeline import ITERATION_S
 
-__all__ = ["LINK_BYTES_PER_S", "Serving", "SpareRun", "last_loads", "replay_spares"]
+__all__ = ["LINK_BYTES_PER_S", "Serving", "SpareRun", "replay_spares"]
 
 LINK_BYTES_PER_S = 5e10
 """A server's link, 400 Gb/s: 1.8 ms for an expert of DeepSeek-R1 in bfloat16."""
@@ -35,8 +35,6 @@ _NONE = -1
 _REPLICA = 1.0
 
 Float = npt.NDArray[np.float64]
-# From the calls of a layer so far, and the layer: the scenarios of its next call, (B, E); None: unknown.
-Predictor = Callable[[int, int], Float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +45,14 @@ class Serving:
         layer: The layer.
         begin, end: Iterations begin to end - 1.
         layout: (1, S, E).
+        load_E: The loads that it was planned for; None: the first placement.
     """
 
     layer: int
     begin: int
     end: int
     layout: Layout
+    load_E: Float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,23 +68,12 @@ class SpareRun:
     loads_IL: npt.NDArray[np.int32]
 
 
-def last_loads(counts_ILE: npt.NDArray[np.generic], scenarios: int = SCENARIOS) -> Predictor:
-    """Return the predictor that takes a layer's last loads as scenarios."""
-
-    def predict(calls: int, layer: int) -> Float:
-        return counts_ILE[max(0, calls - scenarios) : calls, layer].astype(np.float64)
-
-    return predict
-
-
 def replay_spares(
     counts_ILE: npt.NDArray[np.generic],
     servings: Sequence[Serving],
     *,
     transfer_s: float = EXPERT_BYTES / LINK_BYTES_PER_S,
     iteration_s: float = ITERATION_S,
-    predict: Predictor | None = None,
-    least: float = LEAST,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> SpareRun:
     """Replay the placements of a trace with one spare slot a server and layer.
@@ -93,15 +82,12 @@ def replay_spares(
         servings: The placements without spare slots; for each layer and iteration one.
         transfer_s: Seconds of a server's link for one expert.
         iteration_s: Seconds of an iteration.
-        predict: Predicts the scenarios of a layer's next call; by default `last_loads`.
-        least: See `choose_spares`.
         progress: Called with the part done, 0 to 1.
 
     Time about 0.4 ms for each layer and iteration at 64 servers and 256 experts.
     """
     iterations, layers, _experts = counts_ILE.shape
     servers = servings[0].layout.shape[1]
-    predict = last_loads(counts_ILE) if predict is None else predict
     by_begin = {(serving.begin, serving.layer): serving for serving in servings}
     slots = _Slots(layers, servers, transfer_s)
     par_IL = np.ones((iterations, layers), np.float32)
@@ -123,17 +109,14 @@ def replay_spares(
                 shares_L[layer][server_N, expert_N] = _REPLICA
                 par_IL[i, layer] = levels(load_E[None], shares_L[layer])[0] / mean
                 shares_L[layer][server_N, expert_N] = 0.0
-            load_BE = predict(i + 1, layer)
-            if load_BE is not None:
-                now_s, next_s = (call + 1) * layer_s, (call + layers) * layer_s
-                wanted_S = choose_spares(
-                    load_BE,
-                    layout_L[layer],
-                    slots.expert_LS[layer],
-                    open_S=slots.open(layer, now_s, next_s),
-                    least=least,
-                )
-                loads_IL[i, layer] = slots.load(layer, wanted_S, now_s)
+            now_s, next_s = (call + 1) * layer_s, (call + layers) * layer_s
+            wanted_S = choose_spares(
+                counts_ILE[max(0, i + 1 - SCENARIOS) : i + 1, layer].astype(np.float64),
+                layout_L[layer],
+                slots.expert_LS[layer],
+                open_S=slots.open(layer, now_s, next_s),
+            )
+            loads_IL[i, layer] = slots.load(layer, wanted_S, now_s)
         progress((i + 1) / iterations)
     return SpareRun(par_IL, loads_IL)
 
