@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
 from attention_client.scheduler import strategy as strategy_named
@@ -21,14 +22,15 @@ from eaas_cli.commands.options import Json
 from eaas_cli.console import progress
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.option_values import numbers, once, positive_numbers
-from simulator.autoscaling.traffic import read_arrivals
-from simulator.caps.policy import cells
+from simulator.autoscaling.traffic import read_traffic
+from simulator.caps.policy import Trial
 from simulator.caps.policy import judge as simulate
 from simulator.caps.replay import replay as run_again
 
-__all__ = ["ServerFit", "Step", "app", "fit_steps", "read_fits"]
+__all__ = ["ServerFit", "app", "fit_calls", "read_fits"]
 
 _LEAST_SIZES = 3
+_KERNEL = ("shape", "dtype", "kernel")
 
 app = typer.Typer(
     help="Decisions of CAPS (docs/scheduling.md).",
@@ -79,26 +81,21 @@ def judge(
     over = once(positive_numbers("--overloads", overloads))
     if max(calm) >= 1 or min(over) <= 1:
         raise ConfigError(f"--loads {loads} must be below 1, --overloads {overloads} above")
-    seed_list = once(numbers("--seeds", seeds, least=0))
-    times_us = None if step_us is None else _times(step_us)
-    traces = once(trace or [])
-    for path in traces:
-        read_arrivals(path)
-    steps = cells(len(seed_list), len(calm), len(over), len(traces))
-    with progress("simulating", steps) as done:
-        document = simulate(
-            strategy,
-            requests,
-            seed_list,
-            calm,
-            over,
-            traces,
-            predicted_pairs,
-            times_us,
-            servers,
-            usable_cores(),
-            done,
-        )
+    trial = Trial(
+        strategy,
+        requests,
+        once(numbers("--seeds", seeds, least=0)),
+        calm,
+        over,
+        once(trace or []),
+        predicted_pairs,
+        None if step_us is None else _times(step_us),
+        servers,
+    )
+    for path in trial.traces:
+        read_traffic(path)
+    with progress("simulating", trial.cells) as done:
+        document = simulate(trial, usable_cores(), done)
     show(document, as_json, _report)
 
 
@@ -130,14 +127,13 @@ def fit(
     """Fit the cost of a step: a fixed part, a part per active expert, a part per token-expert pair."""
     rows = [
         {
-            **name,
-            **{
-                f"{part}_us": figure(1e6 * getattr(found, f"{part}_s"))
-                for part in ("fixed", "load", "pair")
-            },
+            **dict(zip(_KERNEL, kernel, strict=True)),
+            "fixed_us": figure(1e6 * found.fixed_s),
+            "load_us": figure(1e6 * found.load_s),
+            "pair_us": figure(1e6 * found.pair_s),
             "worst_error_pct": round(100 * found.worst_error, 1),
         }
-        for name, found in read_fits(bench)
+        for kernel, found in read_fits(bench).items()
     ]
     if as_json:
         typer.echo(json.dumps(rows))
@@ -177,19 +173,6 @@ def replay(
 
 
 @dataclass(frozen=True)
-class Step:
-    """A measured call of an expert kernel.
-
-    Attributes:
-        pairs: Number of token-expert pairs.
-    """
-
-    active: float
-    pairs: float
-    seconds: float
-
-
-@dataclass(frozen=True)
 class ServerFit:
     """The model fixed_s + max(load_s x active, pair_s x pairs), in seconds, and its error.
 
@@ -204,68 +187,64 @@ class ServerFit:
     worst_error: float
 
 
-def fit_steps(steps: Sequence[Step]) -> ServerFit:
-    """Fit a model to measured calls: non-negative least squares of the relative errors.
+def fit_calls(calls: Sequence[tuple[float, float, float]]) -> ServerFit:
+    """Fit a model to calls of a kernel: non-negative least squares of the relative errors.
 
     Tries each split of the calls into those bound by weights and those bound by pairs.
+
+    Args:
+        calls: Active experts, token-expert pairs and seconds of each call.
     """
-    by_pairs = sorted(steps, key=lambda step: step.pairs)
-    fits = [_fit(by_pairs, loads) for loads in range(len(by_pairs) + 1)]
+    calls_N3 = np.array(sorted(calls, key=lambda call: call[1]))
+    fits = [_fit(calls_N3, by_weights) for by_weights in range(len(calls) + 1)]
     return min(fits, key=lambda fit: fit.worst_error)
 
 
-def read_fits(path: Path) -> list[tuple[dict[str, str], ServerFit]]:
-    """Fit each shape, dtype and kernel in a document of `eaas bench experts --json`.
-
-    Raises ConfigError: the file is not such a document, or has too few batch sizes.
-    """
-    try:
-        document = json.loads(path.read_text())
-        groups: dict[tuple[str, str, str], list[Step]] = {}
-        # A row of `auto` repeats one of a kernel.
-        for row in (row for row in document["rows"] if "picked" not in row):
-            key = (row["shape"], row["dtype"], row["kernel"])
-            groups.setdefault(key, []).append(_step(row))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: no document of `eaas bench experts --json` ({type(error).__name__}: {error})"
-        ) from error
-    if not groups or min(map(len, groups.values())) < _LEAST_SIZES:
-        raise ConfigError(f"{path}: a fit takes at least {_LEAST_SIZES} batch sizes (--tokens)")
-    return [
-        ({"shape": shape, "dtype": dtype, "kernel": kernel}, fit_steps(steps))
-        for (shape, dtype, kernel), steps in groups.items()
-    ]
-
-
-def _step(row: dict[str, Any]) -> Step:
-    """Convert a row of the document to a call. Each token went to top-k experts, all equally likely."""
-    _, _, experts, top_k = (int(word) for word in row["shape"].split(","))
-    active = experts * (1 - (1 - top_k / experts) ** row["tokens"])
-    return Step(active, row["tokens"] * top_k, row["ms"] / 1e3)
-
-
-def _fit(by_pairs: Sequence[Step], loads: int) -> ServerFit:
-    """Fit the model, with the first `loads` calls bound by weights and the others by pairs."""
-    terms = np.array(
+def _fit(calls_N3: npt.NDArray[np.float64], by_weights: int) -> ServerFit:
+    """Fit the model, with the first `by_weights` calls bound by weights and the others by pairs."""
+    active_N, pairs_N, seconds_N = calls_N3.T
+    is_by_weights_N = np.arange(len(seconds_N)) < by_weights
+    terms_N3 = np.stack(
         [
-            (1.0, step.active, 0.0) if place < loads else (1.0, 0.0, step.pairs)
-            for place, step in enumerate(by_pairs)
-        ]
+            np.ones(len(seconds_N)),
+            np.where(is_by_weights_N, active_N, 0.0),
+            np.where(is_by_weights_N, 0.0, pairs_N),
+        ],
+        axis=1,
     )
-    seconds = np.array([step.seconds for step in by_pairs])
-    used = [column for column in range(3) if terms[:, column].any()]
+    used = [column for column in range(3) if terms_N3[:, column].any()]
     while True:
-        found, *_ = np.linalg.lstsq(terms[:, used] / seconds[:, None], np.ones(len(seconds)))
+        found, *_ = np.linalg.lstsq(terms_N3[:, used] / seconds_N[:, None], np.ones(len(seconds_N)))
         if not (found < 0).any():
             break
         del used[int(found.argmin())]
     fixed_s, load_s, pair_s = np.bincount(used, found, minlength=3).tolist()
-    errors = [
-        abs(fixed_s + max(load_s * step.active, pair_s * step.pairs) - step.seconds) / step.seconds
-        for step in by_pairs
-    ]
-    return ServerFit(fixed_s, load_s, pair_s, max(errors))
+    fitted_N = fixed_s + np.maximum(load_s * active_N, pair_s * pairs_N)
+    return ServerFit(fixed_s, load_s, pair_s, float(abs(fitted_N / seconds_N - 1).max()))
+
+
+def read_fits(path: Path) -> dict[tuple[str, str, str], ServerFit]:
+    """Fit each shape, dtype and kernel in a document of `eaas bench experts --json`.
+
+    Raises ConfigError: the file is not such a document, or has too few batch sizes.
+    """
+    calls: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
+    try:
+        # A row of `auto` repeats one of a kernel.
+        for row in (row for row in json.loads(path.read_text())["rows"] if "picked" not in row):
+            shape, dtype, kernel = (row[name] for name in _KERNEL)
+            _, _, experts, top_k = (int(word) for word in shape.split(","))
+            # Each token went to top-k experts, all equally likely.
+            active = experts * (1 - (1 - top_k / experts) ** row["tokens"])
+            call = active, row["tokens"] * top_k, row["ms"] / 1e3
+            calls.setdefault((shape, dtype, kernel), []).append(call)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: no document of `eaas bench experts --json` ({type(error).__name__}: {error})"
+        ) from error
+    if not calls or min(map(len, calls.values())) < _LEAST_SIZES:
+        raise ConfigError(f"{path}: a fit takes at least {_LEAST_SIZES} batch sizes (--tokens)")
+    return {kernel: fit_calls(of_kernel) for kernel, of_kernel in calls.items()}
 
 
 if __name__ == "__main__":

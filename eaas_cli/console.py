@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["print_table", "progress", "progress_bar", "table_console"]
+__all__ = ["print_table", "progress", "progress_bar", "progress_of", "table_console"]
 
 _PIPED_WIDTH = 160
 _WIDEST = 1000
@@ -55,6 +55,14 @@ def progress(text: str, steps: int) -> Iterator[Callable[[], None]]:
     with progress_bar() as bar:
         task = bar.add_task(text, total=steps)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def progress_of(text: str) -> Iterator[Callable[..., None]]:
+    """Show a progress bar; the caller calls the result with the part done, 0 to 1, or another `text`."""
+    with progress_bar() as bar:
+        task = bar.add_task(text, total=1.0)
+        yield lambda part=None, text=None: bar.update(task, completed=part, description=text)
 
 
 @contextmanager

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from eaas.errors import ConfigError, TrafficError
+from eaas.errors import ConfigError
+from eaas_cli.bench.command import show
 from eaas_cli.commands.options import ConfigFile, Json
 from eaas_cli.commands.simulate_caps import caps
-from eaas_cli.console import print_table, progress_bar
+from eaas_cli.console import print_table, progress_of
 
 if TYPE_CHECKING:
-    from eaas.config import AutoscalerConfig
-    from simulator.autoscaling.savings import Comparison
-    from simulator.autoscaling.serving import ServerModel
     from simulator.autoscaling.traffic import Traffic
 
 __all__ = ["simulate"]
@@ -30,31 +27,34 @@ simulate = typer.Typer(
 )
 
 
+Unit = Annotated[
+    Literal["s", "ms", "us", "ns"] | None,
+    typer.Option(
+        help="Unit of the trace's times, if they are numbers.",
+        show_default="told by the trace's fields and span",
+    ),
+]
+Paper = Annotated[
+    bool,
+    typer.Option(
+        "--paper",
+        help="Run the paper's setting instead: 8,192 requests on 64 servers, then 5,120. "
+        "Only --token-ms, --change-s, --config and --json apply to it.",
+    ),
+]
+
+
 @simulate.command("autoscale")
 def autoscale(
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace",
             help="Requests (CSV or JSON lines): a trace of Azure, Bailian, BurstGPT, LLMServingSim or "
             "Mooncake.",
         ),
     ] = None,
-    time_unit: Annotated[
-        Literal["s", "ms", "us", "ns"] | None,
-        typer.Option(
-            help="Unit of the trace's times, if they are numbers.",
-            show_default="told by the trace's fields and span",
-        ),
-    ] = None,
-    paper: Annotated[
-        bool,
-        typer.Option(
-            "--paper",
-            help="Run the paper's setting instead: 8,192 requests on 64 servers, then 5,120. "
-            "Only --token-ms, --change-s, --config and --json apply to it.",
-        ),
-    ] = False,
+    time_unit: Unit = None,
+    paper: Paper = False,
     fixed: Annotated[
         str, typer.Option(help="Sizes of the fixed groups to compare with.", metavar="N,N,...")
     ] = "8,16,32",
@@ -62,13 +62,9 @@ def autoscale(
         int | None,
         typer.Option(min=1, help="Servers at the start.", show_default="the largest of --fixed"),
     ] = None,
-    most: Annotated[
+    max_servers: Annotated[
         int | None,
-        typer.Option(
-            "--max-servers",
-            help="Maximum number of servers.",
-            show_default="the largest of --fixed",
-        ),
+        typer.Option(help="Maximum number of servers.", show_default="the largest of --fixed"),
     ] = None,
     server_tokens_per_s: Annotated[
         float | None,
@@ -95,91 +91,48 @@ def autoscale(
     from eaas.config import load_config
     from eaas_cli.option_values import numbers, once
     from simulator.autoscaling import savings
-    from simulator.autoscaling.serving import ServerModel
-    from simulator.autoscaling.traffic import read_traffic
 
     if paper == (trace is not None):
         raise ConfigError("give --trace FILE, or --paper in its place")
     sizes = [savings.PAPER_SERVERS] if paper else [*once(numbers("--fixed", fixed))]
     if paper:
-        start = most = server_tokens_per_s = None
+        start = max_servers = server_tokens_per_s = None
         prompt_tokens = 0
-    loaded = load_config(config, autoscaler={"max_servers": most or max(sizes)})
-    settings, token_s = loaded.autoscaler, token_ms / 1000
-    if settings.min_servers > settings.max_servers:
-        raise ConfigError(
-            f"autoscaler: min_servers {settings.min_servers} is above max_servers {settings.max_servers}"
-        )
-    with progress_bar() as bar:
-        task = bar.add_task("reading", total=1.0)
-        if trace is None:
-            traffic = savings.paper_traffic(token_s, *_PAPER_S)
-        else:
-            traffic = read_traffic(
-                trace, time_unit, lambda line: bar.update(task, description=f"line {line:,}")
-            )
-        asked = savings.busiest_tokens_per_s(traffic, token_s, prompt_tokens)
-        if not asked:
-            raise TrafficError(f"{traffic.name}: no request asks these servers for a token")
-        if server_tokens_per_s is None:
-            server_tokens_per_s = savings.tokens_per_s_at_target(asked, max(sizes), settings)
-        model = ServerModel(server_tokens_per_s, token_s, prompt_tokens)
-        comparison = savings.compare(
-            traffic,
-            model,
-            settings,
+    loaded = load_config(config, autoscaler={"max_servers": max_servers or max(sizes)})
+    with progress_of("reading") as tell:
+        study = savings.study(
+            _traffic(trace, time_unit, token_ms / 1000, tell),
+            loaded.autoscaler,
             sizes,
             start=start or max(sizes),
             fewest=loaded.balancer.redundancy,
             change_s=change_s,
-            progress=lambda share: bar.update(task, description="replaying", completed=share),
+            token_s=token_ms / 1000,
+            prompt_tokens=prompt_tokens,
+            tokens_per_s=server_tokens_per_s,
+            progress=lambda share: tell(share, "replaying"),
         )
-    if traffic.warning:
-        typer.echo(f"warning: {traffic.warning}", err=True)
-    if as_json:
-        typer.echo(json.dumps(_document(traffic, model, settings, asked, comparison)))
-    else:
-        _print(traffic, model, asked, comparison, sizes, paper)
+    if study.traffic.warning:
+        typer.echo(f"warning: {study.traffic.warning}", err=True)
+    show(study.document(), as_json, lambda document: _print(document, max(sizes), paper))
 
 
 simulate.command("caps")(caps)
 
 
-def _document(
-    traffic: Traffic,
-    model: ServerModel,
-    settings: AutoscalerConfig,
-    asked: float,
-    comparison: Comparison,
-) -> dict[str, Any]:
-    return {
-        "trace": {
-            "name": traffic.name,
-            "requests": traffic.requests,
-            "seconds": traffic.span_s,
-            "busiest_minute_tokens_per_s": asked,
-        },
-        "server": {
-            "tokens_per_s": model.tokens_per_s,
-            "token_ms": 1000 * model.token_s,
-            "prompt_tokens": model.prompt_tokens,
-        },
-        "autoscaler": settings.model_dump(),
-        "groups": comparison.rows(),
-        "servers_over_time": comparison.autoscaled.servers,
-    }
+def _traffic(trace: Path | None, unit: Unit, token_s: float, tell: Callable[..., None]) -> Traffic:
+    """Read the trace, or make the paper's traffic."""
+    from simulator.autoscaling import savings
+    from simulator.autoscaling.traffic import read_traffic
+
+    if trace is None:
+        return savings.paper_traffic(token_s, *_PAPER_S)
+    return read_traffic(trace, unit, lambda line: tell(text=f"line {line:,}"))
 
 
-def _print(
-    traffic: Traffic,
-    model: ServerModel,
-    asked: float,
-    comparison: Comparison,
-    sizes: Sequence[int],
-    paper: bool,
-) -> None:
+def _print(document: dict[str, Any], largest: int, paper: bool) -> None:
     rows = []
-    for row in comparison.rows():
+    for row in document["groups"]:
         servers = row["servers"]
         rows.append(
             (
@@ -198,15 +151,16 @@ def _print(
                 str(row["unfinished_requests"]),
             )
         )
+    trace = document["trace"]
     print_table(
         (
             *("GROUP", "SERVERS", "LAST", "HOURS", "SAVED", "AT END"),
             *("BUSY", "ms/TOKEN", "p99", "SLOWED", "LEFT"),
         ),
         rows,
-        title=f"{traffic.name}: {traffic.requests:,} requests in {traffic.span_s / 60:.0f} min",
+        title=f"{trace['name']}: {trace['requests']:,} requests in {trace['seconds'] / 60:.0f} min",
     )
-    print(_legend(model, asked, max(sizes)))
+    print(_legend(document["server"], trace["busiest_minute_tokens_per_s"], largest))
     if paper:
         print(_PAPER)
 
@@ -219,13 +173,13 @@ def _ms(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.4g}"
 
 
-def _legend(model: ServerModel, asked: float, largest: int) -> str:
-    busy = asked / (largest * model.tokens_per_s)
+def _legend(server: dict[str, float], asked: float, largest: int) -> str:
+    busy = asked / (largest * server["tokens_per_s"])
     return f"""
 HOURS: server-hours. SAVED: by autoscaling, against that group; AT END: by the number of servers at the end.
-SLOWED: tokens that came more than {model.token_s * 1000:g} ms after the one before: too few servers.
+SLOWED: tokens that came more than {server["token_ms"]:g} ms after the one before: too few servers.
 p99: of the means of each interval. LEFT: requests that were not done at the end of the trace.
-A busy server computes {model.tokens_per_s:,.0f} tokens/s. The busiest minute needs {asked:,.0f} tokens/s
+A busy server computes {server["tokens_per_s"]:,.0f} tokens/s. The busiest minute needs {asked:,.0f} tokens/s
 and keeps {largest} servers {100 * busy:.0f} % busy.
 Assumptions: throughput is proportional to servers, the load is even, all requests slow down alike."""
 

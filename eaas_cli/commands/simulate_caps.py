@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from eaas.errors import ConfigError
+from eaas_cli.bench.command import show
 from eaas_cli.commands.options import Json
 from eaas_cli.console import print_table, progress
 
@@ -59,7 +60,6 @@ def caps(
     from attention_client.scheduler import strategy, strategy_names
     from eaas.cores import usable_cores
     from eaas_cli.option_values import numbers, once, positive_numbers, words
-    from simulator.caps.draw import can_draw, draw_comparison
     from simulator.caps.fit import DOMAINS
     from simulator.caps.grid import compare
     from simulator.caps.workload import RecordedDomains
@@ -83,19 +83,23 @@ def caps(
             requests, seed_list, rate_list, patterns, names, usable_cores(), done, traces
         )
     if out is not None:
-        written = [out / "results.json"]
-        try:
-            written[0].write_text(json.dumps(document, indent=2) + "\n")
-            written += draw_comparison(document, out) if can_draw() else []
-        except OSError as error:
-            raise ConfigError(f"--out {out}: {error.strerror}") from error
-        if len(written) == 1:
-            typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
-        typer.echo("wrote " + ", ".join(map(str, written)), err=True)
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        _print(document)
+        _write(document, out)
+    show(document, as_json, _print)
+
+
+def _write(document: dict[str, Any], directory: Path) -> None:
+    """Write the document and, if matplotlib is installed, its figures."""
+    from simulator.caps.draw import can_draw, draw_comparison
+
+    written = [directory / "results.json"]
+    try:
+        written[0].write_text(json.dumps(document, indent=2) + "\n")
+        written += draw_comparison(document, directory) if can_draw() else []
+    except OSError as error:
+        raise ConfigError(f"--out {directory}: {error.strerror}") from error
+    if len(written) == 1:
+        typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
+    typer.echo("wrote " + ", ".join(map(str, written)), err=True)
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from eaas.counted import counted
+from eaas_cli.bench.command import show
 from eaas_cli.commands.options import Json, Model
-from eaas_cli.console import print_table, progress_bar, table_console
+from eaas_cli.console import print_table, progress_of, table_console
 
 if TYPE_CHECKING:
     from simulator import Comparison
-    from simulator.placement.losses import Losses
 
 __all__ = ["trace"]
 
@@ -65,8 +65,7 @@ def record(
     from simulator.traces.record import PROMPTS, read_prompts, record_trace
 
     texts = PROMPTS if prompts is None else read_prompts(prompts)
-    with progress_bar() as bar:
-        task = bar.add_task("recording", total=1.0)
+    with progress_of("recording") as tell:
         recorded = record_trace(
             model,
             texts,
@@ -74,7 +73,7 @@ def record(
             max_tokens=max_tokens,
             temperature=temperature,
             endpoint=endpoint,
-            progress=lambda part: bar.update(task, completed=part),
+            progress=tell,
         )
     write_trace(recorded, target)
     _wrote(target, recorded.counts_ILE.shape)
@@ -101,8 +100,7 @@ def generate(
     from simulator.traces.file import check_target
 
     check_target(target)
-    with progress_bar() as bar:
-        task = bar.add_task(regime, total=1.0)
+    with progress_of(regime) as tell:
         made = generate_trace(
             regime,
             iterations=iterations,
@@ -111,7 +109,7 @@ def generate(
             tokens=tokens,
             top_k=top_k,
             seed=seed,
-            progress=lambda part: bar.update(task, completed=part),
+            progress=tell,
         )
     write_trace(made, target)
     _wrote(target, made.counts_ILE.shape)
@@ -133,7 +131,7 @@ def info(
     """Show the size, the skew and the drift of a trace."""
     from simulator.traces import read_trace
     from simulator.traces.published import published
-    from simulator.traces.summary import summary
+    from simulator.traces.trace import summary
 
     if against is not None:
         published(against)
@@ -142,15 +140,9 @@ def info(
     if against is not None:
         from simulator.placement.calibration import deviations
 
-        with progress_bar() as bar:
-            task = bar.add_task(f"against {against}", total=1.0)
-            document["against"] = deviations(
-                loaded, against, progress=lambda part: bar.update(task, completed=part)
-            )
-    if as_json:
-        typer.echo(json.dumps(document))
-        return
-    _print_summary(document)
+        with progress_of(f"against {against}") as tell:
+            document["against"] = deviations(loaded, against, progress=tell)
+    show(document, as_json, _print_summary)
 
 
 @trace.command("convert")
@@ -159,7 +151,7 @@ def convert(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A trace, or an array: .npy, .npz, .safetensors or .pt (read without unpickling).",
+            help="A trace, or an array: .npy, .npz, .safetensors or .pt (whose code does not run).",
         ),
     ],
     target: Target,
@@ -204,18 +196,30 @@ def convert(
     _wrote(target, converted.counts_ILE.shape)
 
 
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="Policy to replay; NAME+dispatch divides each batch as clients do, NAME+split in the "
+        "best way. NAME+spare splits, too, and one slot of each server follows the last 8 batches: "
+        "an expert takes 1.8 ms (400 Gb/s), an iteration 80 ms. Repeatable.",
+        show_default="all, and fractional+split",
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Deal the servers to this many nodes, and show what the loss of the worst one costs.",
+        show_default="nodes are unknown",
+    ),
+]
+
+
 @trace.command("compare")
 def compare(
     source: Source,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Policy to replay; NAME+dispatch divides each batch as clients do, NAME+split in the "
-            "best way. NAME+spare splits, too, and one slot of each server follows the last 8 batches: "
-            "an expert takes 1.8 ms (400 Gb/s), an iteration 80 ms. Repeatable.",
-            show_default="all, and fractional+split",
-        ),
-    ] = None,
+    policies: Policies = None,
     servers: Annotated[
         str, typer.Option(metavar="S,...", help="Numbers of servers to replay with.")
     ] = "64",
@@ -233,14 +237,7 @@ def compare(
             help="Seconds that each plan counts as; 'measured' takes the time on this machine.",
         ),
     ] = "0.4",
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Deal the servers to this many nodes, and show what the loss of the worst one costs.",
-            show_default="nodes are unknown",
-        ),
-    ] = None,
+    nodes: Nodes = None,
     racks: Annotated[
         int, typer.Option(min=1, help="With --nodes: deal the nodes to this many racks.")
     ] = 1,
@@ -258,36 +255,30 @@ def compare(
     from simulator.traces import read_trace
 
     planning_s = _planning_s(planning)
-    counts = once(numbers("--servers", servers))
-    intervals = once(numbers("--interval", interval))
-    policies = once(policy or usual_names())
-    for name in policies:
+    counts, intervals = once(numbers("--servers", servers)), once(numbers("--interval", interval))
+    names = once(policies or usual_names())
+    for name in names:
         parse_name(name)
     if plot is not None:
         check_plot(plot)
-
     loaded = read_trace(source)
-    with progress_bar() as bar:
-        task = bar.add_task("", total=1.0)
+    with progress_of("") as tell:
         comparison = run(
             loaded,
-            policies,
+            names,
             servers=counts,
             intervals=intervals,
             slots=slots,
             planning_s=planning_s,
             nodes=nodes,
             racks=racks,
-            progress=lambda what, part: bar.update(task, description=what, completed=part),
+            progress=lambda what, part: tell(part, what),
         )
     if plot is not None:
         from simulator.placement.plot import draw_plot
 
         draw_plot(comparison, plot)
-    if as_json:
-        typer.echo(json.dumps(comparison.document()))
-        return
-    _print_comparison(comparison)
+    show(comparison.document(), as_json, lambda _document: _print_comparison(comparison))
 
 
 def _planning_s(text: str) -> float | None:
@@ -327,7 +318,7 @@ def _print_comparison(comparison: Comparison) -> None:
             f"{1e3 * run.plan_s:.1f} ms" if run.plans else "-",
             f"{run.time_s:.1f} s",
             f"{comparison.score(run):.2f}",
-            *([] if run.losses is None else _lost(run.losses)),
+            *((f"{run.losses.node:.1%}", f"{run.losses.rack:.1%}") if run.losses else ()),
         )
         for run in comparison.replays
     ]
@@ -349,13 +340,10 @@ def _print_comparison(comparison: Comparison) -> None:
         print("The trace ends before EPLB's first plan: score 100 is the layout at the start.")
 
 
-def _lost(losses: Losses) -> tuple[str, str]:
-    return f"{losses.node:.1%}", f"{losses.rack:.1%}"
-
-
 def _print_summary(document: dict[str, Any]) -> None:
     from rich.table import Table
 
+    # Notes may be long: unlike in `print_table`, they fold.
     table = Table(box=None, show_header=False)
     for name, value in document.items():
         if name not in ("notes", "against"):
@@ -369,22 +357,20 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 
 def _print_against(against: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in ("servers", "interval", "PAR", "published", "off", "transit", "published "):
-        table.add_column(column, justify="right")
-    for row in against["rows"]:
-        table.add_row(
+    rows = [
+        (
             str(row["servers"]),
-            "none" if row["interval"] is None else str(row["interval"]),
+            str(row["interval"] or "none"),
             f"{row['par']:.4f}",
             f"{row['published_par']:.4f}",
             f"{100 * row['off']:+.1f} %",
             f"{row['transit']:,}",
             f"{row['published_transit']:,}",
         )
-    table_console().print(table)
+        for row in against["rows"]
+    ]
+    columns = ("servers", "interval", "PAR", "published", "off", "transit", "published ")
+    print_table(columns, rows)
     print(
         f"PAR is off {against['dataset']} by {100 * against['mean_off']:.1f} % on average, "
         f"{100 * against['worst_off']:.1f} % at worst"

@@ -11,7 +11,7 @@ from eaas.config import AutoscalerConfig
 from simulator.autoscaling.serving import Load, ServerModel, SharedServers
 from simulator.autoscaling.traffic import Traffic
 
-__all__ = ["Outcome", "run_autoscaled", "run_fixed"]
+__all__ = ["Outcome", "run"]
 
 
 @dataclass
@@ -41,19 +41,9 @@ class Outcome:
         return sum(count * (end - at) for (at, count), end in spans) / 3600
 
     @property
-    def last_servers(self) -> int:
-        """Number of servers at the end of the trace, for the part saved by then."""
-        return self.servers[-1][1]
-
-    @property
-    def most_servers(self) -> int:
-        """Highest number of servers at a time, starting and leaving ones included."""
-        return max(count for _, count in self.servers)
-
-    @property
-    def fewest_servers(self) -> int:
-        """Lowest number of servers at a time, starting and leaving ones included."""
-        return min(count for _, count in self.servers)
+    def sizes(self) -> list[int]:
+        """Numbers of servers over time, starting and leaving ones included."""
+        return [count for _, count in self.servers]
 
     def token_s(self, share: float) -> float:
         """Return a quantile (`share`, 0 to 1) of the seconds between two tokens, from means of intervals."""
@@ -66,41 +56,24 @@ class Outcome:
         return 0.0
 
 
-def run_fixed(
-    traffic: Traffic,
-    model: ServerModel,
-    servers: int,
-    interval_s: float,
-    progress: Callable[[float], None] = lambda share: None,
-) -> Outcome:
-    """Replay a traffic trace on a simulated group of fixed size, to compare with the autoscaled one.
-
-    Args:
-        model: Model of servers and requests.
-        interval_s: Time over which waits are averaged.
-        progress: Called after each interval with the part of the trace done.
-    """
-    replay = _Replay(traffic, model, servers)
-    while not replay.is_over:
-        replay.run(interval_s)
-        progress(replay.now / traffic.span_s)
-    return replay.outcome
-
-
-def run_autoscaled(
+def run(
     traffic: Traffic,
     model: ServerModel,
     servers: int,
     config: AutoscalerConfig,
     *,
-    fewest: int,
-    change_s: float,
+    autoscaled: bool,
+    fewest: int = 1,
+    change_s: float = 0.0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Outcome:
-    """Replay a traffic trace on a simulated group whose size the live `Autoscaler` decides.
+    """Replay a traffic trace on a simulated group of servers.
 
     Args:
         model: Model of servers and requests.
+        servers: Number of servers at the start.
+        config: Settings of the autoscaler; waits are averaged over its interval.
+        autoscaled: Whether the live `Autoscaler` decides the group's size; otherwise it stays.
         fewest: Fewest servers that hold every expert with the wanted redundancy.
         change_s: Seconds until a new server computes, or until a leaving one (which still computes) has left.
         progress: Called after each interval with the part of the trace done.
@@ -108,25 +81,26 @@ def run_autoscaled(
     Raises:
         ValueError: min_servers is above max_servers.
     """
-    autoscaler = Autoscaler(config)
+    autoscaler = Autoscaler(config) if autoscaled else None
     replay = _Replay(traffic, model, servers)
     while not replay.is_over:
         load = replay.run(config.interval_s)
-        coming = replay.wanted - replay.serving.servers
-        reading = Reading(
-            now=replay.now,
-            servers=replay.wanted,
-            work=load.computed / (model.tokens_per_s * load.seconds),
-            unmeasured=max(0, coming),
-            busiest=load.utilization,
-            fewest=fewest,
-            token_s=load.token_s,
-            changing="" if not coming else "one comes" if coming > 0 else "one goes",
-        )
-        decision = autoscaler.decide(reading)
-        if decision.servers != decision.before:
-            autoscaler.changed(decision, replay.now)
-            replay.change(decision.servers, change_s)
+        if autoscaler is not None:
+            coming = replay.wanted - replay.serving.servers
+            reading = Reading(
+                now=replay.now,
+                servers=replay.wanted,
+                work=load.computed / (model.tokens_per_s * load.seconds),
+                unmeasured=max(0, coming),
+                busiest=load.utilization,
+                fewest=fewest,
+                token_s=load.token_s,
+                changing="" if not coming else "one comes" if coming > 0 else "one goes",
+            )
+            decision = autoscaler.decide(reading)
+            if decision.servers != decision.before:
+                autoscaler.changed(decision, replay.now)
+                replay.change(decision.servers, change_s)
         progress(replay.now / traffic.span_s)
     return replay.outcome
 

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from eaas.config import AutoscalerConfig
-from simulator.autoscaling.replay import Outcome, run_autoscaled, run_fixed
+from eaas.errors import ConfigError, TrafficError
+from simulator.autoscaling.replay import Outcome, run
 from simulator.autoscaling.serving import ServerModel
 from simulator.autoscaling.traffic import Traffic
 
 __all__ = [
-    "Comparison",
+    "PAPER_SERVERS",
+    "Study",
     "busiest_tokens_per_s",
-    "compare",
     "paper_traffic",
-    "tokens_per_s_at_target",
+    "study",
 ]
 
 # A fixed group is sized by the highest mean demand over this many seconds.
@@ -32,57 +33,100 @@ _PAPER_BEFORE, _PAPER_AFTER = 8192, 5120
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Study:
     """One traffic trace on an autoscaled group and on fixed groups.
 
     Attributes:
+        asked: Tokens per second in the busiest minute.
         fixed: Outcomes of the fixed groups, by size.
     """
 
+    traffic: Traffic
+    model: ServerModel
+    config: AutoscalerConfig
+    asked: float
     autoscaled: Outcome
     fixed: dict[int, Outcome]
 
-    def saved(self, size: int) -> float:
-        """Return the saved part of a fixed group's server-hours; below 0: the autoscaled group took more."""
-        return 1 - self.autoscaled.server_hours / self.fixed[size].server_hours
-
-    def saved_at_end(self, size: int) -> float:
-        """Return the saved part of a fixed group's servers at the end of the trace; below 0: more run."""
-        return 1 - self.autoscaled.last_servers / size
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row of figures for each group, the autoscaled one first, as JSON values."""
+    def document(self) -> dict[str, Any]:
+        """Return the figures as JSON values; the first of `groups` is the autoscaled one."""
         rows = [_row("autoscaled", self.autoscaled, None, None)]
         for size, outcome in self.fixed.items():
-            rows.append(_row(f"fixed {size}", outcome, self.saved(size), self.saved_at_end(size)))
-        return rows
+            # Below 0: the autoscaled group took more.
+            saved = 1 - self.autoscaled.server_hours / outcome.server_hours
+            rows.append(_row(f"fixed {size}", outcome, saved, 1 - self.autoscaled.sizes[-1] / size))
+        return {
+            "trace": {
+                "name": self.traffic.name,
+                "requests": self.traffic.requests,
+                "seconds": self.traffic.span_s,
+                "busiest_minute_tokens_per_s": self.asked,
+            },
+            "server": {
+                "tokens_per_s": self.model.tokens_per_s,
+                "token_ms": 1000 * self.model.token_s,
+                "prompt_tokens": self.model.prompt_tokens,
+            },
+            "autoscaler": self.config.model_dump(),
+            "groups": rows,
+            "servers_over_time": self.autoscaled.servers,
+        }
 
 
-def compare(
+def study(
     traffic: Traffic,
-    model: ServerModel,
     config: AutoscalerConfig,
     sizes: Sequence[int],
     *,
     start: int,
     fewest: int,
     change_s: float,
+    token_s: float,
+    prompt_tokens: int,
+    tokens_per_s: float | None = None,
     progress: Callable[[float], None] = lambda share: None,
-) -> Comparison:
-    """Replay a trace on an autoscaled group and on a fixed group of each size (see `run_autoscaled`)."""
-    runs = 1 + len(sizes)
+) -> Study:
+    """Replay a trace on an autoscaled group and on a fixed group of each size.
 
-    def part(done: int) -> Callable[[float], None]:
-        return lambda share: progress((done + share) / runs)
+    Args:
+        start, fewest, change_s: See `run`; `start` servers are at the start of the autoscaled group.
+        token_s, prompt_tokens: See `ServerModel`.
+        tokens_per_s: See `ServerModel`. None: the throughput at which the largest fixed group meets the
+            busiest minute at target utilisation, so that it is just large enough.
+        progress: Called with the part done, 0 to 1.
 
-    autoscaled = run_autoscaled(
-        traffic, model, start, config, fewest=fewest, change_s=change_s, progress=part(0)
-    )
+    Raises:
+        ConfigError: min_servers is above max_servers.
+        TrafficError: No request asks these servers for a token.
+    """
+    if config.min_servers > config.max_servers:
+        raise ConfigError(
+            f"autoscaler: min_servers {config.min_servers} is above max_servers {config.max_servers}"
+        )
+    asked = busiest_tokens_per_s(traffic, token_s, prompt_tokens)
+    if not asked:
+        raise TrafficError(f"{traffic.name}: no request asks these servers for a token")
+    if tokens_per_s is None:
+        tokens_per_s = asked / (max(sizes) * config.target_utilization)
+    model = ServerModel(tokens_per_s, token_s, prompt_tokens)
+
+    def replayed(servers: int, done: int, *, autoscaled: bool) -> Outcome:
+        return run(
+            traffic,
+            model,
+            servers,
+            config,
+            autoscaled=autoscaled,
+            fewest=fewest,
+            change_s=change_s,
+            progress=lambda share: progress((done + share) / (1 + len(sizes))),
+        )
+
+    first = replayed(start, 0, autoscaled=True)
     fixed = {
-        size: run_fixed(traffic, model, size, config.interval_s, part(done))
-        for done, size in enumerate(sizes, start=1)
+        size: replayed(size, done, autoscaled=False) for done, size in enumerate(sizes, start=1)
     }
-    return Comparison(autoscaled, fixed)
+    return Study(traffic, model, config, asked, first, fixed)
 
 
 def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -> float:
@@ -109,14 +153,6 @@ def busiest_tokens_per_s(traffic: Traffic, token_s: float, prompt_tokens: int) -
     asked = np.concatenate(([0.0], np.cumsum(rate[:-1] * np.diff(at))))
     edges = np.arange(0.0, traffic.span_s + _PEAK_S, _PEAK_S)
     return float(np.diff(np.interp(edges, at, asked, left=0.0)).max() / _PEAK_S)
-
-
-def tokens_per_s_at_target(asked: float, servers: int, config: AutoscalerConfig) -> float:
-    """Compute the throughput of a server at which `servers` of them meet a demand at target utilisation.
-
-    The model's servers have it by default, so that the largest fixed group is just large enough.
-    """
-    return asked / (servers * config.target_utilization)
 
 
 def paper_traffic(token_s: float, before_s: float, after_s: float) -> Traffic:
@@ -146,9 +182,9 @@ def _row(
     return {
         "group": name,
         "servers": {
-            "fewest": outcome.fewest_servers,
-            "most": outcome.most_servers,
-            "last": outcome.last_servers,
+            "fewest": min(outcome.sizes),
+            "most": max(outcome.sizes),
+            "last": outcome.sizes[-1],
         },
         "changes": len(outcome.servers) - 1,
         "server_hours": outcome.server_hours,

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from eaas.errors import TrafficError
 
-__all__ = ["Traffic", "Unit", "read_arrivals", "read_traffic"]
+__all__ = ["Traffic", "Unit", "read_traffic"]
 
 Unit = Literal["s", "ms", "us", "ns"]
 
@@ -107,25 +108,26 @@ def read_traffic(
     """
     at_R: list[_Number] = []
     tokens_R: list[tuple[int, int]] = []
-    found, lines = _opened(path)
-    dates = False
-    for line, record in lines:
-        given = record.get(found.arrival)
-        at, is_date = _time(path, line, found.arrival, given)
-        if at_R and is_date != dates:
-            raise _wrong(path, line, f"{found.arrival} is {given!r}, other than in the line before")
-        if at_R and at < at_R[-1]:
-            raise _wrong(path, line, "it is earlier than the line before")
-        dates = is_date
-        at_R.append(at)
-        tokens_R.append(
-            (
-                _tokens(path, line, found.prompt, record.get(found.prompt)),
-                _tokens(path, line, found.output, record.get(found.output)),
-            )
-        )
-        if line % _LINES == 0:
-            progress(line)
+    dates, line = False, 1
+    texts = _texts(path)
+    try:
+        found, parse, begin = _opened(texts[0])
+        for line, text in enumerate(texts[begin:], begin + 1):
+            record = parse(text)
+            at, is_date = _time(found.arrival, record.get(found.arrival))
+            if at_R and is_date != dates:
+                given = record[found.arrival]
+                raise ValueError(f"{found.arrival} is {given!r}, other than in the line before")
+            if at_R and at < at_R[-1]:
+                raise ValueError("it is earlier than the line before")
+            dates = is_date
+            at_R.append(at)
+            prompt, output = (_tokens(n, record.get(n)) for n in (found.prompt, found.output))
+            tokens_R.append((prompt, output))
+            if line % _LINES == 0:
+                progress(line)
+    except ValueError as error:
+        raise TrafficError(f"{path}, line {line}: {error}") from error
     if len(at_R) < 2:
         raise TrafficError(f"{path}: {len(at_R)} requests; a trace has two at least")
     # Whole numbers are subtracted before they become floats, which round nanoseconds since 1970.
@@ -146,22 +148,8 @@ def read_traffic(
     return Traffic(path.name, passed_R / _PER_S[named], prompt_R, output_R, span_s, warning)
 
 
-def read_arrivals(path: Path) -> list[float]:
-    """Read the arrival times of a traffic trace, for simulated batch selection: seconds, the first at 0.
-
-    Raises:
-        TrafficError: As `read_traffic`.
-    """
-    arrival_s: list[float] = read_traffic(path).arrival_s_R.tolist()
-    return arrival_s
-
-
-def _wrong(path: Path, line: int, what: str) -> TrafficError:
-    return TrafficError(f"{path}, line {line}: {what}")
-
-
-def _opened(path: Path) -> tuple[_Format, Iterator[tuple[int, Mapping[str, Any]]]]:
-    """Return a file's format, and its records with the numbers of their lines."""
+def _texts(path: Path) -> list[str]:
+    """Return a file's lines. Raises TrafficError."""
     try:
         # Only a line feed ends a line: a text in JSON may hold U+2028.
         lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
@@ -170,45 +158,43 @@ def _opened(path: Path) -> tuple[_Format, Iterator[tuple[int, Mapping[str, Any]]
         raise TrafficError(f"{path}: {what}; {_GIVE}") from error
     if not lines[0]:
         raise TrafficError(f"{path}: it is empty; {_GIVE}")
-    is_json = lines[0].lstrip().startswith("{")
-    names = [*_object(path, 1, lines[0])] if is_json else _cells(path, 1, lines[0])
+    return lines
+
+
+def _opened(first: str) -> tuple[_Format, Callable[[str], Mapping[str, Any]], int]:
+    """Return a file's format, the function that parses a line, and the number of lines to skip."""
+    is_json = first.lstrip().startswith("{")
+    names = [*_object(first)] if is_json else _cells(first)
     for found in _FORMATS.values():
         if {found.arrival, found.prompt, found.output, found.mark or found.arrival} <= set(names):
-            break
-    else:
-        what = "fields" if is_json else "columns"
-        raise _wrong(path, 1, f"{what} {' '.join(','.join(names).split())[:200]}; {_GIVE}")
-    if is_json:
-        return found, ((line, _object(path, line, text)) for line, text in enumerate(lines, 1))
-    return found, _rows(path, names, lines)
+            return (found, _object, 0) if is_json else (found, partial(_row, names), 1)
+    what = "fields" if is_json else "columns"
+    raise ValueError(f"{what} {' '.join(','.join(names).split())[:200]}; {_GIVE}")
 
 
-def _object(path: Path, line: int, text: str) -> Mapping[str, Any]:
+def _object(text: str) -> Mapping[str, Any]:
     try:
         document = json.loads(text)
     # Brackets in brackets end in a RecursionError.
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, line, f"no JSON: {error}") from error
+        raise ValueError(f"no JSON: {error}") from error
     if not isinstance(document, dict):
-        raise _wrong(path, line, "no JSON object")
+        raise ValueError("no JSON object")
     return document
 
 
-def _cells(path: Path, line: int, text: str) -> list[str]:
+def _cells(text: str) -> list[str]:
     try:
         return next(csv.reader([text]), [])
     except csv.Error as error:
-        raise _wrong(path, line, f"no CSV: {error}") from error
+        raise ValueError(f"no CSV: {error}") from error
 
 
-def _rows(
-    path: Path, names: list[str], lines: list[str]
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line, text in enumerate(lines[1:], start=2):
-        cells = _cells(path, line, text)
-        if len(cells) != len(names):
-            raise _wrong(path, line, f"{text[:200]!r} is not {','.join(names)}")
-        yield line, {name: _parsed(cell) for name, cell in zip(names, cells, strict=True)}
+def _row(names: list[str], text: str) -> Mapping[str, Any]:
+    cells = _cells(text)
+    if len(cells) != len(names):
+        raise ValueError(f"{text[:200]!r} is not {','.join(names)}")
+    return {name: _parsed(cell) for name, cell in zip(names, cells, strict=True)}
 
 
 def _parsed(cell: str) -> str | _Number:
@@ -221,31 +207,31 @@ def _parsed(cell: str) -> str | _Number:
     return cell
 
 
-def _time(path: Path, line: int, name: str, value: object) -> tuple[_Number, bool]:
+def _time(name: str, value: object) -> tuple[_Number, bool]:
     """Return a time as a number, and whether it was a date; then it is in seconds."""
     if not isinstance(value, str):
-        return _number(path, line, name, value), False
+        return _number(name, value), False
     try:
         at = datetime.fromisoformat(value)
         # Without a zone assume UTC: only differences count, and UTC has no summer time.
         return at.replace(tzinfo=at.tzinfo or UTC).timestamp(), True
     except ValueError as error:
-        raise _wrong(path, line, f"{name}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
 
 
-def _tokens(path: Path, line: int, name: str, value: object) -> int:
-    number = _number(path, line, name, value)
+def _tokens(name: str, value: object) -> int:
+    number = _number(name, value)
     if number != int(number) or number > _MOST_TOKENS or number < 0:
-        raise _wrong(path, line, f"{name} is {value!s:.40}, not a number of tokens")
+        raise ValueError(f"{name} is {value!s:.40}, not a number of tokens")
     return int(number)
 
 
-def _number(path: Path, line: int, name: str, value: object) -> _Number:
+def _number(name: str, value: object) -> _Number:
     # Python treats True as an int, and its JSON parser accepts NaN as a number.
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise _wrong(path, line, f"{name} is {json.dumps(value)[:40]}, not a number")
+        raise ValueError(f"{name} is {json.dumps(value)[:40]}, not a number")
     if not -_LARGEST < value < _LARGEST:
-        raise _wrong(path, line, f"{name} is {value!s:.40}, beyond {_LARGEST:g}")
+        raise ValueError(f"{name} is {value!s:.40}, beyond {_LARGEST:g}")
     return value
 
 

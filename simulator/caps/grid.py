@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from simulator.caps.cells import run_groups
 from simulator.caps.fit import parameters
 from simulator.caps.metrics import half_width_95
-from simulator.caps.pool import run_cells
 
-__all__ = ["BASELINE", "compare", "rate_key"]
+__all__ = ["BASELINE", "compare"]
 
 BASELINE = "fcfs"
 _FIGURES = ("p50", "p90", "p99", "throughput", "imbalance")
@@ -48,18 +48,20 @@ def compare(
         95 % confidence intervals, and in `config` the fitted parameters and the simulator's speed.
     """
     names = list(dict.fromkeys([*strategies, BASELINE]))
-    cells = [
+    places = list(product(patterns, rates))
+    groups = [
         {
             "arrivals": pattern,
             "requests": requests,
             "rate": rate,
-            "seed": seed,
             "entries": [(name, "true") for name in names],
             "routing": routing,
         }
-        for pattern, rate, seed in product(patterns, rates, seeds)
+        for pattern, rate in places
     ]
-    results = run_cells(cells, processes, done)
+    results = run_groups(groups, seeds, processes, done)
+    cells = [cell for group in results for cell in group]
+    events = sum(cell["events"] for cell in cells)
     document: Document = {
         "config": {
             "requests": requests,
@@ -68,45 +70,35 @@ def compare(
             "generated": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
             "parameters": parameters(),
             "routing": list(routing or ()),
-            "events": sum(result["events"] for result in results),
-            "events_per_s": round(
-                sum(result["events"] for result in results)
-                / sum(result["seconds"] for result in results)
-            ),
+            "events": events,
+            "events_per_s": round(events / sum(cell["seconds"] for cell in cells)),
         },
         "strategies": sorted(names),
+        **{pattern: {} for pattern in patterns},
     }
-    groups = iter(results)
-    for pattern in patterns:
-        document[pattern] = {}
-        for rate in rates:
-            runs = [next(groups)["figures"] for _ in seeds]
-            document[pattern][rate_key(rate)] = _rows(names, runs)
+    for (pattern, rate), group in zip(places, results, strict=True):
+        # 150, 12.5
+        key = repr(float(rate)).removesuffix(".0")
+        document[pattern][key] = _rows(names, [cell["figures"] for cell in group])
     return document
-
-
-def rate_key(rate: float) -> str:
-    """Format a rate of requests per second as a key of the document: 150, 12.5."""
-    return repr(float(rate)).removesuffix(".0")
 
 
 def _rows(names: Sequence[str], runs: Sequence[Sequence[dict[str, float]]]) -> Document:
     rows: Document = {}
     means: dict[str, dict[str, float]] = {}
     for index, name in enumerate(names):
-        row: dict[str, float | None] = {}
-        means[name] = {}
+        rows[name], means[name] = {}, {}
         for figure in _FIGURES:
             values = [run[index][figure] for run in runs]
             digits = _DIGITS.get(figure, 2)
-            means[name][figure] = float(np.mean(values))
-            row[f"{figure}_mean"] = round(means[name][figure], digits)
-            row[f"{figure}_std"] = round(
-                float(np.std(values, ddof=min(1, len(values) - 1))), digits
+            spread, half = (
+                float(np.std(values, ddof=min(1, len(values) - 1))),
+                half_width_95(values),
             )
-            half = half_width_95(values)
-            row[f"{figure}_ci95"] = None if half is None else round(half, digits)
-        rows[name] = row
+            means[name][figure] = float(np.mean(values))
+            rows[name][f"{figure}_mean"] = round(means[name][figure], digits)
+            rows[name][f"{figure}_std"] = round(spread, digits)
+            rows[name][f"{figure}_ci95"] = None if half is None else round(half, digits)
     base = means[BASELINE]
     rows["_improvements"] = {
         name: {

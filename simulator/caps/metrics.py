@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from simulator.caps.cost import CostModel
 from simulator.caps.engine import Run
 
-__all__ = ["Figures", "figures", "half_width_95"]
+__all__ = ["figures", "half_width_95"]
 
 # Student's t, 97.5 %, by degrees of freedom. Beyond the table the normal distribution is close enough.
 _T = (
@@ -21,34 +20,23 @@ _T = (
 _NORMAL = 1.96
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Figures of one simulated run.
-
-    Attributes:
-        p50, p90, p99: Percentiles of the latency, in milliseconds.
-        throughput: Finished requests per second, from the first arrival to the last end.
-        imbalance: The cost model's imbalance, mean over batches.
-    """
-
-    p50: float
-    p90: float
-    p99: float
-    throughput: float
-    imbalance: float
-
-
-def figures(run: Run, cost: CostModel, warm_up: float) -> Figures:
+def figures(run: Run, cost: CostModel, warm_up: float) -> dict[str, float]:
     """Compute the figures of a run, which strategies are compared by.
 
-    `warm_up` is the share of the first requests, whose latencies are left out.
+    Args:
+        cost: The run's execution model.
+        warm_up: Share of the first requests, whose latencies are left out.
+
+    Returns:
+        `p50`, `p90` and `p99` of the latency in milliseconds; `throughput`, finished requests per second from
+        the first arrival to the last end; `imbalance` of the cost model, mean over batches.
     """
     counted_s = run.latency_s[int(warm_up * len(run.latency_s)) :]
     p50, p90, p99 = (1e3 * np.percentile(counted_s, (50, 90, 99))).tolist()
     first_s = float((run.finish_s - run.latency_s).min())
     throughput = len(run.finish_s) / (float(run.finish_s.max()) - first_s)
     imbalance = float(np.mean([cost.imbalance(load_E) for load_E in run.batch_load_BE]))
-    return Figures(p50, p90, p99, throughput, imbalance)
+    return {"p50": p50, "p90": p90, "p99": p99, "throughput": throughput, "imbalance": imbalance}
 
 
 def half_width_95(values: Sequence[float]) -> float | None:

@@ -7,20 +7,21 @@ that use loads also run with a perfect predictor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from simulator.caps.cell import run_cell
+from simulator.caps.cells import run_groups
 from simulator.caps.fit import parameters
 from simulator.caps.grid import BASELINE
 from simulator.caps.metrics import half_width_95
-from simulator.caps.pool import run_cells
 from simulator.caps.workload import PATTERNS
 
-__all__ = ["CONTROL", "GREEDY", "PERFECT", "cells", "judge"]
+__all__ = ["CONTROL", "GREEDY", "PERFECT", "Trial", "judge"]
 
 GREEDY = "greedy_variance"
 CONTROL = "random"
@@ -32,29 +33,53 @@ _FLOOD = 1e5
 Document = dict[str, Any]
 
 
-def judge(
-    name: str,
-    requests: int,
-    seeds: Sequence[int],
-    loads: Sequence[float],
-    overloads: Sequence[float],
-    traces: Sequence[Path],
-    predicted_pairs: int,
-    step_us: Sequence[float] | None,
-    servers: int,
-    processes: int,
-    done: Callable[[], None],
-) -> Document:
-    """Simulate the strategy at each load, a share of first-come-first-served's capacity, for a verdict.
+@dataclass(frozen=True)
+class Trial:
+    """What a strategy is judged by.
 
-    Args:
+    Attributes:
         requests: Number of requests in a run without a trace.
+        seeds: One run for each.
         loads: Loads below 1, for all arrivals.
         overloads: Loads above 1, for bursty and Poisson arrivals.
         traces: Files of arrivals; each runs with requests clustered by domain, and with independent ones.
-        predicted_pairs: See `bursty`.
+        predicted_pairs: See `draw_workload`.
         step_us, servers: See `run_cell`.
-        done: Called after each cell: see `cells`.
+    """
+
+    strategy: str
+    requests: int
+    seeds: Sequence[int]
+    loads: Sequence[float]
+    overloads: Sequence[float]
+    traces: Sequence[Path] = ()
+    predicted_pairs: int = 40
+    step_us: Sequence[float] | None = None
+    servers: int = 1
+
+    @property
+    def groups(self) -> list[tuple[str, Path | None, float]]:
+        """Pattern, trace and load of each row."""
+        calm_and_over = (*self.loads, *self.overloads)
+        return [(pattern, None, load) for pattern in PATTERNS for load in calm_and_over] + [
+            (pattern, trace, load)
+            for trace in self.traces
+            for pattern in PATTERNS
+            for load in self.loads
+        ]
+
+    @property
+    def cells(self) -> int:
+        """Number of cells that `judge` runs, for a progress bar; not those that find the capacity."""
+        return len(self.groups) * len(self.seeds)
+
+
+def judge(trial: Trial, processes: int, done: Callable[[], None]) -> Document:
+    """Simulate a strategy at each load, a share of first-come-first-served's capacity, for a verdict.
+
+    Args:
+        processes: See `run_groups`.
+        done: Called after each cell.
 
     Returns:
         JSON: `config`; `rows`, each with arrivals, load, FCFS's P99 in ms and the P99 reductions against it
@@ -62,49 +87,28 @@ def judge(
         predicted and for true loads: the worst row in calm, the least share of greedy's gain under overload,
         and the correlation of predicted and true loads.
     """
-    entries = [
-        (BASELINE, "true"),
-        (CONTROL, "true"),
-        (GREEDY, "predicted"),
-        (GREEDY, "true"),
-        (name, "predicted"),
-        (name, "true"),
-    ]
+    name, told = trial.strategy, ("predicted", "true")
+    entries = [(BASELINE, "true"), (CONTROL, "true"), *product((GREEDY, name), told)]
     labels = [
         entry + (PERFECT if told == "true" and entry != CONTROL else "") for entry, told in entries
     ]
-    capacity = {
-        pattern: _capacity(pattern, requests, seeds, step_us, servers) for pattern in PATTERNS
-    }
-    groups: list[tuple[str, Path | None, float]]
-    groups = [(pattern, None, load) for pattern in PATTERNS for load in (*loads, *overloads)]
-    groups += [(pattern, trace, load) for trace in traces for pattern in PATTERNS for load in loads]
-    results = iter(
-        run_cells(
-            [
-                {
-                    "arrivals": pattern,
-                    "requests": requests,
-                    "rate": load * capacity[pattern],
-                    "seed": seed,
-                    "entries": entries,
-                    "trace": None if trace is None else str(trace),
-                    "predicted_pairs": predicted_pairs,
-                    "step_us": step_us,
-                    "servers": servers,
-                }
-                for pattern, trace, load in groups
-                for seed in seeds
-            ],
-            processes,
-            done,
-        )
+    capacity = {pattern: _capacity(trial, pattern) for pattern in PATTERNS}
+    results = run_groups(
+        [
+            _cell(trial, pattern, load * capacity[pattern], entries)
+            | {
+                "trace": None if trace is None else str(trace),
+                "predicted_pairs": trial.predicted_pairs,
+            }
+            for pattern, trace, load in trial.groups
+        ],
+        trial.seeds,
+        processes,
+        done,
     )
-    rows, correlations = [], []
-    for pattern, trace, load in groups:
-        runs = [next(results) for _ in seeds]
+    rows = []
+    for (pattern, trace, load), runs in zip(trial.groups, results, strict=True):
         p99_NA = np.array([[figures["p99"] for figures in run["figures"]] for run in runs])
-        correlations += [run["correlation"] for run in runs]
         rows.append(
             {
                 "arrivals": pattern if trace is None else trace.name,
@@ -114,14 +118,15 @@ def judge(
                 **_reductions(labels[1:], p99_NA),
             }
         )
+    correlations = [run["correlation"] for runs in results for run in runs]
     return {
         "config": {
             "strategy": name,
-            "requests": requests,
-            "seeds": list(seeds),
-            "predicted_pairs": predicted_pairs,
-            "step_us": step_us,
-            "servers": servers,
+            "requests": trial.requests,
+            "seeds": list(trial.seeds),
+            "predicted_pairs": trial.predicted_pairs,
+            "step_us": trial.step_us,
+            "servers": trial.servers,
             "capacity_per_s": {pattern: round(rate, 1) for pattern, rate in capacity.items()},
             "parameters": parameters(),
         },
@@ -130,24 +135,21 @@ def judge(
     }
 
 
-def cells(seeds: int, loads: int, overloads: int, traces: int) -> int:
-    """Return the number of cells that `judge` runs, for a progress bar; not those that find the capacity."""
-    return seeds * len(PATTERNS) * (loads * (1 + traces) + overloads)
+def _cell(trial: Trial, pattern: str, rate: float, entries: Sequence[tuple[str, str]]) -> Document:
+    return {
+        "arrivals": pattern,
+        "requests": trial.requests,
+        "rate": rate,
+        "entries": entries,
+        "step_us": trial.step_us,
+        "servers": trial.servers,
+    }
 
 
-def _capacity(
-    pattern: str,
-    requests: int,
-    seeds: Sequence[int],
-    step_us: Sequence[float] | None,
-    servers: int,
-) -> float:
+def _capacity(trial: Trial, pattern: str) -> float:
     """Simulate how many requests per second first-come-first-served finishes if requests always wait."""
-    entries = [(BASELINE, "true")]
-    runs = [
-        run_cell(pattern, requests, _FLOOD, seed, entries, step_us=step_us, servers=servers)
-        for seed in seeds
-    ]
+    flood = _cell(trial, pattern, _FLOOD, [(BASELINE, "true")])
+    (runs,) = run_groups([flood], trial.seeds, processes=1)
     return float(np.mean([run["figures"][0]["throughput"] for run in runs]))
 
 

@@ -24,9 +24,7 @@ __all__ = [
     "Domains",
     "RecordedDomains",
     "Workload",
-    "bursty",
-    "from_times",
-    "poisson",
+    "draw_workload",
 ]
 
 PATTERNS = ("bursty", "poisson")
@@ -79,7 +77,7 @@ class Domains:
         arrival_s: Floats,
         predicted_pairs: int | None,
     ) -> Workload:
-        """Draw the true and predicted loads of requests at these arrivals; see `bursty` for arguments."""
+        """Draw the true and predicted loads of requests at these arrivals; see `draw_workload`."""
         chance_NLE = self.chances(rng)[domain_N]
         pairs = self.tokens * self.top_k
         load_NE = _flat(rng.multinomial(pairs, chance_NLE))
@@ -169,58 +167,43 @@ def _flat(count_NLE: Ints) -> Floats:
     return count_NLE.reshape(len(count_NLE), -1).astype(np.float64)
 
 
-def bursty(
-    domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
-) -> Workload:
-    """Draw a workload of bursts of one domain each; a pause in proportion to its length follows each burst.
-
-    Args:
-        domains: Domains that loads are drawn from.
-        requests: N.
-        rate: Mean requests per second.
-        predicted_pairs: The prediction is another sample from the request's domain, of this many (token,
-            expert) pairs. None: the prediction is the true load.
-    """
-    rng = np.random.default_rng([seed, PATTERNS.index("bursty")])
-    domain_N, ended_N = domains.clusters(rng, requests)
-    gap_s = rng.exponential(1 / (rate * domains.burst_speed), requests)
-    gap_s += ended_N / rate * (1 - 1 / domains.burst_speed)
-    return domains.draw(rng, domain_N, np.cumsum(gap_s), predicted_pairs)
-
-
-def poisson(
-    domains: Domains, requests: int, rate: float, seed: int, predicted_pairs: int | None = None
-) -> Workload:
-    """Draw a workload of independent arrivals, each of any domain. Arguments as for `bursty`."""
-    rng = np.random.default_rng([seed, PATTERNS.index("poisson")])
-    domain_N = rng.integers(domains.domains, size=requests)
-    arrival_s = np.cumsum(rng.exponential(1 / rate, requests))
-    return domains.draw(rng, domain_N, arrival_s, predicted_pairs)
-
-
-def from_times(
+def draw_workload(
     domains: Domains,
-    times_s: Sequence[float],
+    pattern: str,
+    requests: int,
     rate: float,
     seed: int,
     predicted_pairs: int | None = None,
     *,
-    clustered: bool,
+    times_s: npt.ArrayLike | None = None,
 ) -> Workload:
-    """Draw a workload with a trace's arrivals, stretched to `rate` requests per second on average.
+    """Draw a workload: arrivals, each request's domain, and its loads.
 
     Args:
-        times_s: Arrival times in seconds, not falling; the last is after the first.
-        clustered: Whether requests come in bursts of a domain, in their order; otherwise each is of any.
-
-    The other arguments are those of `bursty`.
+        domains: Domains that loads are drawn from.
+        pattern: `bursty`: bursts of one domain each; a pause in proportion to its length follows each burst.
+            `poisson`: independent arrivals, each of any domain.
+        requests: N; the number of times if they are given.
+        rate: Mean requests per second.
+        predicted_pairs: The prediction is another sample from the request's domain, of this many (token,
+            expert) pairs. None: the prediction is the true load.
+        times_s: Arrival times in seconds, not falling; the last is after the first. They are stretched to
+            the rate, and the pattern tells only whether requests come in bursts of a domain.
     """
-    rng = np.random.default_rng([seed, len(PATTERNS)])
-    given_s = np.asarray(times_s, dtype=np.float64)
-    requests = len(given_s)
-    arrival_s = (given_s - given_s[0]) * ((requests - 1) / rate / (given_s[-1] - given_s[0]))
-    if clustered:
-        domain_N, _ = domains.clusters(rng, requests)
+    given_s = None if times_s is None else np.asarray(times_s, dtype=np.float64)
+    stream = PATTERNS.index(pattern) if given_s is None else len(PATTERNS)
+    rng = np.random.default_rng([seed, stream])
+    requests = requests if given_s is None else len(given_s)
+    if pattern == "bursty":
+        speed = domains.burst_speed
+        domain_N, ended_N = domains.clusters(rng, requests)
     else:
+        speed = 1.0
         domain_N = rng.integers(domains.domains, size=requests)
+        ended_N = np.zeros(requests, np.int64)
+    if given_s is None:
+        gap_s = rng.exponential(1 / (rate * speed), requests) + ended_N / rate * (1 - 1 / speed)
+        arrival_s = np.cumsum(gap_s)
+    else:
+        arrival_s = (given_s - given_s[0]) * ((requests - 1) / rate / (given_s[-1] - given_s[0]))
     return domains.draw(rng, domain_N, arrival_s, predicted_pairs)

@@ -1,18 +1,31 @@
-"""Measures a routing trace's deviation from the published figures that its regime was fitted to."""
+"""Measures a routing trace's deviation from the published figures that its regime was fitted to.
+
+The published transit counts slots, where replays count loaded replicas. A slot table has the expert in each
+slot of each server. DeepSeek's EPLB lists a server's experts anew in each plan, heaviest replica first. Each
+slot whose expert changes counts, even if the expert only moves to another slot of its server.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from simulator.placement.planners import STATIC, first_layout
+import numpy as np
+import numpy.typing as npt
+
+from simulator.placement.planners import STATIC
 from simulator.placement.replay import replay
-from simulator.placement.slots import SlotTables
+from simulator.placement.sparing import Serving
 from simulator.placement.timeline import ITERATION_S
 from simulator.traces import Trace
 from simulator.traces.published import published
 
-__all__ = ["deviations"]
+__all__ = ["deviations", "first_table", "packed_table"]
+
+Table = npt.NDArray[np.int64]
+Holds = npt.NDArray[np.bool_]
+
+_EMPTY = -1
 
 
 def deviations(
@@ -26,7 +39,7 @@ def deviations(
 
     Args:
         trace: Ideally of 6,144 iterations, 58 layers and 256 experts, as the published one.
-        dataset: One of `simulator.traces.published.datasets`.
+        dataset: See `simulator.traces.published`.
         progress: Called with the part done, 0 to 1.
 
     Returns:
@@ -44,19 +57,16 @@ def deviations(
     ]
     rows = []
     for number, figure in enumerate(figures):
-        policy = STATIC if figure.interval is None else "eplb"
         slots = trace.experts + figure.servers
-        tables = SlotTables(
-            first_layout(trace.layers, figure.servers, trace.experts).holds_LSE, slots
-        )
+        tables = _SlotTables(figure.servers, slots)
         run = replay(
             trace,
-            policy,
+            STATIC if figure.interval is None else "eplb",
             servers=figure.servers,
             interval=figure.interval or 1,
             slots=slots,
             planning_s=ITERATION_S,
-            redeployed=tables.redeploy,
+            served=tables.add,
         )
         rows.append(
             {
@@ -77,3 +87,49 @@ def deviations(
         "mean_off": sum(off) / len(off),
         "worst_off": max(off),
     }
+
+
+class _SlotTables:
+    """The slot tables of all layers during a replay, with the slots changed so far."""
+
+    def __init__(self, servers: int, slots: int) -> None:
+        self._slots_S = slots // servers + (np.arange(servers) < slots % servers)
+        self._tables: dict[int, Table] = {}
+        self.changed = 0
+
+    def add(self, serving: Serving) -> None:
+        """Add the placement that follows in a layer, and its changed slots to `changed`."""
+        holds_SE = serving.layout.dense()[0][0]
+        if serving.load_E is None:
+            self._tables[serving.layer] = first_table(holds_SE, self._slots_S)
+            return
+        old_SR = self._tables[serving.layer]
+        new_SR = packed_table(holds_SE, serving.load_E, old_SR.shape[1])
+        self._tables[serving.layer] = new_SR
+        self.changed += int(np.count_nonzero((old_SR != new_SR) & (new_SR != _EMPTY)))
+
+
+def first_table(holds_SE: Holds, slots_S: npt.NDArray[np.int64]) -> Table:
+    """int64 (S, R), R the most slots: each server's experts by id, padded with the last one; -1: no slot."""
+    width = int(slots_S.max())
+    table_SR = packed_table(holds_SE, np.zeros(holds_SE.shape[1]), width)
+    is_free_SR = (table_SR == _EMPTY) & (np.arange(width) < slots_S[:, None])
+    return np.where(is_free_SR, table_SR.max(axis=1, keepdims=True), table_SR)
+
+
+def packed_table(holds_SE: Holds, load_E: npt.NDArray[np.float64], width: int) -> Table:
+    """int64 (S, width): each server's experts, highest load per replica first; -1 in slots left over.
+
+    Args:
+        holds_SE: bool (S, E).
+        load_E: The planned load; of equal ones the lower id comes first.
+        width: R.
+    """
+    each_E = load_E / np.maximum(holds_SE.sum(axis=0), 1)
+    order_E = np.argsort(-each_E, kind="stable")
+    server_N, place_N = np.nonzero(holds_SE[:, order_E])
+    held_S = holds_SE.sum(axis=1)
+    first_S = np.cumsum(held_S) - held_S
+    table_SR = np.full((len(holds_SE), width), _EMPTY, np.int64)
+    table_SR[server_N, np.arange(len(server_N)) - first_S[server_N]] = order_E[place_N]
+    return table_SR

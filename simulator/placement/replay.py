@@ -2,7 +2,7 @@
 
     PAR       peak-to-average ratio of the servers' loads of one layer in one iteration; 1.0 without load.
               A server's load is the sum over its experts of count * share.
-    transit   replicas that servers load (the competition counts slots whose expert changes, see `slots`)
+    transit   replicas that servers load (the competition counts slots that change, see `calibration`)
     interval  iterations between plans, see `timeline`
 
 Counts are used unchanged (the competition's simulator replaces 0 by 1).
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.measure import over_mean
 from balancer.policies.prices import EXPERT_BYTES
 from balancer.policies.sparse import Layout
 from eaas.errors import ConfigError
 from simulator.placement.losses import Losses
+from simulator.placement.measures import dispatch_par, share_par, split_par
 from simulator.placement.planners import (
     DISPATCH,
     SPARE,
@@ -34,14 +35,12 @@ from simulator.placement.planners import (
 )
 from simulator.placement.score import modelled_time
 from simulator.placement.sparing import Serving, replay_spares
-from simulator.placement.splitting import dispatch_par, split_par
 from simulator.placement.timeline import PLANNING_S, Timeline
 from simulator.traces import Trace
 
 __all__ = ["Replay", "check_slots", "replay"]
 
-Holds = npt.NDArray[np.bool_]
-Float = npt.NDArray[np.float64]
+_MEASURES = {"": share_par, SPLIT: split_par, DISPATCH: dispatch_par}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,10 +98,9 @@ def replay(
     slots: int | None = None,
     planning_s: float | None = PLANNING_S,
     progress: Callable[[float], None] = lambda _part: None,
-    redeployed: Callable[[int, Holds, Float], None] | None = None,
-    clock: Callable[[], float] = time.thread_time,
     planner: Planner | None = None,
     nodes: Sequence[str] | None = None,
+    served: Callable[[Serving], None] = lambda _serving: None,
 ) -> Replay:
     """Replay a policy over a routing trace: re-plan and redeploy on its timeline, and measure the PAR.
 
@@ -115,12 +113,10 @@ def replay(
         planning_s: Assumed planning time (see `timeline`), which makes replays equal on every machine; None:
             the measured time, which is in `plan_s` in any case.
         progress: Called with the part done, 0 to 1.
-        redeployed: Called for each layer that gets a plan, with layer, new holds and planned load.
-        clock: Clock for planning time; by default this thread's processor time, which does not depend on
-            other load of the machine.
         planner: Replaces the policy of that name, which may be unknown; an ending still counts.
         nodes: Names of the servers' nodes (`losses.node_names`), which the policy then knows, and any one of
             which may fail; None: unknown.
+        served: Called with each placement of a layer, when it ends.
 
     Raises:
         ConfigError: Unknown policy, servers or interval below 1, planning_s below 0, slots that do not
@@ -129,83 +125,26 @@ def replay(
     Time O(I * L * S * E) multiplications in float32 (a matrix product for each layer and plan), plus the
     policy's own; more with `+split`, `+dispatch` and `+spare`. Memory O(I * L) plus the trace.
     """
-    slots = trace.experts + servers if slots is None else slots
-    for name, value, least in (
-        ("servers", servers, 1),
-        ("interval", interval, 1),
-    ):
-        if value < least:
-            raise ConfigError(f"{name} {value}: give at least {least}")
+    for name, value in (("servers", servers), ("interval", interval)):
+        if value < 1:
+            raise ConfigError(f"{name} {value}: give at least 1")
     if planning_s is not None and not 0 <= planning_s < math.inf:
         raise ConfigError(f"planning {planning_s}: give seconds, at least 0")
-    if planner is not None:
-        base, plus, ending = policy.partition("+")
-        ending = plus + ending
-        check_slots(slots, servers, trace.experts)
-    else:
-        base, ending = parse_name(policy)
-        spare = servers if ending == SPARE else 0
-        check_slots(slots, servers, trace.experts, spare)
-        planner = make_planner(base, servers, slots - spare, nodes)
-    # Layer by layer, as plans are deployed.
-    serving_L = _layers(first_layout(trace.layers, servers, trace.experts))
-    par_IL = np.ones((trace.iterations, trace.layers), np.float32)
-    since_L = [0] * trace.layers
+    slots = trace.experts + servers if slots is None else slots
+    planner, ending = _planner(planner, policy, servers, slots, trace.experts, nodes)
+    deployment = _Deployment(trace, policy, servers, planner, interval, planning_s)
     losses = None if nodes is None else Losses(nodes)
-    servings: list[Serving] = []
 
-    def serve(layer: int, until: int) -> None:
-        """Measure a layer's PAR with its current placement, from the last change up to an iteration."""
-        counts_IE = trace.counts_ILE[since_L[layer] : until, layer]
-        holds_LSE, shares_LSE = serving_L[layer].dense()
-        if ending == SPARE:
-            # Links carry the loads of all layers, so that they are replayed together, at the end.
-            servings.append(Serving(layer, since_L[layer], until, serving_L[layer]))
-        else:
-            measure = {SPLIT: split_par, DISPATCH: dispatch_par}.get(ending, _par)
-            par_IL[since_L[layer] : until, layer] = measure(counts_IE, shares_LSE[0])
-        since_L[layer] = until
-        if losses is not None:
-            losses.add(holds_LSE[0], counts_IE.sum(axis=0, dtype=np.float64))
+    def servings() -> Iterator[Serving]:
+        for serving in deployment.run(progress if ending != SPARE else lambda _part: None):
+            if losses is not None:
+                tokens_E = _counts(trace, serving).sum(axis=0, dtype=np.float64)
+                losses.add(serving.layout.dense()[0][0], tokens_E)
+            served(serving)
+            yield serving
 
-    timeline = Timeline(interval, trace.iterations)
-    transit, plan_s = 0, []
-    while planner is not None and (done := timeline.next_plan) is not None:
-        counts_WLE = trace.counts_ILE[done - interval : done]
-        load_LE = counts_WLE.sum(axis=0, dtype=np.float64)
-        current = Layout.joined(serving_L)
-        think = planner.step(counts_WLE, load_LE, current)
-        began = clock()
-        try:
-            plan = think()
-        except ValueError as error:
-            raise ConfigError(f"policy {policy} cannot plan this: {error}") from error
-        plan_s.append(clock() - began)
-        loads_L = plan.layout.added_to(current)
-        changed_L = (loads_L > 0) | (current.added_to(plan.layout) > 0)
-        ready, deployed = timeline.deploy(
-            done,
-            plan_s[-1] if planning_s is None else planning_s,
-            np.flatnonzero(changed_L).tolist(),
-        )
-        planned_L = _layers(plan.layout)
-        for layer in range(trace.layers):
-            at = deployed.get(layer) if changed_L[layer] else ready
-            if at is None or at > trace.iterations:
-                continue
-            serve(layer, at)
-            transit += int(loads_L[layer])
-            serving_L[layer] = planned_L[layer]
-            if redeployed is not None:
-                redeployed(layer, serving_L[layer].dense()[0][0], load_LE[layer])
-        if ending != SPARE:
-            progress(done / trace.iterations)
-    for layer in range(trace.layers):
-        serve(layer, trace.iterations)
-    if ending == SPARE:
-        run = replay_spares(trace.counts_ILE, servings, progress=progress)
-        par_IL[:] = run.par_IL
-        transit += int(run.loads_IL.sum())
+    par_IL, spare_loads = _measure(trace, servings(), ending, progress)
+    plan_s = deployment.plan_s
     progress(1.0)
     return Replay(
         policy=policy,
@@ -213,11 +152,116 @@ def replay(
         slots=slots,
         interval=interval,
         par_IL=par_IL,
-        transit=transit,
+        transit=deployment.transit + spare_loads,
         plans=len(plan_s),
         plan_s=float(np.mean(plan_s)) if plan_s else 0.0,
         losses=losses,
     )
+
+
+def _measure(
+    trace: Trace, servings: Iterator[Serving], ending: str, progress: Callable[[float], None]
+) -> tuple[npt.NDArray[np.float32], int]:
+    """Return the PAR of each iteration and layer, and the number of replicas loaded to spare slots."""
+    if ending == SPARE:
+        # Links carry the spare replicas of all layers, so that placements are measured together.
+        run = replay_spares(trace.counts_ILE, list(servings), progress=progress)
+        return run.par_IL, int(run.loads_IL.sum())
+    par_IL = np.ones((trace.iterations, trace.layers), np.float32)
+    for serving in servings:
+        shares_SE = serving.layout.dense()[1][0]
+        par_I = _MEASURES[ending](_counts(trace, serving), shares_SE)
+        par_IL[serving.begin : serving.end, serving.layer] = par_I
+    return par_IL, 0
+
+
+def _counts(trace: Trace, serving: Serving) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """(I, E): counts of the iterations that a placement serves."""
+    return trace.counts_ILE[serving.begin : serving.end, serving.layer]
+
+
+def _planner(
+    given: Planner | None,
+    policy: str,
+    servers: int,
+    slots: int,
+    experts: int,
+    nodes: Sequence[str] | None,
+) -> tuple[Planner | None, str]:
+    """Return the planner of a policy, and the ending of its name. Raises ConfigError."""
+    if given is not None:
+        check_slots(slots, servers, experts)
+        return given, policy.removeprefix(policy.partition("+")[0])
+    base, ending = parse_name(policy)
+    spare = servers if ending == SPARE else 0
+    check_slots(slots, servers, experts, spare)
+    return make_planner(base, servers, slots - spare, nodes), ending
+
+
+class _Deployment:
+    """The placements of a replay: planned, and deployed layer by layer.
+
+    Attributes:
+        transit: Replicas that servers loaded so far.
+        plan_s: Measured time of each plan.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: str,
+        servers: int,
+        planner: Planner | None,
+        interval: int,
+        planning_s: float | None,
+    ) -> None:
+        self._trace, self._policy, self._planner = trace, policy, planner
+        self._interval, self._planning_s = interval, planning_s
+        self._timeline = Timeline(interval, trace.iterations)
+        first = first_layout(trace.layers, servers, trace.experts)
+        self._serving_L = [
+            Serving(layer, 0, trace.iterations, layout)
+            for layer, layout in enumerate(_layers(first))
+        ]
+        self.transit = 0
+        self.plan_s: list[float] = []
+
+    def run(self, progress: Callable[[float], None]) -> Iterator[Serving]:
+        """Plan and redeploy to the end of the trace; yield each layer's placements in their order."""
+        while self._planner is not None and (done := self._timeline.next_plan) is not None:
+            yield from self._redeploy(done, self._planner)
+            progress(done / self._trace.iterations)
+        yield from self._serving_L
+
+    def _redeploy(self, done: int, planner: Planner) -> Iterator[Serving]:
+        """Plan after `done` iterations; yield the placements that end."""
+        counts_WLE = self._trace.counts_ILE[done - self._interval : done]
+        load_LE = counts_WLE.sum(axis=0, dtype=np.float64)
+        current = Layout.joined([serving.layout for serving in self._serving_L])
+        think = planner.step(counts_WLE, load_LE, current)
+        # This thread's processor time does not depend on other load of the machine.
+        began = time.thread_time()
+        try:
+            plan = think()
+        except ValueError as error:
+            raise ConfigError(f"policy {self._policy} cannot plan this: {error}") from error
+        self.plan_s.append(time.thread_time() - began)
+        loads_L = plan.layout.added_to(current)
+        changed_L = (loads_L > 0) | (current.added_to(plan.layout) > 0)
+        ready, deployed = self._timeline.deploy(
+            done,
+            self.plan_s[-1] if self._planning_s is None else self._planning_s,
+            np.flatnonzero(changed_L).tolist(),
+        )
+        for layer, layout in enumerate(_layers(plan.layout)):
+            at = deployed.get(layer) if changed_L[layer] else ready
+            if at is None or at > self._trace.iterations:
+                continue
+            yield replace(self._serving_L[layer], end=at)
+            self.transit += int(loads_L[layer])
+            self._serving_L[layer] = Serving(
+                layer, at, self._trace.iterations, layout, load_LE[layer]
+            )
 
 
 def _layers(layout: Layout) -> list[Layout]:
@@ -237,9 +281,3 @@ def check_slots(slots: int, servers: int, experts: int, spare: int = 0) -> None:
         )
     if slots > experts * servers:
         raise ConfigError(f"slots {slots}: give at most {experts * servers}, all on each server")
-
-
-def _par(counts_IE: npt.NDArray[np.generic], shares_SE: Float) -> npt.NDArray[np.float32]:
-    """float32 (I): PAR of a layer in each iteration under fixed shares."""
-    load_IS = counts_IE.astype(np.float32) @ shares_SE.astype(np.float32).T
-    return over_mean(load_IS.max(axis=1), load_IS.mean(axis=1))

@@ -45,12 +45,14 @@ class Serving:
         layer: The layer.
         begin, end: Iterations begin to end - 1.
         layout: (1, S, E).
+        load_E: The loads that it was planned for; None: the first placement.
     """
 
     layer: int
     begin: int
     end: int
     layout: Layout
+    load_E: Float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,14 @@ Such an array does not say what its numbers are:
 
 Both are whole numbers in three dimensions. An array is taken for counts only if it cannot be ids; otherwise
 the reader asks. Ids alone do not tell how many experts a layer has.
+
+`read_trace` turns what NumPy, zipfile and zlib raise for a wrong or truncated file into a TraceError.
 """
 
 from __future__ import annotations
 
-import contextlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,15 +26,15 @@ import numpy.typing as npt
 
 from balancer.policies.token_ids import MOST_IDS, MOST_TOP_K, count_token_ids
 from eaas.errors import TraceError
-from simulator.traces.trace import Trace, checked_counts, refuse_places
+from simulator.traces.trace import Trace, check_form, checked_counts, refuse_places
 
 __all__ = [
     "MOST_EXPERTS",
     "Array",
     "Arrays",
     "Meaning",
+    "read_archive",
     "read_npy",
-    "read_npz",
     "read_safetensors",
     "trace_of",
 ]
@@ -80,13 +81,7 @@ def trace_of(arrays: Arrays, path: Path, meaning: Meaning) -> Trace:
     """
     name = _choice(arrays, path, meaning.name)
     values, place = arrays[name](), f"{path}, array {name}" if name else str(path)
-    if values.dtype.kind not in "iuf":
-        raise TraceError(f"{place}: holds {values.dtype}, give whole numbers")
-    if values.ndim != 3 or 0 in values.shape:
-        raise TraceError(
-            f"{place}: has the shape {values.shape}, give (iterations, layers, experts), "
-            "or ids (tokens, layers, top-k)"
-        )
+    check_form(values, place)
     notes: dict[str, Any] = {"source": path.name, **({"array": name} if name else {})}
     if (meaning.kind or _certain_kind(values, place)) == "ids":
         tokens = _TOKENS if meaning.tokens is None else meaning.tokens
@@ -143,7 +138,7 @@ def _counted(values_TLK: Array, place: str, experts: int | None, tokens: int) ->
     if values_TLK.dtype.kind == "f":
         known = np.abs(values_TLK) < np.float64(MOST_EXPERTS)
         whole = known & (values_TLK == np.floor(values_TLK))
-        refuse_places(values_TLK, ~whole, "no id of an expert: give whole numbers", place, "ids")
+        refuse_places(values_TLK, ~whole, "no id of an expert: give whole numbers", place, "id")
         values_TLK = values_TLK.astype(np.int64)
     try:
         return count_token_ids(values_TLK, experts, tokens)
@@ -159,63 +154,37 @@ def _counted(values_TLK: Array, place: str, experts: int | None, tokens: int) ->
 
 def read_npy(path: Path) -> Arrays:
     """Return the only array of a .npy, named ""."""
-
-    def read() -> Array:
-        with _told(path, "no NumPy array", "save it with numpy.save"):
-            values: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-            return values
-
-    return {"": read}
+    return {"": partial(np.lib.format.open_memmap, path, mode="r")}
 
 
-def read_npz(path: Path) -> Arrays:
-    """Return the arrays of a .npz of another program. Raises TraceError for another format."""
+def read_archive(path: Path) -> Arrays:
+    """Return the arrays of a .npz by name."""
 
     def read(name: str) -> Array:
-        with (
-            _told(path, "no NumPy archive", "save it with numpy.savez"),
-            np.load(path, allow_pickle=False) as archive,
-        ):
+        with np.load(path, allow_pickle=False) as archive:
             values: Array = archive[name]
             return values
 
-    with _told(path, "no NumPy archive", "save it with numpy.savez"):
-        if not zipfile.is_zipfile(path):
-            raise ValueError("no zip file")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: partial(read, name) for name in archive.files}
+    if not zipfile.is_zipfile(path):
+        raise ValueError("no NumPy archive")
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: partial(read, name) for name in archive.files}
 
 
 def read_safetensors(path: Path) -> Arrays:
-    """Return the arrays of a .safetensors. Raises TraceError for another format."""
+    """Return the arrays of a .safetensors by name."""
     from safetensors import SafetensorError, safe_open
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[Any]:
-        try:
-            with safe_open(path, framework="numpy") as file:
-                yield file
-        except (SafetensorError, OSError) as error:
-            raise TraceError(
-                f"{path} is no whole safetensors file ({error}): save it again"
-            ) from error
-
     def read(name: str) -> Array:
-        with opened() as file:
+        with safe_open(path, framework="numpy") as file:
             dtype = file.get_slice(name).get_dtype()
             if dtype not in _SAFETENSORS:
                 raise TraceError(f"{path}, array {name}: holds {dtype}, give whole numbers")
             values: Array = file.get_tensor(name)
             return values
 
-    with opened() as file:
-        return {name: partial(read, name) for name in file.keys()}  # noqa: SIM118
-
-
-@contextlib.contextmanager
-def _told(path: Path, what: str, remedy: str) -> Iterator[None]:
     try:
-        yield
-    # NumPy, zipfile and zlib raise these errors for a wrong or truncated file.
-    except (ValueError, TypeError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise TraceError(f"{path} is {what} ({error}): {remedy}") from error
+        with safe_open(path, framework="numpy") as file:
+            return {name: partial(read, name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(error) from error

@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eaas.errors import TraceError
+from simulator.traces.arrays import Arrays, read_archive
 from simulator.traces.trace import Trace, checked_counts
 
-__all__ = ["SUFFIXES", "check_target", "is_foreign_npz", "read_npz", "write_trace"]
+__all__ = ["SUFFIXES", "check_target", "read_npz", "write_trace"]
 
 VERSION = 1
 SUFFIXES = (".npz", ".npy", ".csv")
@@ -57,30 +58,18 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         writer(trace, file)
 
 
-def is_foreign_npz(path: Path) -> bool:
-    """Whether a file is an archive of other NumPy arrays rather than a trace in our own format."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return False
-    ours = {f"{name}.npy" for name in _MEMBERS}
-    return not ours <= set(names) and any(name.endswith(".npy") for name in names)
+def read_npz(path: Path) -> Trace | Arrays:
+    """Read a trace in our own format, or return the arrays of another program's archive by name.
 
-
-def read_npz(path: Path) -> Trace:
-    """Read a trace in our own format. Raises TraceError for another format or wrong counts."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            members = {name: archive[name] for name in _MEMBERS}
-        notes = json.loads(members["notes"].tobytes())
-        version = int(members["version"])
-    # NumPy, zipfile and zlib raise these errors for a wrong or truncated file.
-    except (ValueError, TypeError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise TraceError(f"{path} is no trace ({error}): record or convert it again") from error
+    Raises TraceError for another version or wrong counts.
+    """
+    arrays = read_archive(path)
+    if not set(_MEMBERS) <= arrays.keys():
+        return arrays
+    version, notes = int(arrays["version"]()), json.loads(arrays["notes"]().tobytes())
     if version != VERSION or not isinstance(notes, dict):
         raise TraceError(f"{path} has version {version}, this program reads {VERSION}")
-    return Trace(checked_counts(members["counts"], path), notes)
+    return Trace(checked_counts(arrays["counts"](), path), notes)
 
 
 def _write_npz(trace: Trace, file: IO[bytes]) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from eaas.errors import ConfigError
 
-__all__ = ["PublishedFigure", "datasets", "published"]
+__all__ = ["PublishedFigure", "published"]
 
 
 @dataclass(frozen=True)
@@ -35,27 +34,13 @@ class PublishedFigure:
     transit: int
 
 
-def datasets() -> tuple[str, ...]:
-    """Return the names of the datasets with published figures, which a trace can be compared with."""
-    return tuple(_document()["datasets"])
-
-
 def published(dataset: str) -> tuple[PublishedFigure, ...]:
     """Return the published figures of a dataset. Raises ConfigError for an unknown one."""
-    if dataset not in datasets():
-        raise ConfigError(f"dataset {dataset}: give one of {', '.join(datasets())}")
+    datasets = json.loads((Path(__file__).parent / "published_par.json").read_bytes())["datasets"]
+    if dataset not in datasets:
+        raise ConfigError(f"dataset {dataset}: give one of {', '.join(datasets)}")
     return tuple(
-        PublishedFigure(
-            int(servers), None if interval == "Default" else int(interval), figure[0], figure[1]
-        )
-        for servers, figures in _document()["datasets"][dataset].items()
+        PublishedFigure(int(servers), None if interval == "Default" else int(interval), *figure)
+        for servers, figures in datasets[dataset].items()
         for interval, figure in figures.items()
     )
-
-
-@cache
-def _document() -> dict[str, dict[str, dict[str, dict[str, tuple[float, int]]]]]:
-    document: dict[str, dict[str, dict[str, dict[str, tuple[float, int]]]]] = json.loads(
-        (Path(__file__).parent / "published_par.json").read_bytes()
-    )
-    return document

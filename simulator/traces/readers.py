@@ -6,43 +6,46 @@ A reader takes a path and returns a `Trace`, if the file says what it holds; or 
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from tokenize import TokenError
 
 from eaas.errors import TraceError
 from eaas.log import one_line
-from simulator.traces import arrays, file
-from simulator.traces.arrays import Arrays, Meaning
+from simulator.traces.arrays import Arrays, Meaning, read_npy, read_safetensors, trace_of
 from simulator.traces.csv_file import read_csv
+from simulator.traces.file import read_npz
 from simulator.traces.sglang import read_sglang
 from simulator.traces.trace import Trace
 
 __all__ = ["read_trace"]
 
 
-def _read_npz(path: Path) -> Trace | Arrays:
-    return arrays.read_npz(path) if file.is_foreign_npz(path) else file.read_npz(path)
-
-
 _READERS: dict[str, Callable[[Path], Trace | Arrays]] = {
-    ".npz": _read_npz,
-    ".npy": arrays.read_npy,
-    ".safetensors": arrays.read_safetensors,
+    ".npz": read_npz,
+    ".npy": read_npy,
+    ".safetensors": read_safetensors,
     ".csv": read_csv,
     ".pt": read_sglang,
 }
 _NOTHING_SAID = Meaning()
-# What NumPy, json, zipfile and our readers raise for contents that no writer makes.
+# What NumPy, json, zipfile, zlib and our readers raise for contents that no writer makes.
 _MALFORMED = (
     ArithmeticError,
+    AttributeError,
+    EOFError,
     LookupError,
     MemoryError,
-    RecursionError,
+    OSError,
+    RuntimeError,
     SyntaxError,
     TokenError,
     TypeError,
     ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 
 
@@ -68,12 +71,12 @@ def read_trace(path: str | os.PathLike[str], meaning: Meaning = _NOTHING_SAID) -
     try:
         found = _READERS[source.suffix](source)
         if not isinstance(found, Trace):
-            return arrays.trace_of(found, source, meaning)
+            return trace_of(found, source, meaning)
         _check_said(meaning, found, source)
         return found
     except _MALFORMED as error:
         what = f"{type(error).__name__}: {one_line(error)}"
-        raise TraceError(f"{source} is malformed ({what}): record or convert it again") from error
+        raise TraceError(f"{source} is malformed ({what}): write it again") from error
 
 
 def _check_said(meaning: Meaning, found: Trace, source: Path) -> None:

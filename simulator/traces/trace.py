@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from balancer.policies.window import total_variation
 from eaas.errors import TraceError
 
-__all__ = ["Counts", "Trace", "checked_counts", "refuse_places"]
+__all__ = ["Counts", "Trace", "check_form", "checked_counts", "refuse_places", "summary"]
 
 Counts = npt.NDArray[np.unsignedinteger[Any]]
-_AXES = {"counts": ("iteration", "layer", "expert"), "ids": ("token", "layer", "choice")}
+_AXES = {"count": ("iteration", "layer", "expert"), "id": ("token", "layer", "choice")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,17 @@ class Trace:
         return int(self.counts_ILE.shape[2])
 
 
+def check_form(values: npt.NDArray[Any], source: object) -> None:
+    """Raise TraceError unless an array has numbers, in three dimensions that are not empty."""
+    if values.dtype.kind not in "iuf":
+        raise TraceError(f"{source}: holds {values.dtype}, give whole numbers")
+    if values.ndim != 3 or 0 in values.shape:
+        raise TraceError(
+            f"{source}: has the shape {values.shape}, give (iterations, layers, experts), "
+            "or ids (tokens, layers, top-k)"
+        )
+
+
 def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
     """Check counts that were read, and convert them to the smallest integer type, for a trace.
 
@@ -58,12 +70,7 @@ def checked_counts(values: npt.NDArray[Any], source: object) -> Counts:
         TraceError: Not three dimensions, an empty one, or a value that is no count; the message names the
             place.
     """
-    if values.dtype.kind not in "iuf":
-        raise TraceError(f"{source}: holds {values.dtype}, give whole numbers")
-    if values.ndim != 3 or 0 in values.shape:
-        raise TraceError(
-            f"{source}: has the shape {values.shape}, give (iterations, layers, experts)"
-        )
+    check_form(values, source)
     if values.dtype.kind == "f":
         whole = np.isfinite(values) & (values == np.floor(values))
         refuse_places(values, ~whole, "no whole number: give counts of tokens", source)
@@ -82,16 +89,46 @@ def refuse_places(
     wrong: npt.NDArray[np.bool_],
     what: str,
     source: object,
-    kind: Literal["counts", "ids"] = "counts",
+    kind: Literal["count", "id"] = "count",
 ) -> None:
     """Raise TraceError for the first wrong place of an array, if there is one.
 
     Args:
         what: What is wrong with the value, and the remedy.
-        kind: What the values are, for the names of the axes.
+        kind: What a value is, for the names of the axes.
     """
     if wrong.any():
         place = np.unravel_index(int(wrong.argmax()), wrong.shape)
         where = ", ".join(f"{axis} {i}" for axis, i in zip(_AXES[kind], place, strict=True))
-        noun = "count" if kind == "counts" else "id"
-        raise TraceError(f"{source}: the {noun} of {where} is {values[place]}, {what}")
+        raise TraceError(f"{source}: the {kind} of {where} is {values[place]}, {what}")
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """Compute a trace's figures for `eaas trace info`, as JSON values.
+
+    assignments_mean, assignments_min, assignments_max: (token, expert) pairs of a layer in an iteration.
+    hottest_mean, hottest_max: load of a layer's hottest expert over the layer's mean; mean and maximum over
+    layers. unused_experts: experts without a token, over all layers. change: total-variation distance of the
+    loads in the trace's two halves, mean over layers (0 equal, 1 disjoint).
+    """
+    counts_ILE = trace.counts_ILE
+    layer_IL = counts_ILE.sum(axis=2, dtype=np.int64)
+    half = trace.iterations // 2
+    early_LE = counts_ILE[:half].sum(axis=0, dtype=np.float64)
+    late_LE = counts_ILE[half:].sum(axis=0, dtype=np.float64)
+    load_LE = early_LE + late_LE
+    hottest_L = load_LE.max(axis=1) / np.maximum(load_LE.mean(axis=1), 1e-300)
+    return {
+        "iterations": trace.iterations,
+        "layers": trace.layers,
+        "experts": trace.experts,
+        "bytes_in_memory": counts_ILE.nbytes,
+        "assignments_mean": float(layer_IL.mean()),
+        "assignments_min": int(layer_IL.min()),
+        "assignments_max": int(layer_IL.max()),
+        "hottest_mean": float(hottest_L.mean()),
+        "hottest_max": float(hottest_L.max()),
+        "unused_experts": int(np.count_nonzero(load_LE == 0)),
+        "change": float(total_variation(early_LE, late_LE).mean()),
+        "notes": dict(trace.notes),
+    }

@@ -11,7 +11,7 @@ import pytest
 
 from eaas.errors import TrafficError
 from simulator.autoscaling import traffic
-from simulator.autoscaling.traffic import Unit, read_arrivals, read_traffic
+from simulator.autoscaling.traffic import Unit, read_traffic
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -101,7 +101,6 @@ def test_the_unit_of_times(path: Path, text: str, arrival_s: list[float]) -> Non
     assert found.arrival_s_R.tolist() == pytest.approx(arrival_s, abs=1e-12)
     assert found.span_s == pytest.approx(arrival_s[-1], abs=1e-12)
     assert (found.prompt_R[0], found.output_R[0]) == (3, 4)
-    assert read_arrivals(path) == found.arrival_s_R.tolist()
 
 
 @pytest.mark.parametrize(("unit", "span_s"), [("s", 2000), ("ms", 2), ("us", 2e-3), ("ns", 2e-6)])
@@ -232,11 +231,3 @@ def test_a_long_trace_says_how_far_it_is(path: Path, monkeypatch: pytest.MonkeyP
     told: list[int] = []
     read_traffic(path, progress=told.append)
     assert told == [2, 4]
-
-
-def test_arrivals_alone(path: Path) -> None:
-    path.write_text(MOONCAKE)
-    assert read_arrivals(path) == [0.0, 0.0, 3.052]
-    path.write_text("".join(MOONCAKE.splitlines(keepends=True)[:2]))
-    with pytest.raises(TrafficError, match="2 requests, all at one moment"):
-        read_arrivals(path)

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from eaas.errors import ConfigError, EaasError
+from simulator.caps.cells import run_groups
 from simulator.caps.grid import compare
-from simulator.caps.policy import GREEDY, PERFECT, cells, judge
-from simulator.caps.pool import run_cells
+from simulator.caps.policy import GREEDY, PERFECT, Trial, judge
 
 # P99 reduction in % under bursty arrivals at 150, 200, 250, 300 requests/s, as published.
 PAPER_P99 = (46.9, 26.5, 21.1, 18.6)
@@ -93,28 +93,23 @@ def test_one_seed_has_no_confidence() -> None:
     assert (row["p99_std"], row["p99_ci95"]) == (0.0, None)
 
 
-def cell(**change: object) -> dict:
-    return {
-        "arrivals": "bursty",
-        "requests": 60,
-        "rate": 150.0,
-        "seed": 1,
-        "entries": [("fcfs", "true")],
-    } | change
+CELL = {"arrivals": "bursty", "requests": 60, "rate": 150.0, "entries": [("fcfs", "true")]}
 
 
 def test_processes_change_nothing_but_the_time() -> None:
-    wanted = [cell(seed=seed) for seed in range(5)]
     done: list[int] = []
-    apart = run_cells(wanted, 2, lambda: done.append(1))
-    together = run_cells(wanted, 1, nothing)
-    assert len(done) == 5
-    assert [each["figures"] for each in apart] == [each["figures"] for each in together]
+    groups = [CELL, CELL | {"arrivals": "poisson"}]
+    apart = run_groups(groups, (1, 2, 3), 2, lambda: done.append(1))
+    together = run_groups(groups, (1, 2, 3), 1)
+    assert len(done) == 6
+    assert [[cell["figures"] for cell in group] for group in apart] == [
+        [cell["figures"] for cell in group] for group in together
+    ]
 
 
 def test_an_error_in_a_worker_is_the_callers() -> None:
     with pytest.raises(ConfigError, match="'none'"):
-        run_cells([cell(), cell(entries=[("none", "true")]), cell()], 2, nothing)
+        run_groups([CELL, CELL | {"entries": [("none", "true")]}, CELL], (1,), 2)
 
 
 def test_a_worker_that_ends_is_an_error() -> None:
@@ -126,17 +121,16 @@ def test_a_worker_that_ends_is_an_error() -> None:
     killer = threading.Thread(target=kill_one)
     killer.start()
     with pytest.raises(EaasError, match="worker process"):
-        run_cells([cell(seed=seed) for seed in range(20)], 2, nothing)
+        run_groups([CELL], range(20), 2)
     killer.join()
 
 
 def test_a_strategy_is_judged() -> None:
     """Another one, in the place of the default, is worse in calm, and its shares are of greedy's gain."""
     done: list[int] = []
-    document = judge(
-        "power_of_d", 1500, (1, 2), (0.9,), (1.3, 2.0), (), 40, None, 1, 1, lambda: done.append(1)
-    )
-    assert len(done) == cells(seeds=2, loads=1, overloads=2, traces=0)
+    trial = Trial("power_of_d", 1500, (1, 2), (0.9,), (1.3, 2.0))
+    document = judge(trial, 1, lambda: done.append(1))
+    assert len(done) == trial.cells == 12
     assert [row["load"] for row in document["rows"]] == [0.9, 1.3, 2.0] * 2
     verdict = document["verdict"]
     for told in ("predicted", "perfect"):

@@ -1,4 +1,4 @@
-"""PAR of a replay if clients divide each batch, instead of following the plan's shares alone."""
+"""PAR of a layer in each iteration: by the plan's shares, or as clients divide each batch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from balancer.policies.measure import over_mean
 from eaas.minmax import levels
 from eaas.replicas import Replicas
 
-__all__ = ["dispatch_par", "split_par"]
+__all__ = ["dispatch_par", "share_par", "split_par"]
 
 Counts = npt.NDArray[np.generic]
 Float = npt.NDArray[np.float64]
+
+
+def share_par(counts_IE: Counts, shares_SE: Float) -> npt.NDArray[np.float32]:
+    """float32 (I): PAR of a layer in each iteration under fixed shares; 1.0 without load."""
+    load_IS = counts_IE.astype(np.float32) @ shares_SE.astype(np.float32).T
+    return over_mean(load_IS.max(axis=1), load_IS.mean(axis=1))
 
 
 def split_par(counts_IE: Counts, shares_SE: Float) -> npt.NDArray[np.float32]:
