@@ -73,18 +73,17 @@ def test_the_chat_continues_when_a_button_kills_a_server(watched: Watched) -> No
     page.wait_for_function(f"() => {LENGTH} > 50")
     assert "expert-server-1" in watched.part("answer-servers").inner_text()
     confirm(watched, "Kill expert-server-1")
+    shown = page.evaluate(LENGTH)
     wait_state(watched, "expert-server-1", "DEAD")
     watched.wait_text("alerts", "expert-server-1 is DEAD.")
     watched.wait_text("alerts", "No expert is uncovered: requests continue.")
     assert watched.part("alerts").get_by_text("unless it returns within").count() == 1
-    shown = page.evaluate(LENGTH)
     page.wait_for_function(f"() => {LENGTH} > {shown + 50}")
     # Whoever is dead computes nothing more.
     last = page.locator('[data-part="answer"] [data-servers]').last.get_attribute("data-servers")
     assert last
     assert "expert-server-1" not in last
     assert "The answer failed" not in watched.part("answer").inner_text()
-    press(watched, "Cancel")
     watched.wait_text("events", "expert-server-1 is DEAD")
     watched.wait_text("operate-status", "expert-server-1 (pid")
     watched.wait_text("operate-status", "was killed")
