@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, best_shares
 from balancer.planner.backups import primaries, with_least_shares
 from balancer.planner.candidates import Candidate
+from balancer.planner.layout import STATIC_POLICY, Settings, Situation, best_shares
 from balancer.policies.repair import even_shares
 from balancer.policies.types import Holds
 from eaas.counted import counted

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.cost_benefit import Settings, Situation
 from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
-from balancer.policies.apart import Nodes, count_alone
+from balancer.planner.layout import Settings, Situation
+from balancer.policies.apart import count_alone
 from balancer.policies.measure import par
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
@@ -22,7 +22,7 @@ from eaas.types import Placement
 # A plan for more servers would take all memory and the balancer's time.
 _MOST_SERVERS = 1024
 
-__all__ = ["answer_of", "current_situation", "knobs_of", "settings_of", "situation_of"]
+__all__ = ["answer_of", "knobs_of", "settings_of", "situation_of"]
 
 
 def knobs_of(policy: str, given: Mapping[str, float]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def settings_of(request: pb.PlanRequest, now: Settings) -> Settings:
 
 
 def situation_of(
-    request: pb.PlanRequest, placement: Placement, load: LoadState | None
+    request: pb.PlanRequest, placement: Placement, load: LoadState
 ) -> tuple[Situation, Float] | None:
     """Build the hypothetical cluster that a Plan request asks about.
 
@@ -62,13 +62,14 @@ def situation_of(
     Raises:
         ValueError: Unknown servers, or loads of the wrong shape.
     """
-    asked = request.more_servers or request.without_servers or request.loads or request.speeds
-    if not asked:
+    if not (request.more_servers or request.without_servers or request.loads or request.speeds):
         return None
     for name in (*request.without_servers, *request.speeds):
         if name not in placement.servers:
             raise ValueError(f"{name!r} is no server of the placement")
-    now = current_situation(placement, load, _loads(request, placement))
+    now = load.situation(
+        placement.servers, placement.holds_LSE, placement.shares_LSE, _loads(request, placement)
+    )
     speeds_S = np.array(
         [request.speeds.get(s, v) for s, v in zip(now.servers, now.speeds_S, strict=True)]
     )
@@ -80,28 +81,28 @@ def situation_of(
 
 
 def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
-    kept = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
+    left = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
     more = request.more_servers
     if more > _MOST_SERVERS:
         raise ValueError(f"{counted(more, 'server')} more: {_MOST_SERVERS} at most")
-    if not kept and not more:
+    if not left and not more:
         raise ValueError("no server is left")
     layers, _, experts = now.holds_LSE.shape
     shape = (layers, more, experts)
     capacity_S = None
     if now.capacity_S is not None:
-        capacity_S = np.append(now.capacity_S[kept], np.full(more, now.capacity_S.min()))
+        capacity_S = np.append(now.capacity_S[left], np.full(more, now.capacity_S.min()))
     nodes_S = None
     if now.nodes_S is not None:
         # The request does not name nodes: each new server gets its own.
         new = [f"new-{n + 1}" for n in range(more)]
-        nodes_S = np.array([*now.nodes_S[kept].tolist(), *new], np.str_)
+        nodes_S = np.array([*now.nodes_S[left].tolist(), *new], np.str_)
     return replace(
         now,
-        servers=(*(now.servers[i] for i in kept), *(f"new-{n + 1}" for n in range(more))),
-        holds_LSE=np.concatenate([now.holds_LSE[:, kept], np.zeros(shape, np.bool_)], axis=1),
-        shares_LSE=np.concatenate([now.shares_LSE[:, kept], np.zeros(shape)], axis=1),
-        speeds_S=np.append(now.speeds_S[kept], np.ones(more)),
+        servers=(*(now.servers[i] for i in left), *(f"new-{n + 1}" for n in range(more))),
+        holds_LSE=np.concatenate([now.holds_LSE[:, left], np.zeros(shape, np.bool_)], axis=1),
+        shares_LSE=np.concatenate([now.shares_LSE[:, left], np.zeros(shape)], axis=1),
+        speeds_S=np.append(now.speeds_S[left], np.ones(more)),
         capacity_S=capacity_S,
         nodes_S=nodes_S,
     )
@@ -117,19 +118,6 @@ def _loads(request: pb.PlanRequest, placement: Placement) -> Float | None:
     return np.array([layer.tokens for layer in request.loads], np.float64)
 
 
-def current_situation(
-    placement: Placement, load: LoadState | None, load_LE: Float | None = None
-) -> Situation:
-    """Build the situation of a placement, under given loads or the observed ones (0 if unknown)."""
-    servers, holds_LSE = placement.servers, placement.holds_LSE
-    shares_LSE = placement.shares_LSE
-    if load is not None:
-        return load.situation(servers, holds_LSE, shares_LSE, load_LE)
-    if load_LE is None:
-        load_LE = np.zeros((holds_LSE.shape[0], holds_LSE.shape[2]))
-    return Situation(servers, holds_LSE, shares_LSE, load_LE, np.ones(len(servers)))
-
-
 def answer_of(planned: Planned) -> pb.PlanResponse:
     """Convert a plan to the PlanResponse that the operator gets."""
     proposal = planned.proposal
@@ -137,10 +125,8 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
     bound = float(proposal.bound_L.mean())
     layers = zip(proposal.par_now_L, proposal.par_then_L, proposal.bound_L, strict=True)
     shares_LSE = proposal.shares_LSE.astype(np.float32)
-    nodes_S = planned.situation.nodes_S
-    on_one_node = None
-    if nodes_S is not None:
-        on_one_node = count_alone(proposal.holds_LSE, Nodes.of(nodes_S.tolist()))
+    nodes = planned.situation.nodes
+    on_one_node = None if nodes is None else count_alone(proposal.holds_LSE, nodes)
     placement = Placement(0, proposal.servers, proposal.holds_LSE, shares_LSE)
     return pb.PlanResponse(
         plan_id=planned.id,

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.planner.actions import Action, Complain, Inspect, Process
-from balancer.planner.audiences import servers_of, with_audiences
 from balancer.planner.calls import Calls
 from balancer.planner.candidates import (
     Candidate,
@@ -21,7 +20,9 @@ from balancer.planner.candidates import (
     gains,
     recovered,
     repaired,
+    servers_of,
     with_orphans,
+    within_partitions,
 )
 from balancer.planner.digests import ExpertDigests
 from balancer.planner.layout import Layout
@@ -37,7 +38,7 @@ class Chosen:
     """What to do next.
 
     Attributes:
-        candidate: The placement to begin, without replicas for audiences; None: none is due.
+        candidate: The placement to begin, without replicas for partitions; None: none is due.
         is_urgent: Its loads must not be given up for orphans.
         is_change: It follows a change of the servers: a pending proposal, made before, is dropped.
         actions: Actions due.
@@ -58,7 +59,7 @@ class Choice:
         pool, calls, digests: The planner's.
 
     Attributes:
-        plain: The current placement without the replicas for audiences; None before the first.
+        plain: The current placement without the replicas for partitions; None before the first.
         stages: Pending stages of a proposal, or of a repair in several steps.
         is_granted: Whether the current placement, or its predecessor, was proposed. It may then be uneven.
         wanted: The last candidate of the previous balancer; None: unknown.
@@ -166,8 +167,10 @@ class Choice:
             held = {s: self.holdings.get(pool.process(m), none_LE) for s, m in pool.staying.items()}
             candidate, *self.stages = recovered(held, self._layout, self.wanted, pool)
             self.is_granted = self.wanted is not None
-        asked = self._calls.begin(Inspect(m.id, pool.process(m), m.address, *full) for m in unknown)
-        return Chosen(candidate, actions=tuple(asked))
+        inspections = self._calls.begin(
+            Inspect(m.id, pool.process(m), m.address, *full) for m in unknown
+        )
+        return Chosen(candidate, actions=tuple(inspections))
 
     def _next(self, current: Placement, now: float, is_idle: bool, gave_up: bool) -> Chosen:
         if not self._pool.able:
@@ -175,7 +178,7 @@ class Choice:
         self._pool.most.clear()
         limited = self._pool.capacity_S((*current.servers, *self._pool.able)) is not None
         if limited:
-            self._pool.most.update(self._calls.unheard(current))
+            self._pool.most.update(self._calls.unretired(current))
         # A candidate that was given up has left replicas behind: first restore the current placement.
         clears = limited and gave_up
         candidate = None if clears else with_orphans(current, self._pool, at_rest=is_idle)
@@ -184,7 +187,7 @@ class Choice:
         if candidate is None and not clears and (gave_up or is_idle):
             # With limited memory placements cannot be fully even, so an uneven one is not repaired.
             is_wanted = bool(
-                self.is_granted or self.stages or limited or self._has_audiences(current)
+                self.is_granted or self.stages or limited or self._serves_partitions(current)
             )
             candidates = repaired(
                 *(current, self._pool, self._layout, now),
@@ -199,7 +202,7 @@ class Choice:
             # A pending proposal was made before this change, so its stages are dropped.
             self.stages = further
         elif is_idle:
-            candidate = self._if_audiences_changed(current) or self._next_stage(current, limited)
+            candidate = self._if_partitions_changed(current) or self._next_stage(current, limited)
         return Chosen(candidate, urgent, is_change)
 
     def _share_nodes(self, current: Placement) -> bool:
@@ -225,29 +228,29 @@ class Choice:
             return None
         if away and not covers(stage, willing):
             return None
-        if limited and self._calls.unheard(current):
+        if limited and self._calls.unretired(current):
             return None
         self.is_granted = True
         return self.stages.pop(0)
 
-    # -- audiences ------------------------------------------------------------------------------
+    # -- partitions ------------------------------------------------------------------------------
 
-    def for_audiences(self, plain: Candidate) -> Candidate:
+    def for_partitions(self, plain: Candidate) -> Candidate:
         """Add the replicas to a candidate that clients need which reach only part of the servers."""
-        able, audiences = self._pool.able, self._pool.reach.audiences
+        able, partitions = self._pool.able, self._pool.reach.partitions
         capacity_S = self._pool.capacity_S(servers_of(plain, able))
-        return with_audiences(plain, audiences, able, self._layout.redundancy, capacity_S)
+        return within_partitions(plain, partitions, able, self._layout.redundancy, capacity_S)
 
-    def _if_audiences_changed(self, current: Placement) -> Candidate | None:
+    def _if_partitions_changed(self, current: Placement) -> Candidate | None:
         """Return `plain` as the next candidate if clients now need other replicas; None: nothing changes."""
         if self.plain is None:
             return None
-        wanted = self.for_audiences(self.plain)
+        wanted = self.for_partitions(self.plain)
         is_same = wanted.servers == current.servers and np.array_equal(
             wanted.holds_LSE, current.holds_LSE
         )
         return None if is_same else self.plain
 
-    def _has_audiences(self, current: Placement) -> bool:
-        """Whether the current placement has replicas for audiences: repair must not even them out."""
+    def _serves_partitions(self, current: Placement) -> bool:
+        """Whether the current placement has replicas for partitions: repair must not even them out."""
         return self.plain is not None and bool(current.holds_LSE.sum() > self.plain.holds_LSE.sum())

@@ -10,17 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer import policies
-from balancer.live.cost_benefit import (
-    HORIZON_S,
-    Proposal,
-    Settings,
-    Situation,
-    lay_out,
-    planning_bound,
-    weigh,
-)
+from balancer.live.cost_benefit import Proposal, planning_bound, weigh
 from balancer.live.edits import without_replica
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
+from balancer.planner.layout import HORIZON_S, Settings, Situation, lay_out
 from balancer.policies.measure import par
 from balancer.policies.spread import spread
 
