@@ -19,14 +19,6 @@ __all__ = ["ServerRounds"]
 
 _log = get_logger(__name__)
 _JOIN_S = 3.0
-# Refusals by a server itself: the connection to it works.
-_ANSWERS = (
-    grpc.StatusCode.DATA_LOSS,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
 
 
 class ServerRounds(ABC):
@@ -106,7 +98,6 @@ class ServerRounds(ABC):
             except (grpc.FutureCancelledError, grpc.RpcError) as error:
                 errors[server_id] = call.code()
                 _log.debug("%s: %s", server_id, error)
-            works = server_id in answers or errors[server_id] in _ANSWERS
-            self._channels.release(pooled, works=works)
+            self._channels.release(pooled, works=server_id in answers)
         self._calls = []
         return answers, errors

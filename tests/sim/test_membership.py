@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 SEEDS = (
     [int(os.environ["SIM_SEED"])]
     if "SIM_SEED" in os.environ
-    else range(int(os.environ.get("SIM_SEEDS", "500")))
+    else range(int(os.environ.get("SIM_SEEDS", "250")))
 )
 ONE = len(SEEDS) == 1
 ROOT = Path(__file__).parents[2]

@@ -25,6 +25,7 @@ from waiting import eventually
 
 LAYERS, EXPERTS = 2, 4
 NAMES = ("s0", "s1")
+STEP_S = 30.0
 # s0 has the hot experts of both layers; its colleague can help with one of each.
 HOLDS_LSE = np.array([[[1, 1, 0, 0], [0, 0, 1, 1]]] * LAYERS, bool)
 HOT_LE = np.array([[8000, 2000, 10, 10], [2000, 8000, 10, 10]])
@@ -74,7 +75,7 @@ class World:
         self.rounds = threading.Semaphore(0)
         self.slots = SpareSlots(
             SimpleNamespace(load=self.load, snapshot=self.take),  # type: ignore[arg-type]
-            1.0,
+            STEP_S,
             lambda spares, loaded: self.published.append((spares, loaded)),
             lambda error: self.published.append((error, -1)),  # type: ignore[arg-type]
             clock=lambda: self.now,
@@ -137,7 +138,7 @@ def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None
     assert spares == SpareReplicas(1, {"s1": frozenset({(0, 0), (1, 1)})})
     assert loaded == 2
     request = world.servers["s1"].requests[0]
-    assert (request.epoch, request.load_s) == (1, 1.0)
+    assert (request.epoch, request.load_s) == (1, STEP_S)
     # Nothing changes: servers are asked again, since one may have restarted, and clients hear nothing.
     asked = len(world.servers["s1"].requests)
     world.read(HOT_LE)
