@@ -113,8 +113,6 @@ class Balancer:
         )
         idempotency = IdempotencyCache(on_answered=self._write_ahead.store)
         snapshot = BalancerSnapshot(layout, history, idempotency)
-        # The last view that arrived before the previous balancer's record was read.
-        self._early_view: MembershipView | None = None
         self._restoring = threading.Lock()
         self._restored = False
         with ExitStack() as undo:
@@ -206,10 +204,8 @@ class Balancer:
 
     def _observe(self, view: MembershipView) -> None:
         with self._restoring:
-            if not self._restored:
-                self._early_view = view
-                return
-            self._follow(view)
+            if self._restored:
+                self._follow(view)
 
     def _follow(self, view: MembershipView) -> None:
         """Pass a cluster view to the planner, or stop if it names another process as the balancer."""
@@ -240,8 +236,9 @@ class Balancer:
         self._write_ahead.start(self._session, snapshot.record)
         with self._restoring:
             self._restored = True
-            if self._early_view is not None:
-                self._follow(self._early_view)
+            # Views that arrived before the record was read.
+            if self._session.view.members:
+                self._follow(self._session.view)
 
     def _previous_record(self) -> bytes:
         backoff, deadline = Backoff(), time.monotonic() + _RECORD_S

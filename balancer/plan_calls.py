@@ -11,10 +11,17 @@ from typing import Any
 import grpc
 import numpy as np
 
-from balancer.live.edits import checked, with_replica, without_replica
-from balancer.live.plan_requests import answer_of, knobs_of, settings_of, situation_of
 from balancer.live.plans import NotNowError, PlannerSnapshot
 from balancer.live.rebalancer import Rebalancer
+from balancer.live.requests import (
+    answer_of,
+    checked,
+    knobs_of,
+    settings_of,
+    situation_of,
+    with_replica,
+    without_replica,
+)
 from balancer.persistence.idempotency import IdempotencyCache, RequestIdTakenError
 from balancer.planner.layout import STATIC_POLICY, Situation, check_node_budget
 from eaas.rpc.v1 import balancer_pb2 as pb

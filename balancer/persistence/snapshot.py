@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from balancer.live.history import History
-from balancer.live.plan_requests import knobs_of
+from balancer.live.requests import knobs_of
 from balancer.persistence.idempotency import Answered, IdempotencyCache
 from balancer.planner.layout import Layout
 from balancer.planner.planner import Planner

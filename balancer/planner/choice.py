@@ -5,7 +5,7 @@ No I/O, no clock. `candidates` makes the placements; this module decides which o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +40,11 @@ class Chosen:
     Attributes:
         candidate: The placement to begin, without replicas for partitions; None: none is due.
         is_urgent: Its loads must not be given up for orphans.
-        is_change: It follows a change of the servers: a pending proposal, made before, is dropped.
         actions: Actions due.
     """
 
     candidate: Candidate | None = None
     is_urgent: bool = False
-    is_change: bool = False
     actions: tuple[Action, ...] = ()
 
 
@@ -61,6 +59,7 @@ class Choice:
     Attributes:
         plain: The current placement without the replicas for partitions; None before the first.
         stages: Pending stages of a proposal, or of a repair in several steps.
+        is_proposed: Whether the last candidate was proposed.
         is_granted: Whether the current placement, or its predecessor, was proposed. It may then be uneven.
         wanted: The last candidate of the previous balancer; None: unknown.
         recovering: Whether the cluster runs with a previous balancer's placement, or did at the start.
@@ -82,29 +81,22 @@ class Choice:
         self._digests = digests
         self.plain: Candidate | None = None
         self.stages: list[Candidate] = []
+        self.is_proposed = False
         self.is_granted = False
         self.wanted: Placement | None = None
         self.recovering = False
         self.holdings: dict[Process, npt.NDArray[np.bool_]] = {}
-        self._nodes: Mapping[str, str] = {}
-        # Epoch, and whether replicas of that placement share nodes that need not; None: not known.
-        self._shares_nodes: tuple[int, bool] | None = None
+        # Whether replicas of the placement of this epoch, on these nodes, share nodes that need not.
+        self._shares_nodes = (0, dict[str, str](), False)
         # The last complaint, to emit each only once.
         self._complained = ""
-
-    def know_nodes(self) -> None:
-        """Tell the layout the servers' nodes, if they have changed."""
-        if self._nodes != (nodes := self._pool.nodes):
-            self._nodes = nodes
-            self._layout.know(nodes)
-            self._shares_nodes = None
 
     def propose(self, stages: Sequence[Candidate], current: Placement) -> str | None:
         """Accept the stages of a proposal as the next candidates; or return the reason for a refusal."""
         for server in stages[-1].servers:
             if server not in self._pool.able and gains(server, current, stages):
                 return f"{server} cannot be given experts now"
-        self.stages = list(stages)
+        self.stages, self.is_proposed = list(stages), True
         return None
 
     def choose(
@@ -197,21 +189,21 @@ class Choice:
             candidate, further = (candidates[0], candidates[1:]) if candidates else (None, [])
         if candidate is None and gave_up:
             candidate = self.plain
-        is_change = candidate is not None
-        if is_change:
+        if candidate is not None:
             # A pending proposal was made before this change, so its stages are dropped.
-            self.stages = further
+            self.stages, self.is_proposed = further, False
         elif is_idle:
             candidate = self._if_partitions_changed(current) or self._next_stage(current, limited)
-        return Chosen(candidate, urgent, is_change)
+        return Chosen(candidate, urgent)
 
     def _share_nodes(self, current: Placement) -> bool:
         """Whether replicas of the placement share nodes that need not, as after a change of a node's name."""
-        if self._shares_nodes is None or self._shares_nodes[0] != current.epoch:
+        epoch, nodes, found = self._shares_nodes
+        if (epoch, nodes) != (current.epoch, self._pool.nodes):
             servers, holds_LSE, shares_LSE = current.servers, current.holds_LSE, current.shares_LSE
             found = self._layout.levels and self._layout.gets_apart(servers, holds_LSE, shares_LSE)
-            self._shares_nodes = current.epoch, found
-        return self._shares_nodes[1]
+            self._shares_nodes = current.epoch, self._pool.nodes, found
+        return found
 
     def _next_stage(self, current: Placement, limited: bool) -> Candidate | None:
         """Take the next stage, once its servers can carry it out; None: not yet, or no stage is left.

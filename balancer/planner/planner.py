@@ -153,8 +153,6 @@ class Planner:
         # Deadline for clients to connect to the new servers of the candidate that is held.
         self._held_until = 0.0
         self._retire_at = 0.0
-        # Whether the next placement, or else the current one, was proposed.
-        self._is_proposed = False
         # Whether clients may have had a placement before the current one.
         self._there_was_one = False
         self._layer_order: tuple[int, ...] = ()
@@ -167,7 +165,7 @@ class Planner:
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
         """Process a new cluster view from the monitor; return the actions due, for `Rollout` to carry out."""
         self.pool.observe(members, now)
-        self._choice.know_nodes()
+        self._layout.know(self.pool.nodes)
         if self._first_seen_at is None:
             self._first_seen_at = now
         return self.tick(now)
@@ -310,7 +308,7 @@ class Planner:
         """Whether a call may be delayed: it belongs to a proposal, and no client or expert depends on it."""
         # A server that returned still lacks experts that clients may ask it for.
         returned = isinstance(call, Prepare) and call.placement is self.current
-        return self._is_proposed and not returned
+        return self._choice.is_proposed and not returned
 
     @property
     def is_at_rest(self) -> bool:
@@ -339,9 +337,7 @@ class Planner:
             return f"the placement is of epoch {self.current.epoch} by now, not {epoch}"
         if not self.is_at_rest:
             return "a roll-out is going on"
-        refusal = self._choice.propose(stages, self.current)
-        self._is_proposed = refusal is None
-        return refusal
+        return self._choice.propose(stages, self.current)
 
     def level(self) -> None:
         """Allow repair to even out a placement that was proposed; an operator has set the policy `spread`."""
@@ -363,8 +359,6 @@ class Planner:
             is_idle=self._is_idle(),
             gave_up=self.phase is Phase.GIVEN_UP,
         )
-        if chosen.is_change:
-            self._is_proposed = False
         if chosen.candidate is not None:
             self._begin(chosen.candidate, is_urgent=chosen.is_urgent)
         return [*chosen.actions]

@@ -31,7 +31,7 @@ EPOCHS_OF_AN_INCARNATION = 1000
 
 
 # The properties that are computed once until something changes that they may depend on.
-_CACHED = ("alive", "clients", "willing", "staying", "able", "holders", "reached")
+_CACHED = ("alive", "clients", "willing", "staying", "able", "holders", "reached", "nodes")
 
 
 class ServerPool:
@@ -161,7 +161,7 @@ class ServerPool:
         limits = [min(self._capacity(s), self.most.get(s, _NO_LIMIT)) for s in servers]
         return None if all(n == _NO_LIMIT for n in limits) else np.array(limits, np.int64)
 
-    @property
+    @cached_property
     def nodes(self) -> dict[str, str]:
         """Nodes of the servers, dead ones too, by id."""
         return {s: node_of(m) for s, m in self._servers.items()}

@@ -87,9 +87,8 @@ class World:
 
     def start_balancer(self) -> None:
         """Replace the balancer; calls in flight stay."""
-        self.planner = Planner(
-            self.expected, Layout(Settings(redundancy=self.redundancy)), GRACE_S, ACK_S
-        )
+        self.layout = Layout(Settings(redundancy=self.redundancy))
+        self.planner = Planner(self.expected, self.layout, GRACE_S, ACK_S)
         if self.remembers and self.wanted is not None:
             self.planner.remember(self.wanted)
         self.published: Placement | None = None

@@ -15,6 +15,7 @@ from placement_world import (
     ACK_S,
     DEAD,
     DRAINING,
+    FULL,
     GRACE_S,
     SHAPE,
     SUSPECT,
@@ -149,6 +150,21 @@ def test_a_suspected_server_keeps_its_share_and_gets_nothing_new() -> None:
     world.die("s2")
     world.die("s3")
     assert world.calls == [], "there is nobody that is able"
+
+
+def test_pinned_replicas_are_in_every_layout() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    pins = frozenset((0, expert, server) for expert in range(FULL[1]) for server in ("s1", "s2"))
+    world.layout.change(pins=pins)
+    world.start("s4")
+    world.settle()
+    world.drain("s3")
+    world.settle()
+    placement = world.published
+    assert placement.servers == ("s1", "s2", "s4")
+    assert placement.holds_LSE[0, :2].all()
+    assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
+    assert ((placement.shares_LSE > 0) == placement.holds_LSE).all()
 
 
 # -- a server dies ---------------------------------------------------------------------------------
