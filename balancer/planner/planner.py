@@ -198,7 +198,7 @@ class Planner:
             if digests_LE is not None and member is not None and member.epoch:
                 self.digests.state(call.process, digests_LE)
         elif isinstance(call, Prepare):
-            self.pool.forgive(call.process)
+            self.pool.reset_failures(call.process)
 
     def loaded(self, call: Prepare, digests_LE: Digests) -> None:
         """Record that a server has loaded its share; once all have, a `tick` sends Prepare with digests.
@@ -212,7 +212,7 @@ class Planner:
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
         """Give a server no more experts: it reports that an expert's bytes differ from the cluster's."""
-        self.pool.is_damaged(call.process)
+        self.pool.mark_damaged(call.process)
         return [Complain(why, refused=call.server_id), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
@@ -287,12 +287,12 @@ class Planner:
 
     # -- questions ------------------------------------------------------------------------------
 
-    def let_drain(self, server_id: str) -> str | None:
+    def cordon(self, server_id: str) -> str | None:
         """Mark a live server as leaving, before it is told to drain; or return why it cannot leave."""
         current = self.current
         if current is not None and (lacking := lacking_without(server_id, current, self.pool)):
             return lacking
-        if self.pool.let_drain(server_id):
+        if self.pool.cordon(server_id):
             return None
         return (
             f"{server_id} is the last server that can hold experts: "

@@ -60,12 +60,11 @@ class ServerPool:
         self._births: Counter[str] = Counter()
         self._refused: set[Process] = set()
         self._failures: Counter[Process] = Counter()
-        self._verdicts: Counter[Process] = Counter()
+        self._backoffs: Counter[Process] = Counter()
         self._unable_until: dict[Process, float] = {}
-        # Servers with a damaged copy of the checkpoint, by id and by process.
-        self.damaged: set[str] = set()
-        self._damaged_processes: set[Process] = set()
-        # Servers that are leaving, from `let_drain` until they report DRAINING themselves.
+        # Processes with a damaged copy of the checkpoint.
+        self._damaged: set[Process] = set()
+        # Servers that are leaving, from `cordon` until they report DRAINING themselves.
         self._leaving: set[Process] = set()
         self.most: dict[str, int] = {}
         self.digest = ""
@@ -204,6 +203,11 @@ class ServerPool:
         return found
 
     @property
+    def damaged(self) -> set[str]:
+        """Servers that had a damaged copy of the checkpoint, by id."""
+        return {server_id for server_id, *_ in self._damaged}
+
+    @property
     def highest_epoch(self) -> int:
         """The highest credible epoch that any member reports; a new placement's epoch is above it."""
         return max((m.epoch for m in self._members.values()), default=0)
@@ -243,10 +247,10 @@ class ServerPool:
             if m.role is Role.ATTENTION_CLIENT and not m.state.is_gone
         )
 
-    def let_drain(self, server_id: str) -> bool:
+    def cordon(self, server_id: str) -> bool:
         """Mark a server as leaving, unless no other able server would stay; return whether it is marked.
 
-        The mark counts only here; experts move once the server itself reports DRAINING.
+        Only later calls see the mark; experts move once the server itself reports DRAINING.
         """
         leaving = {s for s, m in self.able.items() if self.process(m) in self._leaving}
         if not self.able.keys() - leaving - {server_id}:
@@ -254,8 +258,8 @@ class ServerPool:
         self._leaving.add(self.process(self.alive[server_id]))
         return True
 
-    def stays_after_all(self, server_id: str) -> None:
-        """Undo `let_drain` for a server that the drain call did not reach."""
+    def uncordon(self, server_id: str) -> None:
+        """Undo `cordon` for a server that the drain call did not reach."""
         self._leaving.difference_update(
             process for process in tuple(self._leaving) if process[0] == server_id
         )
@@ -274,23 +278,22 @@ class ServerPool:
         self._failures[process] += _ATTEMPTS if timed_out else 1
         if self._failures[process] < _ATTEMPTS:
             return 0.0
-        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[process])
-        self._verdicts[process] += 1
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._backoffs[process])
+        self._backoffs[process] += 1
         self._unable_until[process] = now + unable_s
         self._changed()
         del self._failures[process]
         return unable_s
 
-    def is_damaged(self, process: Process) -> None:
+    def mark_damaged(self, process: Process) -> None:
         """Mark a server process as damaged: its bytes differ from the cluster's, so it gets no experts."""
         self._changed()
-        self.damaged.add(process[0])
-        self._damaged_processes.add(process)
+        self._damaged.add(process)
 
-    def forgive(self, process: Process) -> None:
+    def reset_failures(self, process: Process) -> None:
         """Clear the failures of a process that has loaded its share: later ones are counted from 0."""
         self._failures.pop(process, None)
-        self._verdicts.pop(process, None)
+        self._backoffs.pop(process, None)
 
     def pass_time(self, now: float) -> None:
         """Apply expired timeouts of unable servers and clients' reconnections; begins each `Planner.tick`."""
@@ -328,7 +331,7 @@ class ServerPool:
     def is_unable(self, member: Member) -> bool:
         """Whether this process failed to load too often and waits, or has damaged bytes: it is not called."""
         process = self.process(member)
-        return process in self._unable_until or process in self._damaged_processes
+        return process in self._unable_until or process in self._damaged
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest

@@ -156,6 +156,9 @@ def test_pinned_replicas_are_in_every_layout() -> None:
     world = settled("s1", "s2", "s3", redundancy=1)
     pins = frozenset((0, expert, server) for expert in range(FULL[1]) for server in ("s1", "s2"))
     world.layout.change(pins=pins)
+    # On one node: nothing puts the replicas apart.
+    for name, node in {"s1": "a", "s2": "a", "s3": "b"}.items():
+        world.members[name] = replace(world.members[name], node=node)
     world.start("s4")
     world.settle()
     world.drain("s3")
@@ -294,15 +297,15 @@ def test_a_draining_server_serves_until_others_have_its_experts() -> None:
 
 def test_drain_refusals() -> None:
     world = settled("s1", "s2")
-    assert world.planner.let_drain("s2") is None
+    assert world.planner.cordon("s2") is None
     # It has not said so yet.
-    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
-    assert world.planner.let_drain("s2") is None, "told twice"
-    world.planner.pool.stays_after_all("s2")
-    assert world.planner.let_drain("s1") is None
-    world.planner.pool.stays_after_all("s1")
+    assert "s1 is the last server that can hold experts" in world.planner.cordon("s1")
+    assert world.planner.cordon("s2") is None, "told twice"
+    world.planner.pool.uncordon("s2")
+    assert world.planner.cordon("s1") is None
+    world.planner.pool.uncordon("s1")
     world.drain("s2")
-    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
+    assert "s1 is the last server that can hold experts" in world.planner.cordon("s1")
 
 
 def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> None:

@@ -106,12 +106,12 @@ def test_too_little_memory_for_all_experts() -> None:
 
 def test_a_server_needed_for_its_memory_cannot_drain() -> None:
     world = started("s1", "s2", "s3", room=4, redundancy=1)
-    why = world.planner.let_drain("s1")
+    why = world.planner.cordon("s1")
     assert why is not None
     assert "without s1 there is memory for 8 of 12 experts" in why
     world.start("s4")
     world.settle()
-    assert world.planner.let_drain("s1") is None
+    assert world.planner.cordon("s1") is None
 
 
 @settings(max_examples=150, deadline=None)
