@@ -15,7 +15,6 @@ from placement_world import (
     ACK_S,
     DEAD,
     DRAINING,
-    FULL,
     GRACE_S,
     SHAPE,
     SUSPECT,
@@ -154,20 +153,27 @@ def test_a_suspected_server_keeps_its_share_and_gets_nothing_new() -> None:
 
 def test_pinned_replicas_are_in_every_layout() -> None:
     world = settled("s1", "s2", "s3", redundancy=1)
-    pins = frozenset((0, expert, server) for expert in range(FULL[1]) for server in ("s1", "s2"))
+    pins = frozenset((0, expert, server) for expert in range(2) for server in ("s1", "s2"))
     world.layout.change(pins=pins)
-    # On one node: nothing puts the replicas apart.
-    for name, node in {"s1": "a", "s2": "a", "s3": "b"}.items():
-        world.members[name] = replace(world.members[name], node=node)
     world.start("s4")
     world.settle()
     world.drain("s3")
     world.settle()
     placement = world.published
     assert placement.servers == ("s1", "s2", "s4")
-    assert placement.holds_LSE[0, :2].all()
+    assert placement.holds_LSE[0, :2, :2].all()
     assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
     assert ((placement.shares_LSE > 0) == placement.holds_LSE).all()
+
+
+def test_pinned_replicas_stay_on_one_node() -> None:
+    servers = ("s1", "s2", "s3")
+    pins = frozenset((0, expert, server) for expert in range(2) for server in servers[:2])
+    layout = Layout(Settings(redundancy=1, pins=pins))
+    layout.know({"s1": "a", "s2": "a", "s3": "b"})
+    held_LSE = np.repeat(np.eye(3, dtype=bool), 2, axis=1)[None]
+    holds_LSE, _ = layout.around(servers, held_LSE, held_LSE.astype(float))
+    assert holds_LSE[0, :2, :2].all()
 
 
 # -- a server dies ---------------------------------------------------------------------------------
