@@ -14,16 +14,16 @@ import grpc
 from prometheus_client import start_http_server
 
 from balancer.autoscaler.meters import token_times
-from balancer.live.cost_benefit import Settings, check_node_budget
 from balancer.live.history import History
 from balancer.live.reader import HotnessReader
 from balancer.live.rebalancer import Rebalancer
-from balancer.live.state import LiveLayout
+from balancer.live.state import LoadState
 from balancer.live.tuning import Tuning
 from balancer.metrics import BalancerMetrics
 from balancer.persistence.idempotency import IdempotencyCache
 from balancer.persistence.snapshot import BalancerSnapshot
 from balancer.persistence.write_ahead import WriteAheadState
+from balancer.planner.layout import Layout, Settings, check_node_budget
 from balancer.planner.planner import Planner
 from balancer.policies.registry import find
 from balancer.rollout import Rollout
@@ -85,7 +85,8 @@ class Balancer:
         tls: Identity | None = None,
         latency_target_ms: float = 0.0,
     ) -> None:
-        layout = LiveLayout(_settings_of(config))
+        load = LoadState(config)
+        layout = Layout(_settings_of(config), load.situation)
         planner = _planner_of(config, layout)
         self._config, self._tls = config, tls
         self._on_stopping = on_stopping
@@ -99,7 +100,7 @@ class Balancer:
             else None
         )
         self.metrics = BalancerMetrics(
-            lambda: layout.load,
+            load,
             lambda: layout.settings,
             lambda: self.tuning.signals if self.tuning else None,
         )
@@ -107,12 +108,11 @@ class Balancer:
             planner, self._publish, config.apply_timeout_s, self._on_broken, history.phase, tls
         )
         self.rebalancer = Rebalancer(
-            config, layout, self._rollout.ask, history, self.tuning, self._write_ahead.changed
+            *(config, layout, load, self._rollout.ask, history, self.tuning),
+            on_change=self._write_ahead.changed,
         )
-        idempotency = IdempotencyCache(on_answered=self._write_ahead.keep)
+        idempotency = IdempotencyCache(on_answered=self._write_ahead.store)
         snapshot = BalancerSnapshot(layout, history, idempotency)
-        # The last view that arrived before the previous balancer's record was read.
-        self._early_view: MembershipView | None = None
         self._restoring = threading.Lock()
         self._restored = False
         with ExitStack() as undo:
@@ -204,10 +204,8 @@ class Balancer:
 
     def _observe(self, view: MembershipView) -> None:
         with self._restoring:
-            if not self._restored:
-                self._early_view = view
-                return
-            self._follow(view)
+            if self._restored:
+                self._follow(view)
 
     def _follow(self, view: MembershipView) -> None:
         """Pass a cluster view to the planner, or stop if it names another process as the balancer."""
@@ -238,8 +236,9 @@ class Balancer:
         self._write_ahead.start(self._session, snapshot.record)
         with self._restoring:
             self._restored = True
-            if self._early_view is not None:
-                self._follow(self._early_view)
+            # Views that arrived before the record was read.
+            if self._session.view.members:
+                self._follow(self._session.view)
 
     def _previous_record(self) -> bytes:
         backoff, deadline = Backoff(), time.monotonic() + _RECORD_S
@@ -267,7 +266,7 @@ class Balancer:
 
     def _on_read(self) -> None:
         if self._spare_slots is not None:
-            self._spare_slots.has_read()
+            self._spare_slots.begin()
         if self._config.log_balancedness and (found_L := self.metrics.balancedness_L()) is not None:
             _log.info("balancedness by layer: %s", " ".join(f"{b:.3f}" for b in found_L))
 
@@ -278,7 +277,7 @@ class Balancer:
     def stop(self) -> None:
         """Leave the cluster, and stop all threads and gRPC and metrics servers of this process."""
         self._rollout.close()
-        self._write_ahead.settle(_GRACE_S)
+        self._write_ahead.flush(_GRACE_S)
         self._write_ahead.close()
         self._session.close()
         self._reader.close()
@@ -317,11 +316,9 @@ def _settings_of(config: BalancerConfig) -> Settings:
     )
 
 
-def _planner_of(config: BalancerConfig, layout: LiveLayout) -> Planner:
+def _planner_of(config: BalancerConfig, layout: Layout) -> Planner:
     try:
-        return Planner(
-            config.expected_servers, config.redundancy, config.dead_grace_s, layout=layout
-        )
+        return Planner(config.expected_servers, layout, config.dead_grace_s)
     except ValueError as error:
         raise ConfigError(f"balancer: {error}") from error
 

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from balancer.live.control import Signals
-from balancer.live.cost_benefit import Settings, planning_bound
+from balancer.live.cost_benefit import planning_bound
 from balancer.live.state import LoadState, Observed
+from balancer.live.tuning import Signals
+from balancer.planner.layout import Settings
 from balancer.policies.types import Float
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
@@ -27,7 +28,7 @@ class BalancerMetrics(Collector):
     """The metrics of one balancer, in their own registry.
 
     Args:
-        load: Returns the observed load; None before there is any.
+        load: The observed load.
         settings: Returns the settings in force.
         signals: Returns the latest input of ScalpeLB's control loop; None without one.
         clock: Monotonic seconds.
@@ -38,7 +39,7 @@ class BalancerMetrics(Collector):
 
     def __init__(
         self,
-        load: Callable[[], LoadState | None],
+        load: LoadState,
         settings: Callable[[], Settings],
         signals: Callable[[], Signals | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -100,8 +101,8 @@ class BalancerMetrics(Collector):
 
     def balancedness_L(self) -> Float | None:
         """Return mean / maximum of servers' loads in the window, by layer, for the log; None: no load yet."""
-        placement, load = self._placement, self._load()
-        seen = load.observed(placement.servers) if load and placement else None
+        placement = self._placement
+        seen = self._load.observed(placement.servers) if placement else None
         return None if seen is None else 1 / seen.par_L
 
     def collect(self) -> Iterator[Any]:
@@ -112,16 +113,16 @@ class BalancerMetrics(Collector):
         yield _gauge("epoch", "Epoch of the placement", placement.epoch)
         yield _gauge("epoch_age_seconds", "Since it was published", self._clock() - self._since)
         yield from _of_knobs(self._settings(), self._signals())
-        load = self._load()
-        seen = load.observed(placement.servers) if load is not None else None
-        if load is None or seen is None:
+        load, servers = self._load, placement.servers
+        seen = load.observed(servers)
+        if seen is None:
             return
-        situation = load.situation(placement.servers, placement.holds_LSE, placement.shares_LSE)
+        situation = load.situation(servers, placement.holds_LSE, placement.shares_LSE)
         bound_L = planning_bound(self._settings(), situation)
         yield from _of_layers(seen, bound_L)
-        servers = seen.load_LS.sum(axis=0)
-        yield _by("server", "server_tokens", "Tokens in the window", placement.servers, servers)
-        yield _by("server", "server_speed", "Relative speed", placement.servers, seen.speeds_S)
+        tokens_S = seen.load_LS.sum(axis=0)
+        yield _by("server", "server_tokens", "Tokens in the window", servers, tokens_S)
+        yield _by("server", "server_speed", "Relative speed", servers, seen.speeds_S)
         hotness = GaugeMetricFamily(
             "eaas_balancer_hotness", "Tokens in the window", labels=["layer", "expert"]
         )

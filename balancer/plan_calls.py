@@ -11,18 +11,19 @@ from typing import Any
 import grpc
 import numpy as np
 
-from balancer.live.cost_benefit import STATIC_POLICY, Situation, check_node_budget
-from balancer.live.edits import checked, with_replica, without_replica
-from balancer.live.plan_requests import (
+from balancer.live.plans import NotNowError, PlannerSnapshot
+from balancer.live.rebalancer import Rebalancer
+from balancer.live.requests import (
     answer_of,
-    current_situation,
+    checked,
     knobs_of,
     settings_of,
     situation_of,
+    with_replica,
+    without_replica,
 )
-from balancer.live.plans import NotNowError, PlannerSnapshot
-from balancer.live.rebalancer import Rebalancer
 from balancer.persistence.idempotency import IdempotencyCache, RequestIdTakenError
+from balancer.planner.layout import STATIC_POLICY, Situation, check_node_budget
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.rpc.v1 import common_pb2
 from eaas.types import Placement
@@ -209,8 +210,7 @@ class PlanCalls:
         """Return the window's tokens by expert and by server, with servers' speeds and the layers' PAR."""
         with _errors(context):
             _, placement = self._now()
-            load = self._rebalancer.load
-            seen = load.observed(placement.servers) if load else None
+            seen = self._rebalancer.load.observed(placement.servers)
             if seen is None:
                 return pb.GetHotnessResponse(step_s=self._step_s)
             return pb.GetHotnessResponse(
@@ -241,7 +241,8 @@ class PlanCalls:
         return now, now.placement
 
     def _situation(self, placement: Placement) -> Situation:
-        return current_situation(placement, self._rebalancer.load)
+        load = self._rebalancer.load
+        return load.situation(placement.servers, placement.holds_LSE, placement.shares_LSE)
 
 
 def _check_size(wanted: common_pb2.Placement, placement: Placement) -> None:

@@ -24,12 +24,11 @@ from balancer.planner.actions import (
     Action,
     Call,
     Complain,
+    Complete,
     Inspect,
     Prepare,
     Publish,
-    Refuse,
     Retire,
-    Settled,
 )
 from balancer.planner.digests import Digests
 from balancer.planner.planner import Planner
@@ -77,7 +76,7 @@ class Rollout:
         load_timeout_s: Deadline of one PreparePlacement.
         on_broken: Called with an unexpected error; the roll-out thread then stops.
         on_phase: Called when servers begin to load a placement ("prepare"), when it is published ("retire"),
-            and when servers hold nothing else ("settled"). Must not block.
+            and when servers hold nothing else ("complete"). Must not block.
         tls: This process's identity; None: plain text.
     """
 
@@ -119,9 +118,9 @@ class Rollout:
             TimeoutError: The planner's thread does not answer, because it is busy or closing.
             Exception: Any error that the function raises.
         """
-        asked = _Question(question, concurrent.futures.Future())
-        self._inbox.put(asked)
-        return asked.answer.result(_JOIN_S)
+        item = _Question(question, concurrent.futures.Future())
+        self._inbox.put(item)
+        return item.answer.result(_JOIN_S)
 
     def close(self) -> None:
         """Stop the planner's thread and cancel its calls; servers keep what they hold. Idempotent."""
@@ -175,12 +174,10 @@ class Rollout:
                     _log.info("placement %d: published", placement.epoch)
                     self._publish(placement)
                     self._on_phase("retire", placement)
-                case Settled(placement):
-                    self._on_phase("settled", placement)
-                case Complain(reason):
-                    _log.error("%s", reason)
-                case Refuse(server_id, reason):
-                    _log.error("%s gets no experts: %s", server_id, reason)
+                case Complete(placement):
+                    self._on_phase("complete", placement)
+                case Complain(reason, refused):
+                    _log.error("%s", f"{refused} gets no experts: {reason}" if refused else reason)
                 case _:
                     if isinstance(action, Prepare) and action.placement.epoch > self._preparing:
                         self._preparing = action.placement.epoch

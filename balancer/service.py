@@ -141,7 +141,7 @@ class BalancerService(PlanCalls):
         The planner moves its experts once it reports that it drains.
         """
         server_id = request.server_id
-        member, refusal = self._ask(lambda p: _let_drain(p, server_id))
+        member, refusal = self._ask(lambda p: _cordon(p, server_id))
         if member is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND, f"{server_id!r} is no live expert server of this cluster"
@@ -153,7 +153,7 @@ class BalancerService(PlanCalls):
                 stub = expert_pb2_grpc.ExpertServiceStub(opened)
                 stub.Drain(expert_pb2.DrainRequest(), timeout=_DRAIN_S)
             except grpc.RpcError as error:
-                self._ask(lambda planner: planner.pool.stays_after_all(server_id))
+                self._ask(lambda planner: planner.pool.uncordon(server_id))
                 why = f"{server_id} does not answer: {error.code().name}: {error.details()}"
                 context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return pb.DrainServerResponse()
@@ -247,6 +247,6 @@ class BalancerService(PlanCalls):
             self._changed.notify_all()
 
 
-def _let_drain(planner: Planner, server_id: str) -> tuple[Member | None, str | None]:
+def _cordon(planner: Planner, server_id: str) -> tuple[Member | None, str | None]:
     member = planner.pool.alive.get(server_id)
-    return member, planner.let_drain(server_id) if member else None
+    return member, planner.cordon(server_id) if member else None

@@ -14,28 +14,25 @@ undid. Clients are sent all replicas after each change, and at least every 10 se
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
-from balancer.channel_pool import ServerChannels
 from balancer.live.plans import PlannerSnapshot
 from balancer.live.rebalancer import Rebalancer
 from balancer.live.spares import STEPS, choose, scenarios
 from balancer.planner.digests import Digests
+from balancer.server_rounds import ServerRounds
 from eaas.log import get_logger
 from eaas.net.tls import Identity
 from eaas.rpc.v1 import expert_pb2 as pb
-from eaas.rpc.v1 import expert_pb2_grpc
 from eaas.spares import SpareReplicas, holdings, places
-from eaas.types import Member
 
 __all__ = ["SpareSlots"]
 
 _log = get_logger(__name__)
-_JOIN_S = 3.0
 # Time for clients to hear that a replica goes, before it goes.
 _NOTICE_S = 0.05
 # A call lasts for the time to load, and this. An expert that takes longer counts in the next round.
@@ -47,23 +44,18 @@ _LASTING = {
     grpc.StatusCode.UNIMPLEMENTED: "it is of an older release: update it",
     grpc.StatusCode.DATA_LOSS: "its copy of the checkpoint is damaged",
 }
-_ANSWERS = (
-    *_LASTING,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-)
 
 
-class SpareSlots:
-    """Fills the servers' spare slots from a daemon thread until `close`.
+class SpareSlots(ServerRounds):
+    """Fills the servers' spare slots after each reading of the load (`begin`), until `close`.
+
+    A failure leaves the slots as they are.
 
     Args:
         rebalancer: Has the load and the planner's state.
         step_s: Seconds between two readings, which is also the time for loads in a round.
         publish: Called with the replicas that clients may use, and the number that servers have loaded.
-        on_broken: Called with an unexpected error; the slots then stay as they are.
-        tls: This process's identity; None: plain text.
+        on_broken, tls: See `ServerRounds`.
         clock: Monotonic seconds.
     """
 
@@ -79,48 +71,15 @@ class SpareSlots:
         self._rebalancer = rebalancer
         self._step_s = step_s
         self._on_publish = publish
-        self._on_broken = on_broken
         self._clock = clock
-        self._channels = ServerChannels(tls)
-        # What clients were told last, and when.
+        # What clients were sent last, and when.
         self._spares = SpareReplicas()
-        self._told_at = clock()
+        self._sent_at = clock()
         # Processes that hold no spare replicas in this placement (`Member.process`).
         self._unfit: set[tuple[str, int, str, int, str]] = set()
-        self._calls: list[grpc.Future] = []
-        self._closed = threading.Event()
-        self._has_read = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="spares", daemon=True)
-        self._thread.start()
+        super().__init__("spares", on_broken, tls)
 
-    def has_read(self) -> None:
-        """Ask for a round, after a reading of the load. One that is running ends first."""
-        self._has_read.set()
-
-    def close(self) -> None:
-        """Stop the thread. The servers keep their replicas until the next roll-out. Idempotent."""
-        self._closed.set()
-        self._has_read.set()
-        for call in tuple(self._calls):
-            call.cancel()
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        try:
-            while not self._closed.is_set():
-                self._has_read.wait()
-                self._has_read.clear()
-                if not self._closed.is_set():
-                    self._fill()
-        except Exception as error:  # noqa: BLE001 - the owner ends the process with it
-            if not self._closed.is_set():
-                _log.exception("spare slots are not filled any more")
-                self._on_broken(error)
-        finally:
-            self._channels.close()
-
-    def _fill(self) -> None:
-        """Do a round."""
+    def _round(self) -> None:
         try:
             now = self._rebalancer.snapshot()
         except TimeoutError:
@@ -128,25 +87,25 @@ class SpareSlots:
         wanted = self._choose(now)
         if wanted is None:
             return
-        kept = self._spares.intersection(wanted)
-        if kept != self._spares:
-            self._publish(kept, 0)
+        remaining = self._spares.intersection(wanted)
+        if remaining != self._spares:
+            self._publish(remaining, 0)
             self._closed.wait(_NOTICE_S)
         held, loaded = self._order(wanted, now)
-        is_late = bool(held.held) and self._clock() >= self._told_at + _REPEAT_S
+        is_late = bool(held.held) and self._clock() >= self._sent_at + _REPEAT_S
         if held != self._spares or loaded or is_late:
             self._publish(held, loaded)
 
     def _choose(self, now: PlannerSnapshot) -> SpareReplicas | None:
         """Return the replicas that servers should hold; None: leave all as it is."""
         placement, load = now.placement, self._rebalancer.load
-        if placement is None or load is None or not now.at_rest:
+        if placement is None or not now.at_rest:
             return None
         if placement.epoch != self._spares.epoch:
             # The roll-out unloaded them all.
             self._unfit.clear()
             self._publish(SpareReplicas(placement.epoch), 0)
-        tokens_WLE = load.last_WLE(STEPS)
+        tokens_WLE = load.tokens_WLE(STEPS)
         if tokens_WLE is None or {*now.away}.issuperset(placement.servers):
             return None
         situation = now.situation(load)
@@ -162,7 +121,7 @@ class SpareSlots:
 
     def _publish(self, spares: SpareReplicas, loaded: int) -> None:
         if not self._closed.is_set():
-            self._spares, self._told_at = spares, self._clock()
+            self._spares, self._sent_at = spares, self._clock()
             self._on_publish(spares, loaded)
 
     def _order(self, wanted: SpareReplicas, now: PlannerSnapshot) -> tuple[SpareReplicas, int]:
@@ -172,41 +131,20 @@ class SpareSlots:
         servers = {
             s: m for s, m in now.servers.items() if s in now.able and m.process not in self._unfit
         }
-        self._channels.keep({m.address for m in servers.values()})
-        calls = {}
-        for server_id, member in servers.items():
+
+        def send(stub: Any, server_id: str) -> Any:
             request = _request(wanted, server_id, layers, now.digests_LE)
             request.load_s = self._step_s
-            pooled = self._channels.acquire(member.address)
-            stub = expert_pb2_grpc.ExpertServiceStub(pooled.channel)
-            calls[server_id] = (
-                pooled,
-                stub.HoldSpares.future(request, timeout=self._step_s + _CALL_S),
-            )
-        self._calls = [call for _, call in calls.values()]
-        held: dict[str, frozenset[tuple[int, int]]] = {}
-        loaded = 0
-        for server_id, (pooled, call) in calls.items():
-            works = True
-            try:
-                response = call.result()
-                held[server_id] = places(response.layers) & wanted.of(server_id)
-                loaded += response.loaded
-            except grpc.FutureCancelledError:
-                works = False  # `close` was called.
-            except grpc.RpcError as error:
-                works = call.code() in _ANSWERS
-                self._refused(servers[server_id], call.code(), error)
-            self._channels.release(pooled, works=works)
-        self._calls = []
-        return SpareReplicas(wanted.epoch, held), loaded
+            return stub.HoldSpares.future(request, timeout=self._step_s + _CALL_S)
 
-    def _refused(self, server: Member, code: grpc.StatusCode, error: grpc.RpcError) -> None:
-        if code in _LASTING:
-            self._unfit.add(server.process)
-            _log.warning("%s holds no spare replicas: %s", server.id, _LASTING[code])
-        else:
-            _log.debug("%s: %s", server.id, error)
+        answers, errors = self._call_all(servers, send)
+        for server_id, code in errors.items():
+            if code in _LASTING:
+                self._unfit.add(servers[server_id].process)
+                _log.warning("%s holds no spare replicas: %s", server_id, _LASTING[code])
+        held = {s: places(answer.layers) & wanted.of(s) for s, answer in answers.items()}
+        loaded = sum(answer.loaded for answer in answers.values())
+        return SpareReplicas(wanted.epoch, held), loaded
 
 
 def _request(

@@ -114,7 +114,7 @@ class Autoscaler:
         # Direction towards `work / t`: +1, -1, or 0 for no change.
         self._heading = 0
         self._changed_at = -math.inf
-        self._asked_for: int | None = None
+        self._requested: int | None = None
         self._changing_from: float | None = None
         # Number of servers that missed the latency target -> (time, least work at which it did).
         self._late: dict[int, tuple[float, float]] = {}
@@ -130,7 +130,7 @@ class Autoscaler:
 
     def changed(self, decision: Decision, now: float) -> None:
         """Record that a decision is being carried out: the cooldown begins, and other changes wait."""
-        self._changed_at, self._asked_for = now, decision.servers
+        self._changed_at, self._requested = now, decision.servers
         self._changing_from = now
 
     # -- how many ---------------------------------------------------------------------------------------
@@ -239,11 +239,11 @@ class Autoscaler:
     def _under_way(self, reading: Reading) -> str:
         """Describe the unfinished change that the next one waits for; empty: none, or it took too long."""
         what = reading.changing
-        if self._asked_for == reading.servers:
-            self._asked_for = None
-        if not what and self._asked_for is not None:
-            verb = "was" if self._asked_for == 1 else "were"
-            what = f"{counted(self._asked_for, 'server')} {verb} asked for"
+        if self._requested == reading.servers:
+            self._requested = None
+        if not what and self._requested is not None:
+            verb = "was" if self._requested == 1 else "were"
+            what = f"{counted(self._requested, 'server')} {verb} asked for"
         if not what:
             self._changing_from = None
             return ""
@@ -251,7 +251,7 @@ class Autoscaler:
             self._changing_from = reading.now
         if reading.now - self._changing_from < _PATIENCE_S:
             return what
-        self._asked_for = None
+        self._requested = None
         return ""
 
 

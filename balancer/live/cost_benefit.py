@@ -1,118 +1,35 @@
 """The balancer's cost-benefit evaluator: is another placement worth its moves? Pure functions.
 
-    layout    which server holds which experts, and what share of an expert's tokens each holder takes
-    capacity  replicas that a server has memory for, over all layers
     gain      fall of the PAR, mean over layers. A layer ends when its last server is done: at PAR 1.5 it
               takes half as long again
     payback   seconds of service until the gain equals the cost of the loads
 
-Shape suffixes: L layers, S servers, E logical experts, W steps.
+Shape suffixes: L layers, S servers, E logical experts.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-import balancer.policies as policies
-from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
-from balancer.policies.apart import Nodes, count_alone, put_apart
+from balancer.planner.backups import primaries, with_least_shares
+from balancer.planner.layout import HORIZON_S, Settings, Situation, best_shares, lay_out, slots
+from balancer.policies.apart import count_alone
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.moves import Move, ordered_moves
 from balancer.policies.problem import make_problem
-from balancer.policies.registry import find
-from balancer.policies.types import Float, Holds, Int, Shares
+from balancer.policies.types import Float, Holds, Shares
 from eaas.counted import counted
-from eaas.minmax import split
 
-__all__ = [
-    "HORIZON_S",
-    "STATIC_POLICY",
-    "Proposal",
-    "Settings",
-    "Situation",
-    "check_node_budget",
-    "lay_out",
-    "pinned",
-    "planning_bound",
-    "weigh",
-]
+__all__ = ["Proposal", "planning_bound", "weigh"]
 
-STATIC_POLICY = "spread"
-"""The policy that ignores load: replicas move only when servers come or go."""
-
-_NO_LIMIT = np.int64(1) << 40
 # Smaller changes print as 0.000.
 _SEEN = 0.0005
-
-
-HORIZON_S = 600.0
-"""Seconds of service within which moves must pay back their cost."""
 LEAST_GAIN = 0.02
 """Fall of the mean PAR below which nothing changes."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The operator's settings for placements (`BalancerConfig` and later calls).
-
-    Attributes:
-        policy: One of `balancer.policies.names()`.
-        redundancy: Fewest servers that hold each expert.
-        num_redundant_experts: Replicas per layer that the policy may place beyond one of each expert.
-        link_bytes_per_s: Rate at which servers load experts.
-        stall_s: Seconds of service that a load costs in addition to its bytes.
-        knobs: The policy's own parameters, by name, as the operator set them.
-        tuned: The same, as the control loop set them; `knobs` take precedence.
-        node_budget: Most replicas per layer on other nodes than their expert's first one, without backups.
-            None: any number.
-        pins: Required replicas: (layer, expert, server).
-    """
-
-    policy: str = STATIC_POLICY
-    redundancy: int = 2
-    num_redundant_experts: int = 0
-    link_bytes_per_s: float = 1e9
-    stall_s: float = 0.0
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    tuned: Mapping[str, Any] = field(default_factory=dict)
-    node_budget: int | None = None
-    pins: frozenset[tuple[int, int, str]] = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Situation:
-    """The input of a plan, observed or hypothetical: servers, what they hold, their load, speed and memory.
-
-    Attributes:
-        servers: The servers of the layout.
-        holds_LSE: bool; experts that they hold now. A new server holds nothing.
-        shares_LSE: float; shares of the current placement.
-        load_LE: float64; tokens of each expert in the window.
-        speeds_S: float64, above 0.
-        capacity_S: int64; replicas over all layers. None: no limits.
-        expert_bytes: Bytes of a replica.
-        window_WLE: Tokens by step, for policies that need more than the sum; None: no window.
-        nodes_S: Names or numbers of the servers' nodes (`Nodes.of`). None: unknown.
-        away_LE: int64; replicas on dead servers that may come back. None: no such servers.
-    """
-
-    servers: tuple[str, ...]
-    holds_LSE: Holds
-    shares_LSE: npt.NDArray[np.floating]
-    load_LE: Float
-    speeds_S: Float
-    capacity_S: Int | None = None
-    expert_bytes: int = 0
-    window_WLE: npt.NDArray[np.int64] | None = None
-    nodes_S: npt.NDArray[Any] | None = None
-    away_LE: Int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,87 +70,9 @@ class Proposal:
         return sum(move.kind == "load" for move in self.moves)
 
 
-def pinned(settings: Settings, servers: Sequence[str], holds_LSE: Holds) -> Holds | None:
-    """Return the pinned replicas among those of a layout, bool (L, S, E); None: there are none."""
-    if not settings.pins:
-        return None
-    pinned_LSE = np.zeros_like(holds_LSE)
-    for layer, expert, server in settings.pins:
-        if server in servers:
-            pinned_LSE[layer, servers.index(server), expert] = True
-    return np.asarray(pinned_LSE & holds_LSE)
-
-
-def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
-    """Compute the policy's layout, with backups and pins, for plans and for the planner's repairs.
-
-    Replicas of an expert go to different nodes; within a node budget only backups do.
-
-    Raises:
-        ValueError: There is not enough capacity, or a knob is wrong; the message says which.
-    """
-    cap_LS, slots_LS = _slots(settings, now)
-    kept_LSE = primaries(now.holds_LSE, now.shares_LSE)
-    load_LE = now.load_LE if now.load_LE.any() else np.ones_like(now.load_LE)
-    plan = policies.plan(
-        settings.policy,
-        load_LE,
-        len(now.servers),
-        slots_LS,
-        current=kept_LSE if now.holds_LSE.any() else None,
-        speeds_S=now.speeds_S,
-        **_knobs(settings, now),
-    )
-    primary_LSE = plan.holds_LSE.copy()
-    for layer, expert, server in settings.pins:
-        if server in now.servers:
-            primary_LSE[layer, now.servers.index(server), expert] = True
-    # The policy's own shares are replaced because they are equal or for a forecast. Clients can follow any
-    # shares, and the next evaluation would ask for those that are best for the window.
-    shares_LSE = best_shares(load_LE, primary_LSE, now.speeds_S)
-    nodes = None if now.nodes_S is None else Nodes.of(now.nodes_S.tolist())
-    if nodes is not None and nodes.count < 2:
-        nodes = None
-    holds_LSE = with_backups(
-        *(primary_LSE, now.holds_LSE, settings.redundancy, cap_LS, now.away_LE),
-        nodes_S=None if nodes is None else nodes.node_S,
-    )
-    shares_LSE = with_least_shares(primary_LSE, holds_LSE, shares_LSE)
-    if nodes is None:
-        return holds_LSE, shares_LSE
-    fixed_LSE = pinned(settings, now.servers, holds_LSE)
-    if settings.node_budget is not None:
-        fixed_LSE = primary_LSE
-    risen_L = put_apart(
-        *(holds_LSE, shares_LSE, nodes),
-        load_LE=load_LE,
-        speeds_S=now.speeds_S,
-        current_LSE=now.holds_LSE if now.holds_LSE.any() else None,
-        fixed_LSE=fixed_LSE,
-        spread_over=settings.redundancy,
-    )
-    if risen_L:
-        primary_LSE = primaries(holds_LSE[risen_L], shares_LSE[risen_L])
-        best_LSE = best_shares(load_LE[risen_L], primary_LSE, now.speeds_S)
-        shares_LSE[risen_L] = with_least_shares(primary_LSE, holds_LSE[risen_L], best_LSE)
-    return holds_LSE, shares_LSE
-
-
-def best_shares(load_LE: Float, holds_LSE: Holds, speeds_S: Float) -> Shares:
-    """float64 (L, S, E): shares with the lowest PAR for these holds; even for experts without load."""
-    replicas_LE = np.maximum(holds_LSE.sum(axis=1, keepdims=True), 1)
-    even_LSE = holds_LSE / replicas_LE
-    return np.stack(
-        [
-            split(load_E, even_SE, speeds_S)
-            for load_E, even_SE in zip(load_LE, even_LSE, strict=True)
-        ]
-    )
-
-
 def planning_bound(settings: Settings, now: Situation) -> Float:
     """float64 (L): lower bound of the PAR of any layout with the policy's slots, for plans and metrics."""
-    _, slots_LS = _slots(settings, now)
+    _, slots_LS = slots(settings, now)
     return par_bound(make_problem(now.load_LE, len(now.servers), slots_LS, None, now.speeds_S))
 
 
@@ -246,7 +85,7 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     load_LE, speeds_S = now.load_LE, now.speeds_S
     now_shares = now.shares_LSE.astype(np.float64)
     par_now_L = par(load_LE, now.holds_LSE, now_shares, speeds_S)
-    cap_LS, _ = _slots(settings, now)
+    cap_LS, _ = slots(settings, now)
     # Step 1: new shares, which move nothing.
     kept_LSE = primaries(now.holds_LSE, now.shares_LSE)
     level_LSE = with_least_shares(kept_LSE, now.holds_LSE, best_shares(load_LE, kept_LSE, speeds_S))
@@ -327,53 +166,6 @@ def _too_little(gain: float, least: float) -> str:
     return f"less than {least:.3f} may be noise" if np.isfinite(least) else "no load was seen"
 
 
-def _slots(settings: Settings, now: Situation) -> tuple[Int, Int]:
-    """int64 (L, S) twice: each server's slots by its memory, and those of them that the policy may fill."""
-    layers, servers, experts = now.holds_LSE.shape
-    capacity_S = np.full(servers, layers * experts) if now.capacity_S is None else now.capacity_S
-    # The remainder goes to the layers in turn, and within each layer to the servers in turn.
-    turns_L = np.arange(layers)
-    cap_LS = capacity_S // layers + (turns_L[:, None] < capacity_S % layers)
-    cap_LS = np.minimum(cap_LS, experts).astype(np.int64)
-    total = experts + settings.num_redundant_experts
-    slots_LS = np.empty_like(cap_LS)
-    for layer in range(layers):
-        turn = layer * (total % servers)
-        slots_LS[layer] = np.roll(deal(total, np.roll(cap_LS[layer], -turn)), turn)
-    return cap_LS, slots_LS
-
-
-def _knobs(settings: Settings, now: Situation) -> dict[str, Any]:
-    """Return the policy's knobs: by the cluster (such as window and nodes), tuned, or an operator's."""
-    parameters = inspect.signature(find(settings.policy)).parameters
-    known = {
-        "window_WLE": now.window_WLE,
-        "expert_bytes": now.expert_bytes,
-        "link_bytes_per_s": settings.link_bytes_per_s,
-        "stall_s": settings.stall_s,
-        "horizon_s": HORIZON_S,
-        **settings.tuned,
-    }
-    if settings.node_budget is not None:
-        check_node_budget(settings.policy)
-        nodes_S = None
-        if now.nodes_S is not None:
-            nodes_S = Nodes.of(now.nodes_S.tolist()).node_S
-        known |= {"nodes_S": nodes_S, "cross_node_replicas": settings.node_budget}
-    given = {name: value for name, value in known.items() if name in parameters}
-    if settings.node_budget is None:
-        given["nodes_S"] = now.nodes_S
-    return given | dict(settings.knobs)
-
-
-def check_node_budget(policy: str) -> None:
-    """Raise ValueError for a policy that does not support a node budget, at start and in `SetPolicy`."""
-    if "nodes_S" not in inspect.signature(find(policy)).parameters:
-        raise ValueError(
-            f"balancer.node_budget is set, and {policy} knows no nodes: give {policies.DEFAULT_POLICY}"
-        )
-
-
 def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
     """Return a layer's most cross-node replicas if above the budget, which then forces moves; else 0."""
     if settings.node_budget is None or now.nodes_S is None:
@@ -385,10 +177,9 @@ def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:
 
 def _together(settings: Settings, now: Situation, then_LSE: Holds) -> int:
     """Return by how many fewer experts with several replicas would have them all on one node; at least 0."""
-    if settings.redundancy < 2 or now.nodes_S is None:
+    if settings.redundancy < 2 or now.nodes is None:
         return 0
-    nodes = Nodes.of(now.nodes_S.tolist())
-    before, then = (count_alone(h, nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
+    before, then = (count_alone(h, now.nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
     return max(0, before - then)
 
 

@@ -6,14 +6,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 
 from balancer.planner.candidates import Candidate
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
-__all__ = ["KEPT", "History"]
+__all__ = ["MOST_ENTRIES", "History"]
 
-KEPT = 200
+MOST_ENTRIES = 200
 """Number of entries kept."""
 
 
@@ -39,7 +40,7 @@ class History:
         self._clock = clock
         self._wall_clock = wall_clock
         self._lock = threading.Lock()
-        self._entries: deque[pb.HistoryEntry] = deque(maxlen=KEPT)
+        self._entries: deque[pb.HistoryEntry] = deque(maxlen=MOST_ENTRIES)
         self._number = 0
         # The entry being rolled out, with its remaining stages in `_stages`.
         self._open: pb.HistoryEntry | None = None
@@ -68,7 +69,7 @@ class History:
         """Return copies of the entries, the newest first; at most `limit`, or all if it is 0."""
         with self._lock:
             newest = list(self._entries)[::-1]
-            return [copy_of(entry) for entry in newest[: limit or len(newest)]]
+            return [deepcopy(entry) for entry in newest[: limit or len(newest)]]
 
     def decided(self, entry: pb.HistoryEntry, stages: Sequence[Candidate] = ()) -> None:
         """Record a decision of the rebalancer, an operator or the control loop.
@@ -138,10 +139,3 @@ class History:
         entry.number = self._number
         entry.unix_ms = int(self._wall_clock() * 1e3)
         self._entries.append(entry)
-
-
-def copy_of(entry: pb.HistoryEntry) -> pb.HistoryEntry:
-    """Copy an entry for a reader, as the roll-out still changes the original."""
-    copy = pb.HistoryEntry()
-    copy.CopyFrom(entry)
-    return copy

@@ -4,7 +4,7 @@ A plan is for the placement's live servers. While the planner waits for a dead o
 its replicas as backups with the least share, so that no server loads what the dead one will bring back
 shortly. Its share of the load is planned once it is back.
 
-Shape suffixes: L layers, S servers, A servers that are away, E logical experts.
+Shape suffixes: L layers, S servers, E logical experts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from balancer.live.cost_benefit import Proposal, Settings, Situation
+from balancer.live.cost_benefit import Proposal
 from balancer.live.state import LoadState
-from balancer.planner.backups import BACKUP_SHARE
 from balancer.planner.candidates import Candidate
 from balancer.planner.digests import Digests
+from balancer.planner.layout import Settings, Situation
 from balancer.planner.planner import Planner
 from balancer.planner.stages import shares_of
 from eaas.rpc.v1 import balancer_pb2 as pb
@@ -73,17 +73,15 @@ class PlannerSnapshot:
             placement.holds_LSE,
             placement.shares_LSE,
         )
-        if not self.away:
+        lives_S = np.array([server in self.servers for server in servers], np.bool_)
+        if lives_S.all():
             return load.situation(servers, holds_LSE, shares_LSE)
-        living = [s for s, server in enumerate(servers) if server not in self.away]
-        dead = [s for s, server in enumerate(servers) if server in self.away]
-        if not living:
+        if not lives_S.any():
             raise NotNowError("no server of the placement lives")
-        held_LSE = holds_LSE[:, living]
-        now = load.situation(
-            [servers[s] for s in living], held_LSE, shares_of(held_LSE, shares_LSE[:, living])
-        )
-        return replace(now, away_LE=holds_LSE[:, dead].sum(axis=1))
+        held_LSE = holds_LSE[:, lives_S]
+        living = [server for server in servers if server in self.servers]
+        now = load.situation(living, held_LSE, shares_of(held_LSE, shares_LSE[:, lives_S]))
+        return replace(now, away_LE=holds_LSE[:, ~lives_S].sum(axis=1))
 
     @classmethod
     def of(cls, planner: Planner) -> PlannerSnapshot:
@@ -125,14 +123,7 @@ class Planned:
 def with_the_dead(candidate: Candidate, placement: Placement) -> Candidate:
     """Add the placement's dead servers to a candidate before it is proposed, their replicas as backups."""
     away = [s for s, server in enumerate(placement.servers) if server not in candidate.servers]
-    if not away:
-        return candidate
-    held_LAE = placement.holds_LSE[:, away]
-    least_LAE = BACKUP_SHARE * held_LAE
-    spare_LE = 1 - least_LAE.sum(axis=1)
-    return Candidate(
-        (*candidate.servers, *(placement.servers[s] for s in away)),
-        np.concatenate([candidate.holds_LSE, held_LAE], axis=1),
-        np.concatenate([candidate.shares_LSE * spare_LE[:, None], least_LAE], axis=1),
-        candidate.layer_order,
-    )
+    none_LSE = np.zeros_like(candidate.holds_LSE)
+    added_LSE = np.concatenate([none_LSE, placement.holds_LSE[:, away]], axis=1)
+    servers = (*candidate.servers, *(placement.servers[s] for s in away))
+    return candidate.with_backups(servers, added_LSE)

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.cost_benefit import STATIC_POLICY, Settings, Situation, weigh
+from balancer.live.cost_benefit import weigh
 from balancer.live.history import History
 from balancer.live.hotness import Reading
 from balancer.live.plans import VERDICTS, NotNowError, Planned, PlannerSnapshot, with_the_dead
-from balancer.live.state import LiveLayout, LoadState
+from balancer.live.state import LoadState
 from balancer.live.tuning import Tuning
 from balancer.planner.candidates import Candidate
+from balancer.planner.layout import STATIC_POLICY, Layout, Settings, Situation
 from balancer.planner.planner import Planner
 from balancer.planner.stages import stages
 from balancer.policies.types import Float
@@ -45,6 +46,7 @@ class Rebalancer:
     Args:
         config: The balancer's settings.
         layout: Makes the planner's layouts; holds the settings in force.
+        load: Collects the servers' readings.
         ask: Runs a function of the planner on the planner's thread.
         history: Records decisions.
         tuning: Sets the policy's knobs by the load; None: they stay.
@@ -54,7 +56,8 @@ class Rebalancer:
     def __init__(
         self,
         config: BalancerConfig,
-        layout: LiveLayout,
+        layout: Layout,
+        load: LoadState,
         ask: Callable[[Callable[[Planner], Any]], Any],
         history: History,
         tuning: Tuning | None = None,
@@ -62,6 +65,7 @@ class Rebalancer:
     ) -> None:
         self._config = config
         self._layout = layout
+        self.load = load
         self._ask = ask
         self.history = history
         self._tuning = tuning
@@ -69,11 +73,6 @@ class Rebalancer:
         self._plans: OrderedDict[str, Planned] = OrderedDict()
         # One decision at a time: two plans from one placement would conflict.
         self._deciding = threading.RLock()
-
-    @property
-    def load(self) -> LoadState | None:
-        """The load observed so far, for plans; None before a placement tells the model's shape."""
-        return self._layout.load
 
     @property
     def settings(self) -> Settings:
@@ -93,20 +92,16 @@ class Rebalancer:
         """Record the servers' readings of one step, for the reader; rebalance if a trigger fires."""
         if now.placement is None:
             return
-        if self._layout.load is None:
-            layers, _, experts = now.placement.holds_LSE.shape
-            self._layout.load = LoadState(self._config, layers, experts)
-        load = self._layout.load
-        reason = load.stepped(readings, now.servers, now.placement, expert_bytes)
+        reason = self.load.stepped(readings, now.servers, now.placement, expert_bytes)
         if self._tuning is not None:
-            self._tuning.step(load, readings, now.clients)
+            self._tuning.step(self.load, readings, now.clients)
         if reason is None or self.settings.policy == STATIC_POLICY or not now.at_rest:
             return
         if not now.able >= {*now.placement.servers} - {*now.away}:
             return  # A server is leaving or suspected: the planner handles that.
         trigger, why = reason
         if trigger == "drift":
-            load.forget_the_past()
+            self.load.forget_the_past()
         try:
             with self._deciding:
                 self._decide(trigger, why, now)
@@ -121,7 +116,6 @@ class Rebalancer:
         if proposal.kind == "nothing":
             candidates = []
         self._record(planned, trigger, f"{why}; {proposal.reason}", candidates)
-        assert self.load is not None
         par_L = proposal.par_now_L if proposal.kind == "nothing" else proposal.par_then_L
         self.load.planned(planned.situation, par_L)
 
@@ -153,15 +147,13 @@ class Rebalancer:
             NotNowError: There is no placement, no observed load, or no live server.
             ValueError: The policy cannot plan this; the message says why.
         """
-        load, placement = self.load, now.placement
+        placement = now.placement
         if placement is None:
             raise NotNowError("there is no placement yet")
         # The loads may be hypothetical; the servers must exist.
         applicable = situation is None or situation.servers == placement.servers
         if situation is None:
-            if load is None:
-                raise NotNowError("no load has been seen yet")
-            situation = now.situation(load)
+            situation = now.situation(self.load)
         if not situation.load_LE.any():
             raise NotNowError("no load has been seen yet: send some requests, or give loads")
         began = time.monotonic()
@@ -223,8 +215,7 @@ class Rebalancer:
         candidates = self._candidates(planned, *(proposal.planned if force else best))
         with self._deciding:
             self._record(planned, "manual", proposal.reason, candidates)
-            if self.load is not None:
-                self.load.planned(planned.situation, proposal.par_then_L)
+            self.load.planned(planned.situation, proposal.par_then_L)
         return len(candidates)
 
     def place(self, wanted: Candidate, reason: str, placement: Placement) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Container
 import numpy as np
 import numpy.typing as npt
 
-from balancer.live.cost_benefit import Situation
+from balancer.planner.layout import Situation
 from balancer.policies.spares import LEAST, SCENARIOS, choose_spares
 from balancer.policies.sparse import Layout
 from eaas.spares import SpareReplicas

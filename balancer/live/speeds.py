@@ -57,10 +57,10 @@ class Speedometer:
         ]
         for server in servers:
             used = self._used.get(server, stated[server])
-            told = [measured[server] for measured in halves if server in measured]
-            if len(told) == 2 and _agree(told, used):
-                near = not _agree(told, stated[server])
-                used = stated[server] if near else round(math.sqrt(told[0] * told[1]), 2)
+            measured = [half[server] for half in halves if server in half]
+            if len(measured) == 2 and _agree(measured, used):
+                near = not _agree(measured, stated[server])
+                used = stated[server] if near else round(math.sqrt(math.prod(measured)), 2)
             self._used[server] = used
         self._used = {s: self._used[s] for s in servers}
         return np.array([self._used[s] for s in servers])
@@ -94,9 +94,11 @@ def fitted_speeds(
     return {s: float(speed) for s, speed in zip(known, speed_S, strict=True)}
 
 
-def _agree(told: Sequence[float], used: float) -> bool:
+def _agree(measured: Sequence[float], used: float) -> bool:
     """Whether all measured speeds are clearly above the speed in use, or all clearly below: it may change."""
-    return all(t > used * (1 + _BAND) for t in told) or all(t * (1 + _BAND) < used for t in told)
+    return all(t > used * (1 + _BAND) for t in measured) or all(
+        t * (1 + _BAND) < used for t in measured
+    )
 
 
 def _least_squares(a_N3: Float, b_N: Float) -> Float:

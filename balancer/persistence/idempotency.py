@@ -36,12 +36,12 @@ class IdempotencyCache:
     """Keeps the latest answers to calls that change something. Thread-safe.
 
     Args:
-        kept: Number of answers to keep.
+        capacity: Number of answers to keep.
         on_answered: Called after each new answer.
     """
 
-    def __init__(self, kept: int = 256, on_answered: Callable[[], None] = lambda: None) -> None:
-        self._kept = kept
+    def __init__(self, capacity: int = 256, on_answered: Callable[[], None] = lambda: None) -> None:
+        self._capacity = capacity
         self._on_answered = on_answered
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, Answered] = OrderedDict()
@@ -59,8 +59,8 @@ class IdempotencyCache:
         request_id = request.request_id
         if not request_id:
             return work()
-        said = request.SerializeToString(deterministic=True)
-        digest = hashlib.sha256(request.DESCRIPTOR.full_name.encode() + b"\0" + said).digest()
+        content = request.SerializeToString(deterministic=True)
+        digest = hashlib.sha256(request.DESCRIPTOR.full_name.encode() + b"\0" + content).digest()
         with self._lock:
             known = self._answers.get(request_id)
             running = self._running.get(request_id)
@@ -101,5 +101,5 @@ class IdempotencyCache:
 
     def _keep(self, answer: Answered) -> None:
         self._answers[answer.request_id] = answer
-        while len(self._answers) > self._kept:
+        while len(self._answers) > self._capacity:
             self._answers.popitem(last=False)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from balancer.live.history import History
-from balancer.live.plan_requests import knobs_of
-from balancer.live.state import LiveLayout
+from balancer.live.requests import knobs_of
 from balancer.persistence.idempotency import Answered, IdempotencyCache
+from balancer.planner.layout import Layout
 from balancer.planner.planner import Planner
 from eaas.log import get_logger
 from eaas.net.message_ranges import TRUSTED_EPOCH
@@ -30,7 +30,7 @@ class BalancerSnapshot:
         idempotency: Holds past answers.
     """
 
-    def __init__(self, layout: LiveLayout, history: History, idempotency: IdempotencyCache) -> None:
+    def __init__(self, layout: Layout, history: History, idempotency: IdempotencyCache) -> None:
         self._layout = layout
         self._history = history
         self._idempotency = idempotency

@@ -22,7 +22,7 @@ _log = get_logger(__name__)
 _CALL_S = 5.0
 _JOIN_S = 3.0
 # Longest wait for the record to be stored before an operator is answered.
-_KEEP_S = 2.0
+_STORE_S = 2.0
 # Limit of the record: below the monitor's limit, enough for the wanted placement and some history.
 _MOST_BYTES = 500 << 10
 
@@ -37,7 +37,7 @@ class WriteAheadState:
     def __init__(self, on_broken: Callable[[Exception], None]) -> None:
         self._on_broken = on_broken
         self._changed = threading.Condition()
-        self._wanted = self._kept = 0
+        self._wanted = self._stored = 0
         self._version = 0
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -60,20 +60,20 @@ class WriteAheadState:
             self._wanted += 1
             self._changed.notify_all()
 
-    def settle(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float) -> bool:
         """Wait until all changes so far are stored; return False after the timeout (writing continues)."""
         with self._changed:
             wanted = self._wanted
-            return self._changed.wait_for(lambda: self._kept >= wanted, timeout_s)
+            return self._changed.wait_for(lambda: self._stored >= wanted, timeout_s)
 
-    def keep(self) -> None:
+    def store(self) -> None:
         """Store the record before an operator is answered, so that a successor has the change."""
         self.changed()
-        if not self.settle(_KEEP_S):
+        if not self.flush(_STORE_S):
             _log.warning("an answer was given before the monitor had stored it")
 
     def close(self) -> None:
-        """Stop the writing thread; what is not stored by then is lost (see `settle`). Idempotent."""
+        """Stop the writing thread; what is not stored by then is lost (see `flush`). Idempotent."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
@@ -91,7 +91,7 @@ class WriteAheadState:
         backoff = Backoff()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed.is_set() or self._wanted > self._kept)
+                self._changed.wait_for(lambda: self._closed.is_set() or self._wanted > self._stored)
                 if self._closed.is_set():
                     return
                 wanted = self._wanted
@@ -106,7 +106,7 @@ class WriteAheadState:
                 continue
             backoff.reset()
             with self._changed:
-                self._kept = wanted
+                self._stored = wanted
                 self._changed.notify_all()
 
 

@@ -13,13 +13,12 @@ __all__ = [
     "Action",
     "Call",
     "Complain",
+    "Complete",
     "Inspect",
     "Prepare",
     "Process",
     "Publish",
-    "Refuse",
     "Retire",
-    "Settled",
 ]
 
 Process = tuple[str, int, str, int, str, int]
@@ -30,52 +29,52 @@ The number distinguishes restarted containers that are otherwise equal.
 
 
 @dataclass(frozen=True)
-class Inspect:
-    """Ask an expert server which experts it holds (recovery).
+class _ServerCall:
+    """A call to an expert server.
 
     Attributes:
         server_id: The server.
         process: Identity of the addressed process.
         address: host:port of its control port.
-        num_layers: MoE layers of the model (L).
-        num_experts: Logical experts of a layer (E).
     """
 
     server_id: str
     process: Process
     address: str
+
+
+@dataclass(frozen=True)
+class Inspect(_ServerCall):
+    """Ask an expert server which experts it holds (recovery).
+
+    Attributes:
+        num_layers: MoE layers of the model (L).
+        num_experts: Logical experts of a layer (E).
+    """
+
     num_layers: int
     num_experts: int
 
 
 @dataclass(frozen=True)
-class Prepare:
+class Prepare(_ServerCall):
     """Tell an expert server to load its share of a placement, in addition to what it holds already.
 
     Attributes:
-        server_id: The server.
-        process: Identity of the addressed process.
-        address: host:port of its control port.
         placement: The placement that defines the share.
         layer_order: MoE layers to load first, in this order; the others follow.
         digests_LE: Known digests of the experts' bytes (`balancer.planner.digests`); None: none is known.
     """
 
-    server_id: str
-    process: Process
-    address: str
     placement: Placement
     layer_order: tuple[int, ...] = ()
     digests_LE: npt.NDArray[np.uint64] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
-class Retire:
-    """Tell an expert server to drop all but its share of a published placement (attributes: `Prepare`)."""
+class Retire(_ServerCall):
+    """Tell an expert server to drop all but its share of a published placement."""
 
-    server_id: str
-    process: Process
-    address: str
     placement: Placement
 
 
@@ -87,28 +86,26 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class Refuse:
-    """Log, in the balancer, that a server is given no experts for now, and why."""
-
-    server_id: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Settled:
-    """Report to the history that servers hold this placement and nothing else. Emitted once per placement."""
+class Complete:
+    """Report a roll-out's end to the history: servers hold this placement and nothing else. Emitted once."""
 
     placement: Placement
 
 
 @dataclass(frozen=True)
 class Complain:
-    """Log a problem that the planner cannot solve, in the balancer. Emitted once while it lasts."""
+    """Log a problem that the planner cannot solve, in the balancer. Emitted once while it lasts.
+
+    Attributes:
+        reason: For people.
+        refused: The server that is given no experts for now; None: the reason is about no server.
+    """
 
     reason: str
+    refused: str | None = None
 
 
 Call = Inspect | Prepare | Retire
 """A call to a server. `Rollout` reports its outcome to the planner."""
 
-Action = Call | Complain | Publish | Refuse | Settled
+Action = Call | Complain | Complete | Publish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from enum import Enum, auto
 
 from balancer.planner.actions import Action, Call, Inspect, Prepare, Process, Retire
 from balancer.planner.digests import ExpertDigests
@@ -12,6 +13,18 @@ from eaas.types import Member, MemberState, Placement
 __all__ = ["Calls"]
 
 _Key = tuple[type[Call], Process, int]
+
+
+class _State(Enum):
+    """How far a call is; a call without a state has not begun."""
+
+    BEGUN = auto()
+    AWAITS_DIGESTS = auto()
+    """A Prepare: the server has loaded its share, and waits for digests to compare it with."""
+    FAILED = auto()
+    """A Retire that is retried, while the roll-out goes on."""
+    DONE = auto()
+    """It is not sent again, and no stage waits for it."""
 
 
 class Calls:
@@ -25,42 +38,37 @@ class Calls:
     def __init__(self, pool: ServerPool, digests: ExpertDigests) -> None:
         self._pool = pool
         self._digests = digests
-        # Calls that have begun; that have succeeded; that failed and are retried, but not waited for.
-        self._begun: set[_Key] = set()
-        self._done: set[_Key] = set()
-        self._vain: set[_Key] = set()
-        # Servers, with the epoch, that have loaded a share and wait for digests to compare it with.
-        self._awaiting: set[tuple[Process, int]] = set()
+        self._states: dict[_Key, _State] = {}
 
     # -- outcomes -------------------------------------------------------------------------------
 
     def begin(self, calls: Iterable[Call]) -> list[Action]:
         """Mark calls as begun; return those that had not begun before, for `Rollout` to send."""
-        new = [call for call in calls if _key(call) not in self._begun]
-        self._begun.update(map(_key, new))
+        new = [call for call in calls if _key(call) not in self._states]
+        self._states.update((_key(call), _State.BEGUN) for call in new)
         return list(new)
 
     def succeeded(self, call: Call) -> None:
         """Mark a call as succeeded, or as not needed: it is not begun again, and no stage waits for it."""
-        self._begun.add(_key(call))
-        self._done.add(_key(call))
+        self._states[_key(call)] = _State.DONE
 
     def loaded(self, call: Prepare) -> None:
         """Record that a server has loaded its share and waits for digests; `decide_digests` ends the wait."""
-        self._awaiting.add((call.process, call.placement.epoch))
+        self._states[_key(call)] = _State.AWAITS_DIGESTS
 
-    def in_vain(self, call: Call) -> None:
+    def stop_waiting(self, call: Retire) -> None:
         """Mark a failed call as no longer waited for: the roll-out goes on, and the call is still retried."""
-        self._vain.add(_key(call))
+        self._states[_key(call)] = _State.FAILED
 
     def ask_again(self, processes: Container[Process]) -> None:
         """Let the unfinished calls of server processes begin again."""
-        self._begun = {key for key in self._begun if key[1] not in processes or key in self._done}
+        for key, state in tuple(self._states.items()):
+            if key[1] in processes and state is not _State.DONE:
+                del self._states[key]
 
     def keep(self, epoch: int) -> None:
         """Forget the calls of all other epochs, because this one was published."""
-        for keys in (self._begun, self._done, self._vain):
-            keys.intersection_update({key for key in keys if key[-1] == epoch})
+        self._states = {key: state for key, state in self._states.items() if key[-1] == epoch}
 
     # -- loads ----------------------------------------------------------------------------------
 
@@ -82,20 +90,15 @@ class Calls:
 
     def decide_digests(self, placement: Placement) -> None:
         """Decide digests once all servers of the placement have stated theirs; Prepare is then sent again."""
-        waited_for = {*self._unprepared(placement)}
-        awaiting = {process for process, epoch in self._awaiting if epoch == placement.epoch}
-        if waited_for and waited_for <= awaiting:
-            self._digests.decide(waited_for)
-            self._awaiting.clear()
-            self.ask_again(waited_for)
+        unprepared = {*self._unprepared(placement)}
+        states = {self._states.get((Prepare, p, placement.epoch)) for p in unprepared}
+        if states == {_State.AWAITS_DIGESTS}:
+            self._digests.decide(unprepared)
+            self.ask_again(unprepared)
 
     def _unprepared(self, placement: Placement) -> Iterator[Process]:
         processes = (self._pool.process(server) for server in self._servers(placement))
-        return (
-            process
-            for process in processes
-            if (Prepare, process, placement.epoch) not in self._done
-        )
+        return (process for process in processes if not self._is_done(Prepare, process, placement))
 
     def _servers(self, placement: Placement) -> list[Member]:
         """Return a placement's servers, without those that cannot load for now."""
@@ -106,19 +109,19 @@ class Calls:
 
     def retire(self, placement: Placement) -> list[Action]:
         """Return the Retire calls to send, once each: to servers that have their share or that get none."""
-        servers, epoch = frozenset(placement.servers), placement.epoch
+        servers = frozenset(placement.servers)
         return self.begin(
             Retire(m.id, process, m.address, placement)
             for m, process in self._retirable(placement)
-            if m.id not in servers or (Prepare, process, epoch) in self._done
+            if m.id not in servers or self._is_done(Prepare, process, placement)
         )
 
     def is_retired(self, placement: Placement) -> bool:
         """Whether servers hold nothing but their shares, or do not answer Retire: the roll-out is over."""
         calls = ((Retire, process, placement.epoch) for _, process in self._retirable(placement))
-        return all(call in self._done or call in self._vain for call in calls)
+        return all(self._states.get(call) in (_State.DONE, _State.FAILED) for call in calls)
 
-    def unheard(self, placement: Placement) -> dict[str, int]:
+    def unretired(self, placement: Placement) -> dict[str, int]:
         """Return the servers that may hold more than their shares, as Retire has not reached them.
 
         By server: the replicas of its share. It gets no more for now.
@@ -128,8 +131,11 @@ class Calls:
         return {
             m.id: known.get(m.id, 0)
             for m, process in self._retirable(placement)
-            if (Retire, process, placement.epoch) not in self._done
+            if not self._is_done(Retire, process, placement)
         }
+
+    def _is_done(self, kind: type[Call], process: Process, placement: Placement) -> bool:
+        return self._states.get((kind, process, placement.epoch)) is _State.DONE
 
     def _retirable(self, placement: Placement) -> list[tuple[Member, Process]]:
         """Return live servers that hold experts of this placement or of an older one."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.planner.layout import Holds, Layout, Shares
+from balancer.planner.backups import BACKUP_SHARE
+from balancer.planner.layout import Layout, Shares
 from balancer.planner.pool import ServerPool
 from balancer.planner.stages import shares_of, stages
 from balancer.policies.capacity import NoCapacityError, fit, without_spares
 from balancer.policies.moves import ordered_moves
 from balancer.policies.repair import even_shares, restore
+from balancer.policies.types import Holds
 from eaas.counted import counted
-from eaas.types import Member, MemberState, Placement
+from eaas.types import MemberState, Placement
 
 __all__ = [
     "Candidate",
@@ -26,7 +29,9 @@ __all__ = [
     "lacking_without",
     "recovered",
     "repaired",
+    "servers_of",
     "with_orphans",
+    "within_partitions",
 ]
 
 
@@ -46,6 +51,22 @@ class Candidate:
     shares_LSE: Shares
     layer_order: tuple[int, ...] = ()
 
+    def with_backups(self, servers: tuple[str, ...], added_LSE: Holds) -> Candidate:
+        """Return this candidate with further replicas, which take the least share.
+
+        Args:
+            servers: The servers of this candidate, then others; index S.
+            added_LSE: bool; the further replicas.
+        """
+        pad = ((0, 0), (0, len(servers) - len(self.servers)), (0, 0))
+        rest_L1E = 1 - BACKUP_SHARE * added_LSE.sum(axis=1, keepdims=True)
+        return Candidate(
+            servers,
+            np.pad(self.holds_LSE, pad) | added_LSE,
+            np.pad(self.shares_LSE, pad) * rest_L1E + BACKUP_SHARE * added_LSE,
+            self.layer_order,
+        )
+
 
 def gains(server: str, current: Placement, stages: Sequence[Candidate]) -> bool:
     """Whether a server would have to load an expert for any of these stages, beyond the current placement."""
@@ -59,7 +80,7 @@ def gains(server: str, current: Placement, stages: Sequence[Candidate]) -> bool:
     )
 
 
-def covers(candidate: Candidate, some: Mapping[str, Member]) -> bool:
+def covers(candidate: Candidate, some: Container[str]) -> bool:
     """Whether each expert of a candidate is on at least one of these servers."""
     return bool(candidate.holds_LSE[:, _among(candidate.servers, some)].any(axis=1).all())
 
@@ -167,6 +188,55 @@ def _with_less(holds_LSE: Holds, living_S: Holds, able_S: Holds) -> Holds:
     return holds_LSE
 
 
+def within_partitions(
+    candidate: Candidate,
+    partitions: Collection[AbstractSet[str]],
+    able: Collection[str],
+    redundancy: int,
+    capacity_S: npt.NDArray[np.int64] | None,
+) -> Candidate:
+    """Add replicas to a candidate so that clients that reach only part of the servers have every expert.
+
+    Each expert is then on `redundancy` servers of each partition (on all of them if there are fewer), within
+    memory: first one replica of each expert, then the second. The candidate's own replicas stay; a new one
+    takes the least share.
+
+    Args:
+        candidate: A placement without an epoch.
+        partitions: Sets of servers that clients are limited to (see `reach`).
+        able: Servers that can be given experts.
+        redundancy: Servers that hold each expert.
+        capacity_S: Replicas that `servers_of(candidate, able)` have memory for; None: no limit.
+
+    Returns:
+        The extended candidate, or the same one if nothing is missing.
+    """
+    if not partitions:
+        return candidate
+    servers = servers_of(candidate, able)
+    pad = ((0, 0), (0, len(servers) - len(candidate.servers)), (0, 0))
+    before_LSE = np.pad(candidate.holds_LSE, pad)
+    holds_LSE, able_S = before_LSE, _among(servers, able)
+    for replicas in range(1, redundancy + 1):
+        # Sorted, so that a restarted balancer decides the same.
+        for partition in sorted(partitions, key=sorted):
+            inside_S = _among(servers, partition)
+            holds_LSE = restore(holds_LSE, inside_S, able_S & inside_S, capacity_S, replicas)
+    added_LSE = holds_LSE & ~before_LSE
+    if not added_LSE.any():
+        return candidate
+    # Servers that hold nothing are not part of the placement.
+    used = [
+        s for s, name in enumerate(servers) if name in candidate.servers or added_LSE[:, s].any()
+    ]
+    return candidate.with_backups(tuple(servers[s] for s in used), added_LSE[:, used])
+
+
+def servers_of(candidate: Candidate, able: Collection[str]) -> tuple[str, ...]:
+    """List the servers of a candidate, then the able ones that it does not have."""
+    return (*candidate.servers, *sorted({*able} - {*candidate.servers}))
+
+
 def repaired(
     current: Placement,
     pool: ServerPool,
@@ -196,14 +266,14 @@ def repaired(
         NoCapacityError: There is not enough memory for all experts without the servers that left.
     """
     staying = pool.staying
-    kept = [s for s in current.servers if s in staying]
+    remaining = [s for s in current.servers if s in staying]
     gone = [s for s in current.servers if s not in staying]
     awaited = [s for s in gone if pool.is_awaited(s, now)]
-    servers = tuple(sorted({*kept, *pool.able}))
+    servers = tuple(sorted({*remaining, *pool.able}))
     replicas = min(layout.redundancy, len(current.servers))
     is_even = bool((current.holds_LSE.sum(axis=1) == replicas).all())
     is_right = bool(awaited) or is_wanted or not layout.levels or (is_even and not shares_nodes)
-    if is_right and len(servers) == len(kept) and gone == awaited:
+    if is_right and len(servers) == len(remaining) and gone == awaited:
         return []
     held_LSE, shares_LSE = _columns(current, servers)
     wished = layout.around(servers, held_LSE, shares_LSE)
@@ -272,7 +342,7 @@ def _fitted(
     return layout.apart(servers, fitting_LSE, shares_of(fitting_LSE, shares_LSE), held_LSE)
 
 
-def _among(servers: tuple[str, ...], some: Mapping[str, Member]) -> npt.NDArray[np.bool_]:
+def _among(servers: tuple[str, ...], some: Container[str]) -> npt.NDArray[np.bool_]:
     """bool (S): whether each server is among `some`."""
     return np.array([s in some for s in servers], dtype=np.bool_)
 

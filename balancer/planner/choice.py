@@ -5,14 +5,13 @@ No I/O, no clock. `candidates` makes the placements; this module decides which o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from balancer.planner.actions import Action, Complain, Inspect, Process
-from balancer.planner.audiences import servers_of, with_audiences
 from balancer.planner.calls import Calls
 from balancer.planner.candidates import (
     Candidate,
@@ -21,7 +20,9 @@ from balancer.planner.candidates import (
     gains,
     recovered,
     repaired,
+    servers_of,
     with_orphans,
+    within_partitions,
 )
 from balancer.planner.digests import ExpertDigests
 from balancer.planner.layout import Layout
@@ -37,15 +38,13 @@ class Chosen:
     """What to do next.
 
     Attributes:
-        candidate: The placement to begin, without replicas for audiences; None: none is due.
+        candidate: The placement to begin, without replicas for partitions; None: none is due.
         is_urgent: Its loads must not be given up for orphans.
-        is_change: It follows a change of the servers: a pending proposal, made before, is dropped.
         actions: Actions due.
     """
 
     candidate: Candidate | None = None
     is_urgent: bool = False
-    is_change: bool = False
     actions: tuple[Action, ...] = ()
 
 
@@ -58,8 +57,9 @@ class Choice:
         pool, calls, digests: The planner's.
 
     Attributes:
-        plain: The current placement without the replicas for audiences; None before the first.
+        plain: The current placement without the replicas for partitions; None before the first.
         stages: Pending stages of a proposal, or of a repair in several steps.
+        is_proposed: Whether the last candidate was proposed.
         is_granted: Whether the current placement, or its predecessor, was proposed. It may then be uneven.
         wanted: The last candidate of the previous balancer; None: unknown.
         recovering: Whether the cluster runs with a previous balancer's placement, or did at the start.
@@ -81,29 +81,22 @@ class Choice:
         self._digests = digests
         self.plain: Candidate | None = None
         self.stages: list[Candidate] = []
+        self.is_proposed = False
         self.is_granted = False
         self.wanted: Placement | None = None
         self.recovering = False
         self.holdings: dict[Process, npt.NDArray[np.bool_]] = {}
-        self._nodes: Mapping[str, str] = {}
-        # Epoch, and whether replicas of that placement share nodes that need not; None: not known.
-        self._shares_nodes: tuple[int, bool] | None = None
+        # Whether replicas of the placement of this epoch, on these nodes, share nodes that need not.
+        self._shares_nodes = (0, dict[str, str](), False)
         # The last complaint, to emit each only once.
         self._complained = ""
-
-    def know_nodes(self) -> None:
-        """Tell the layout the servers' nodes, if they have changed."""
-        if self._nodes != (nodes := self._pool.nodes):
-            self._nodes = nodes
-            self._layout.know(nodes)
-            self._shares_nodes = None
 
     def propose(self, stages: Sequence[Candidate], current: Placement) -> str | None:
         """Accept the stages of a proposal as the next candidates; or return the reason for a refusal."""
         for server in stages[-1].servers:
             if server not in self._pool.able and gains(server, current, stages):
                 return f"{server} cannot be given experts now"
-        self.stages = list(stages)
+        self.stages, self.is_proposed = list(stages), True
         return None
 
     def choose(
@@ -166,8 +159,10 @@ class Choice:
             held = {s: self.holdings.get(pool.process(m), none_LE) for s, m in pool.staying.items()}
             candidate, *self.stages = recovered(held, self._layout, self.wanted, pool)
             self.is_granted = self.wanted is not None
-        asked = self._calls.begin(Inspect(m.id, pool.process(m), m.address, *full) for m in unknown)
-        return Chosen(candidate, actions=tuple(asked))
+        inspections = self._calls.begin(
+            Inspect(m.id, pool.process(m), m.address, *full) for m in unknown
+        )
+        return Chosen(candidate, actions=tuple(inspections))
 
     def _next(self, current: Placement, now: float, is_idle: bool, gave_up: bool) -> Chosen:
         if not self._pool.able:
@@ -175,7 +170,7 @@ class Choice:
         self._pool.most.clear()
         limited = self._pool.capacity_S((*current.servers, *self._pool.able)) is not None
         if limited:
-            self._pool.most.update(self._calls.unheard(current))
+            self._pool.most.update(self._calls.unretired(current))
         # A candidate that was given up has left replicas behind: first restore the current placement.
         clears = limited and gave_up
         candidate = None if clears else with_orphans(current, self._pool, at_rest=is_idle)
@@ -184,7 +179,7 @@ class Choice:
         if candidate is None and not clears and (gave_up or is_idle):
             # With limited memory placements cannot be fully even, so an uneven one is not repaired.
             is_wanted = bool(
-                self.is_granted or self.stages or limited or self._has_audiences(current)
+                self.is_granted or self.stages or limited or self._serves_partitions(current)
             )
             candidates = repaired(
                 *(current, self._pool, self._layout, now),
@@ -194,21 +189,21 @@ class Choice:
             candidate, further = (candidates[0], candidates[1:]) if candidates else (None, [])
         if candidate is None and gave_up:
             candidate = self.plain
-        is_change = candidate is not None
-        if is_change:
+        if candidate is not None:
             # A pending proposal was made before this change, so its stages are dropped.
-            self.stages = further
+            self.stages, self.is_proposed = further, False
         elif is_idle:
-            candidate = self._if_audiences_changed(current) or self._next_stage(current, limited)
-        return Chosen(candidate, urgent, is_change)
+            candidate = self._if_partitions_changed(current) or self._next_stage(current, limited)
+        return Chosen(candidate, urgent)
 
     def _share_nodes(self, current: Placement) -> bool:
         """Whether replicas of the placement share nodes that need not, as after a change of a node's name."""
-        if self._shares_nodes is None or self._shares_nodes[0] != current.epoch:
+        epoch, nodes, found = self._shares_nodes
+        if (epoch, nodes) != (current.epoch, self._pool.nodes):
             servers, holds_LSE, shares_LSE = current.servers, current.holds_LSE, current.shares_LSE
             found = self._layout.levels and self._layout.gets_apart(servers, holds_LSE, shares_LSE)
-            self._shares_nodes = current.epoch, found
-        return self._shares_nodes[1]
+            self._shares_nodes = current.epoch, self._pool.nodes, found
+        return found
 
     def _next_stage(self, current: Placement, limited: bool) -> Candidate | None:
         """Take the next stage, once its servers can carry it out; None: not yet, or no stage is left.
@@ -225,29 +220,29 @@ class Choice:
             return None
         if away and not covers(stage, willing):
             return None
-        if limited and self._calls.unheard(current):
+        if limited and self._calls.unretired(current):
             return None
         self.is_granted = True
         return self.stages.pop(0)
 
-    # -- audiences ------------------------------------------------------------------------------
+    # -- partitions ------------------------------------------------------------------------------
 
-    def for_audiences(self, plain: Candidate) -> Candidate:
+    def for_partitions(self, plain: Candidate) -> Candidate:
         """Add the replicas to a candidate that clients need which reach only part of the servers."""
-        able, audiences = self._pool.able, self._pool.reach.audiences
+        able, partitions = self._pool.able, self._pool.reach.partitions
         capacity_S = self._pool.capacity_S(servers_of(plain, able))
-        return with_audiences(plain, audiences, able, self._layout.redundancy, capacity_S)
+        return within_partitions(plain, partitions, able, self._layout.redundancy, capacity_S)
 
-    def _if_audiences_changed(self, current: Placement) -> Candidate | None:
+    def _if_partitions_changed(self, current: Placement) -> Candidate | None:
         """Return `plain` as the next candidate if clients now need other replicas; None: nothing changes."""
         if self.plain is None:
             return None
-        wanted = self.for_audiences(self.plain)
+        wanted = self.for_partitions(self.plain)
         is_same = wanted.servers == current.servers and np.array_equal(
             wanted.holds_LSE, current.holds_LSE
         )
         return None if is_same else self.plain
 
-    def _has_audiences(self, current: Placement) -> bool:
-        """Whether the current placement has replicas for audiences: repair must not even them out."""
+    def _serves_partitions(self, current: Placement) -> bool:
+        """Whether the current placement has replicas for partitions: repair must not even them out."""
         return self.plain is not None and bool(current.holds_LSE.sum() > self.plain.holds_LSE.sum())

@@ -22,7 +22,7 @@ Reasons for a candidate, most urgent first:
   orphans: an expert's last living replica is lost. The expert is loaded elsewhere; nothing else changes.
   repair: a server joined, drains, cannot load for now, or has been dead longer than the grace
     period. A repair starts only when idle.
-  audience: a client has been cut from some servers for longer than the grace. The servers that it reaches
+  partition: a client has been cut from some servers for longer than the grace. The servers that it reaches
     get the replicas it lacks.
   proposal: the rebalancer or an operator wants another placement. A proposal is accepted only when idle.
 
@@ -46,12 +46,11 @@ from balancer.planner.actions import (
     Action,
     Call,
     Complain,
+    Complete,
     Inspect,
     Prepare,
     Publish,
-    Refuse,
     Retire,
-    Settled,
 )
 from balancer.planner.calls import Calls
 from balancer.planner.candidates import Candidate, has_orphans, lacking_without
@@ -98,7 +97,7 @@ class _Next:
 
     Attributes:
         placement: The candidate with its epoch.
-        plain: The candidate without replicas for audiences.
+        plain: The candidate without replicas for partitions.
         willing, holders: Those of its servers that could load, and that had their share, when it was made. It
             is given up once one of them cannot. `holders` includes servers that cannot load more, but hold
             what an older placement gave them.
@@ -117,13 +116,12 @@ class Planner:
 
     Args:
         expected_servers: Expert servers to wait for before the first placement.
-        redundancy: Servers that hold each expert; all of them while there are fewer.
+        layout: Lays out placements.
         dead_grace_s: How long to wait for a dead server's return.
         ack_timeout_s: Longest wait for clients that stay on an older placement.
-        layout: Lays out placements; evenly by default.
 
     Raises:
-        ValueError: redundancy is above expected_servers.
+        ValueError: The layout's redundancy is above expected_servers.
 
     Attributes:
         pool: The view of servers and clients.
@@ -135,16 +133,15 @@ class Planner:
     def __init__(
         self,
         expected_servers: int,
-        redundancy: int,
+        layout: Layout,
         dead_grace_s: float = 30.0,
         ack_timeout_s: float = 10.0,
-        layout: Layout | None = None,
     ) -> None:
-        if redundancy > expected_servers:
+        if layout.redundancy > expected_servers:
             raise ValueError(
-                f"redundancy {redundancy} is above expected_servers {expected_servers}"
+                f"redundancy {layout.redundancy} is above expected_servers {expected_servers}"
             )
-        self._layout = layout or Layout(redundancy)
+        self._layout = layout
         self._ack_timeout_s = ack_timeout_s
         self.pool = ServerPool(dead_grace_s)
         self.digests = ExpertDigests()
@@ -156,13 +153,11 @@ class Planner:
         # Deadline for clients to connect to the new servers of the candidate that is held.
         self._held_until = 0.0
         self._retire_at = 0.0
-        # Whether the next placement, or else the current one, was proposed.
-        self._is_proposed = False
         # Whether clients may have had a placement before the current one.
         self._there_was_one = False
         self._layer_order: tuple[int, ...] = ()
         self._last_epoch = 0
-        self._settled_epoch = 0
+        self._complete_epoch = 0
         self._first_seen_at: float | None = None
 
     # -- events ---------------------------------------------------------------------------------
@@ -170,7 +165,7 @@ class Planner:
     def observe(self, members: Mapping[str, Member], now: float) -> list[Action]:
         """Process a new cluster view from the monitor; return the actions due, for `Rollout` to carry out."""
         self.pool.observe(members, now)
-        self._choice.know_nodes()
+        self._layout.know(self.pool.nodes)
         if self._first_seen_at is None:
             self._first_seen_at = now
         return self.tick(now)
@@ -179,7 +174,7 @@ class Planner:
         self,
         call: Call,
         holds_LE: npt.NDArray[np.bool_] | None = None,
-        told_epoch: int = 0,
+        known_epoch: int = 0,
         digests_LE: Digests | None = None,
     ) -> None:
         """Record a call as carried out by its server; the next `tick` draws the conclusions.
@@ -190,20 +185,20 @@ class Planner:
         Args:
             call: The call.
             holds_LE: Answer to `Inspect`: experts that the server holds, bool (L, E).
-            told_epoch: Answer to `Inspect`: the newest epoch the server has received, loaded or not.
+            known_epoch: Answer to `Inspect`: the newest epoch the server has received, loaded or not.
             digests_LE: Answer to `Inspect`: digests of the held experts; None: the server states none.
         """
         self._calls.succeeded(call)
         if isinstance(call, Inspect):
             assert holds_LE is not None
             self._choice.holdings[call.process] = holds_LE
-            self._last_epoch = max(self._last_epoch, told_epoch)
+            self._last_epoch = max(self._last_epoch, known_epoch)
             # The digests of a server that does not serve yet were not compared with others.
             member = self.pool.alive.get(call.server_id)
             if digests_LE is not None and member is not None and member.epoch:
                 self.digests.state(call.process, digests_LE)
         elif isinstance(call, Prepare):
-            self.pool.forgive(call.process)
+            self.pool.reset_failures(call.process)
 
     def loaded(self, call: Prepare, digests_LE: Digests) -> None:
         """Record that a server has loaded its share; once all have, a `tick` sends Prepare with digests.
@@ -217,8 +212,8 @@ class Planner:
 
     def mismatched(self, call: Call, now: float, why: str) -> list[Action]:
         """Give a server no more experts: it reports that an expert's bytes differ from the cluster's."""
-        self.pool.is_damaged(call.process)
-        return [Refuse(call.server_id, why), *self.tick(now)]
+        self.pool.mark_damaged(call.process)
+        return [Complain(why, refused=call.server_id), *self.tick(now)]
 
     def failed(self, call: Call, now: float, *, timed_out: bool = False) -> list[Action]:
         """Process a failed call, repeated while `is_wanted`. After too many, its server gets no experts."""
@@ -226,7 +221,7 @@ class Planner:
             return []
         if isinstance(call, Retire):
             # The server holds more than its share until a retry reaches it, which nothing waits for.
-            self._calls.in_vain(call)
+            self._calls.stop_waiting(call)
             return self.tick(now)
         # Before the first placement the failure is not counted, because no other servers can take over.
         if self.current is None and not self._choice.recovering:
@@ -237,7 +232,7 @@ class Planner:
         self._calls.ask_again({call.process})
         what = "took too long" if timed_out else "failed too often"
         why = f"it {what} to say or load what it holds; it is tried again in {unable_s:.0f} s"
-        return [Refuse(call.server_id, why), *self.tick(now)]
+        return [Complain(why, refused=call.server_id), *self.tick(now)]
 
     def is_wanted(self, call: Call) -> bool:
         """Whether to send a delayed or failed call: its server is alive, its placement still wanted."""
@@ -264,19 +259,17 @@ class Planner:
             self._next = None
             self._move(Phase.GIVEN_UP)
             self._choice.stages.clear()
-        actions = self._settle()
+        actions = self._complete()
         if self._next is None:
             actions += self._next_candidate(now)
-        actions += self.pool.new_refusals(now)
+        actions += self.pool.complaints(now)
         placement = self._next.placement if self._next else self.current
         if placement is not None:
             self._calls.decide_digests(placement)
-        actions += [Complain(complaint) for complaint in self.pool.new_complaints()]
-        if placement is not None:
             actions += self._calls.prepare(placement, self._layer_order)
         actions += self._publish_if_complete(now)
         actions += self._retire_if_due(now)
-        return actions + self._settle()
+        return actions + self._complete()
 
     def wake_at(self, now: float) -> float | None:
         """Return when `Rollout` must call `tick` even without an event; None: never."""
@@ -294,12 +287,12 @@ class Planner:
 
     # -- questions ------------------------------------------------------------------------------
 
-    def let_drain(self, server_id: str) -> str | None:
+    def cordon(self, server_id: str) -> str | None:
         """Mark a live server as leaving, before it is told to drain; or return why it cannot leave."""
         current = self.current
         if current is not None and (lacking := lacking_without(server_id, current, self.pool)):
             return lacking
-        if self.pool.let_drain(server_id):
+        if self.pool.cordon(server_id):
             return None
         return (
             f"{server_id} is the last server that can hold experts: "
@@ -315,7 +308,7 @@ class Planner:
         """Whether a call may be delayed: it belongs to a proposal, and no client or expert depends on it."""
         # A server that returned still lacks experts that clients may ask it for.
         returned = isinstance(call, Prepare) and call.placement is self.current
-        return self._is_proposed and not returned
+        return self._choice.is_proposed and not returned
 
     @property
     def is_at_rest(self) -> bool:
@@ -344,9 +337,7 @@ class Planner:
             return f"the placement is of epoch {self.current.epoch} by now, not {epoch}"
         if not self.is_at_rest:
             return "a roll-out is going on"
-        refusal = self._choice.propose(stages, self.current)
-        self._is_proposed = refusal is None
-        return refusal
+        return self._choice.propose(stages, self.current)
 
     def level(self) -> None:
         """Allow repair to even out a placement that was proposed; an operator has set the policy `spread`."""
@@ -368,14 +359,12 @@ class Planner:
             is_idle=self._is_idle(),
             gave_up=self.phase is Phase.GIVEN_UP,
         )
-        if chosen.is_change:
-            self._is_proposed = False
         if chosen.candidate is not None:
             self._begin(chosen.candidate, is_urgent=chosen.is_urgent)
         return [*chosen.actions]
 
     def _begin(self, plain: Candidate, *, is_urgent: bool) -> None:
-        candidate, pool = self._choice.for_audiences(plain), self.pool
+        candidate, pool = self._choice.for_partitions(plain), self.pool
         own = EPOCHS_OF_AN_INCARNATION * (pool.balancer_incarnation - 1)
         wanted = self._choice.wanted.epoch if self._choice.wanted else 0
         self._last_epoch = 1 + max(self._last_epoch, pool.highest_epoch, own, wanted)
@@ -438,9 +427,9 @@ class Planner:
         placement = self.current
         return placement is not None and self._next is None and self._calls.is_retired(placement)
 
-    def _settle(self) -> list[Action]:
+    def _complete(self) -> list[Action]:
         placement = self.current
-        if placement is None or self._settled_epoch == placement.epoch or not self._is_idle():
+        if placement is None or self._complete_epoch == placement.epoch or not self._is_idle():
             return []
-        self._settled_epoch = placement.epoch
-        return [Settled(placement)]
+        self._complete_epoch = placement.epoch
+        return [Complete(placement)]

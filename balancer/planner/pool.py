@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from balancer.planner.actions import Action, Complain, Process, Refuse
+from balancer.planner.actions import Complain, Process
 from balancer.planner.reach import ReachTracker, Verdict
 from eaas.net.message_ranges import TRUSTED_EPOCH
 from eaas.nodes import node_of
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
 __all__ = ["EPOCHS_OF_AN_INCARNATION", "ServerPool"]
-
-_T = TypeVar("_T")
 
 # States in which a server is given experts. A suspected server keeps its experts and gets no new ones.
 _ABLE = (MemberState.JOINING, MemberState.SERVING)
@@ -32,21 +30,8 @@ _NO_LIMIT = 1 << 40
 EPOCHS_OF_AN_INCARNATION = 1000
 
 
-def _kept(compute: Callable[[ServerPool], _T]) -> _T:
-    """Make a property that is computed once until something changes that it may depend on.
-
-    A roll-out asks for these thousands of times, and each takes time for every server. Callers must not
-    change the values.
-    """
-
-    def get(pool: ServerPool) -> _T:
-        found = pool._found
-        if compute.__name__ not in found:
-            found[compute.__name__] = compute(pool)
-        return cast(_T, found[compute.__name__])
-
-    get.__doc__ = compute.__doc__
-    return cast(_T, property(get))
+# The properties that are computed once until something changes that they may depend on.
+_CACHED = ("alive", "clients", "willing", "staying", "able", "holders", "reached", "nodes")
 
 
 class ServerPool:
@@ -65,8 +50,6 @@ class ServerPool:
 
     def __init__(self, dead_grace_s: float) -> None:
         self._dead_grace_s = dead_grace_s
-        # Values of the properties that are `_kept`; cleared when the state changes.
-        self._found: dict[str, Any] = {}
         self._members: Mapping[str, Member] = {}
         self._servers: dict[str, Member] = {}
         # Members that claim an impossible epoch or incarnation.
@@ -77,13 +60,12 @@ class ServerPool:
         self._births: Counter[str] = Counter()
         self._refused: set[Process] = set()
         self._failures: Counter[Process] = Counter()
-        self._verdicts: Counter[Process] = Counter()
+        self._backoffs: Counter[Process] = Counter()
         self._unable_until: dict[Process, float] = {}
-        # Servers with a damaged copy of the checkpoint, by id and by process.
-        self.damaged: set[str] = set()
-        self._damaged_processes: set[Process] = set()
-        # Servers that are leaving, from `let_drain` until they report DRAINING themselves.
-        self._told_to_leave: set[Process] = set()
+        # Processes with a damaged copy of the checkpoint.
+        self._damaged: set[Process] = set()
+        # Servers that are leaving, from `cordon` until they report DRAINING themselves.
+        self._leaving: set[Process] = set()
         self.most: dict[str, int] = {}
         self.digest = ""
         self.placed: frozenset[str] | None = None
@@ -92,7 +74,7 @@ class ServerPool:
 
     def observe(self, members: Mapping[str, Member], now: float) -> None:
         """Record a new cluster view. `pass_time` then updates what depends on it."""
-        self._found.clear()
+        self._changed()
         self._absurd = {m.id: m for m in members.values() if not _is_credible(m)}
         # Impossible claims are ignored, because they would use up the epochs.
         self._members = {s: m for s, m in members.items() if s not in self._absurd}
@@ -106,6 +88,15 @@ class ServerPool:
         dead = {s for s, m in self._servers.items() if m.state.is_gone}
         self._dead_since = {s: self._dead_since.get(s, now) for s in sorted(dead)}
 
+    def _changed(self) -> None:
+        """Have the cached properties computed anew.
+
+        A roll-out asks for these thousands of times, and each takes time for every server. Callers must not
+        change the values.
+        """
+        for name in _CACHED:
+            self.__dict__.pop(name, None)
+
     def process(self, member: Member) -> Process:
         """Return the identity of a member's process; a restart under the same name gives another one."""
         return (*member.process, self._births[member.id])
@@ -116,12 +107,12 @@ class ServerPool:
         if not models:
             return None
         counts = Counter(model.digest for model in models)
-        self._found.clear()
+        self._changed()
         # Ties go to the first server by id.
         self.digest = counts.most_common(1)[0][0]
         return next(model for model in models if model.digest == self.digest)
 
-    @_kept
+    @cached_property
     def alive(self) -> dict[str, Member]:
         """Servers of the cluster's model that have neither died nor left, by id."""
         return {
@@ -130,17 +121,17 @@ class ServerPool:
             if not m.state.is_gone and self._is_ours(m)
         }
 
-    @_kept
+    @cached_property
     def clients(self) -> list[Member]:
         """All attention clients, in any state, also dead ones."""
         return [m for m in self._members.values() if m.role is Role.ATTENTION_CLIENT]
 
-    @_kept
+    @cached_property
     def willing(self) -> dict[str, Member]:
         """Servers in `alive` that have not failed to load too often and have no damaged bytes."""
         return {s: m for s, m in self.alive.items() if not self.is_unable(m)}
 
-    @_kept
+    @cached_property
     def staying(self) -> dict[str, Member]:
         """Servers in `willing` that are not draining and that clients can reach: they keep their experts."""
         return {
@@ -149,17 +140,17 @@ class ServerPool:
             if m.state is not MemberState.DRAINING and s not in self.reach.withheld
         }
 
-    @_kept
+    @cached_property
     def able(self) -> dict[str, Member]:
         """Servers in `staying` that can be given experts now: they are joining or serving, not suspected."""
         return {s: m for s, m in self.staying.items() if m.state in _ABLE}
 
-    @_kept
+    @cached_property
     def holders(self) -> dict[str, Member]:
         """Live servers that have their share, or have not failed to load it too often."""
         return {s: m for s, m in self.alive.items() if m.epoch or not self.is_unable(m)}
 
-    @_kept
+    @cached_property
     def reached(self) -> dict[str, Member]:
         """Servers in `holders` that clients reach. An expert on none of them is an orphan."""
         return {s: m for s, m in self.holders.items() if s not in self.reach.withheld}
@@ -169,7 +160,7 @@ class ServerPool:
         limits = [min(self._capacity(s), self.most.get(s, _NO_LIMIT)) for s in servers]
         return None if all(n == _NO_LIMIT for n in limits) else np.array(limits, np.int64)
 
-    @property
+    @cached_property
     def nodes(self) -> dict[str, str]:
         """Nodes of the servers, dead ones too, by id."""
         return {s: node_of(m) for s, m in self._servers.items()}
@@ -185,15 +176,12 @@ class ServerPool:
             return _NO_LIMIT
         return member.memory_bytes // member.expert_bytes
 
-    def new_refusals(self, now: float) -> list[Action]:
-        """Report servers newly refused because of another model or because clients do not reach them.
+    def complaints(self, now: float) -> list[Complain]:
+        """Return new complaints, once per process: servers refused, lost connections, impossible claims.
 
-        Also reports newly lost connections of clients that cost no server its experts.
+        A server is refused because of another model or because clients do not reach it.
         """
-        refusals: list[Action] = [
-            Complain(note.text) if note.server_id is None else Refuse(note.server_id, note.text)
-            for note in self._reach.notes(self.reach, now)
-        ]
+        found = self._reach.complaints(self.reach, now)
         for m in self._servers.values():
             process = self.process(m)
             if (
@@ -206,17 +194,18 @@ class ServerPool:
             self._refused.add(process)
             what = f"model {m.model.digest[:12]}" if m.model else "no model"
             why = f"it serves {what}, the cluster serves {self.digest[:12]}"
-            refusals.append(Refuse(m.id, why))
-        return refusals
+            found.append(Complain(why, refused=m.id))
+        for m in self._absurd.values():
+            if self.process(m) not in self._complained:
+                self._complained.add(self.process(m))
+                claim = f"{m.id} claims epoch {m.epoch}, incarnation {m.incarnation}"
+                found.append(Complain(f"{claim}: ignored, no balancer gets there"))
+        return found
 
-    def new_complaints(self) -> list[str]:
-        """Describe new impossible claims of members for the log, one complaint per process."""
-        new = [m for m in self._absurd.values() if self.process(m) not in self._complained]
-        self._complained |= {self.process(m) for m in new}
-        return [
-            f"{m.id} claims epoch {m.epoch}, incarnation {m.incarnation}: ignored, no balancer gets there"
-            for m in new
-        ]
+    @property
+    def damaged(self) -> set[str]:
+        """Servers that had a damaged copy of the checkpoint, by id."""
+        return {server_id for server_id, *_ in self._damaged}
 
     @property
     def highest_epoch(self) -> int:
@@ -258,21 +247,21 @@ class ServerPool:
             if m.role is Role.ATTENTION_CLIENT and not m.state.is_gone
         )
 
-    def let_drain(self, server_id: str) -> bool:
+    def cordon(self, server_id: str) -> bool:
         """Mark a server as leaving, unless no other able server would stay; return whether it is marked.
 
-        The mark counts only here; experts move once the server itself reports DRAINING.
+        Only later calls see the mark; experts move once the server itself reports DRAINING.
         """
-        leaving = {s for s, m in self.able.items() if self.process(m) in self._told_to_leave}
+        leaving = {s for s, m in self.able.items() if self.process(m) in self._leaving}
         if not self.able.keys() - leaving - {server_id}:
             return False
-        self._told_to_leave.add(self.process(self.alive[server_id]))
+        self._leaving.add(self.process(self.alive[server_id]))
         return True
 
-    def stays_after_all(self, server_id: str) -> None:
-        """Undo `let_drain` for a server that the drain call did not reach."""
-        self._told_to_leave.difference_update(
-            process for process in tuple(self._told_to_leave) if process[0] == server_id
+    def uncordon(self, server_id: str) -> None:
+        """Undo `cordon` for a server that the drain call did not reach."""
+        self._leaving.difference_update(
+            process for process in tuple(self._leaving) if process[0] == server_id
         )
 
     def count_failure(self, process: Process, now: float, *, timed_out: bool) -> float:
@@ -289,30 +278,29 @@ class ServerPool:
         self._failures[process] += _ATTEMPTS if timed_out else 1
         if self._failures[process] < _ATTEMPTS:
             return 0.0
-        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._verdicts[process])
-        self._verdicts[process] += 1
+        unable_s = min(_LONGEST_UNABLE_S, self._dead_grace_s * 2.0 ** self._backoffs[process])
+        self._backoffs[process] += 1
         self._unable_until[process] = now + unable_s
-        self._found.clear()
+        self._changed()
         del self._failures[process]
         return unable_s
 
-    def is_damaged(self, process: Process) -> None:
+    def mark_damaged(self, process: Process) -> None:
         """Mark a server process as damaged: its bytes differ from the cluster's, so it gets no experts."""
-        self._found.clear()
-        self.damaged.add(process[0])
-        self._damaged_processes.add(process)
+        self._changed()
+        self._damaged.add(process)
 
-    def forgive(self, process: Process) -> None:
+    def reset_failures(self, process: Process) -> None:
         """Clear the failures of a process that has loaded its share: later ones are counted from 0."""
         self._failures.pop(process, None)
-        self._verdicts.pop(process, None)
+        self._backoffs.pop(process, None)
 
     def pass_time(self, now: float) -> None:
         """Apply expired timeouts of unable servers and clients' reconnections; begins each `Planner.tick`."""
         over = [process for process, t in self._unable_until.items() if t <= now]
         for process in over:
             del self._unable_until[process]
-            self._found.clear()
+            self._changed()
         alive, placed = self.alive, self.placed
         if placed is None and self.highest_epoch:
             # This balancer has just started in a serving cluster, so members report where experts are.
@@ -320,7 +308,7 @@ class ServerPool:
         self._reach.observe((m for m in self.clients if self._counts(m)), alive, now)
         before, self.reach = self.reach, self._reach.verdict(placed, now)
         if self.reach != before:
-            self._found.clear()
+            self._changed()
 
     def place(self, placement: Placement) -> None:
         """Record which servers hold experts in the published placement; to `reach`, others are newcomers."""
@@ -343,7 +331,7 @@ class ServerPool:
     def is_unable(self, member: Member) -> bool:
         """Whether this process failed to load too often and waits, or has damaged bytes: it is not called."""
         process = self.process(member)
-        return process in self._unable_until or process in self._damaged_processes
+        return process in self._unable_until or process in self._damaged
 
     def _is_ours(self, member: Member) -> bool:
         return member.model is not None and member.model.digest == self.digest

@@ -6,7 +6,7 @@ Terms:
   counted: a client that reports its reach and is not cut from every server. If a client is cut from all
     servers, the fault is its own, and no expert is moved for it.
   placed: a server that holds experts in the placement. The others are newcomers.
-  audience: the servers that a client still reaches when it is cut from others. Each expert also needs its
+  partition: the servers that a client still reaches when it is cut from others. Each expert also needs its
     replicas among these.
 """
 
@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+from balancer.planner.actions import Complain
 from eaas.types import Member, ServerReach
 
-__all__ = ["Note", "ReachTracker", "Verdict", "judge"]
+__all__ = ["ReachTracker", "Verdict", "judge"]
 
 # Wait for clients to connect to a new server: enough for a few attempts, even of a busy client.
 _TRIES_S = 1.5
@@ -34,12 +35,12 @@ class Verdict:
 
     Attributes:
         withheld: Servers that get no experts for now.
-        audiences: Sets of servers, each of which needs replicas of every expert.
+        partitions: Sets of servers, each of which needs replicas of every expert.
         cut_off: Clients that reach no server.
     """
 
     withheld: frozenset[str] = frozenset()
-    audiences: frozenset[frozenset[str]] = frozenset()
+    partitions: frozenset[frozenset[str]] = frozenset()
     cut_off: frozenset[str] = frozenset()
 
 
@@ -49,7 +50,7 @@ def judge(
     servers: AbstractSet[str],
     placed: AbstractSet[str],
 ) -> Verdict:
-    """Decide which servers are withheld and which audiences there are.
+    """Decide which servers are withheld and which partitions there are.
 
     A newcomer is withheld until every counted client is connected to it. A placed server is withheld once
     every counted client is cut from it. If only some clients are cut from it, it keeps serving the others,
@@ -75,19 +76,6 @@ def judge(
     )
     left = {frozenset(servers - withheld - cut[c]) for c in counted if cut[c] - withheld}
     return Verdict(withheld, frozenset(left - {frozenset()}), frozenset(cut.keys() - {*counted}))
-
-
-@dataclass(frozen=True)
-class Note:
-    """A message to the operator about a connection.
-
-    Attributes:
-        server_id: The server that gets no experts; None: the text is about a client.
-        text: One sentence.
-    """
-
-    server_id: str | None
-    text: str
 
 
 @dataclass(frozen=True)
@@ -121,7 +109,7 @@ class ReachTracker:
         self._clients: dict[str, _Client] = {}
         self._servers: dict[str, _MemberProcess] = {}
         self._withheld: set[_MemberProcess] = set()
-        self._told: set[tuple[_MemberProcess, _MemberProcess]] = set()
+        self._reported: set[tuple[_MemberProcess, _MemberProcess]] = set()
 
     def observe(self, clients: Iterable[Member], servers: Mapping[str, Member], now: float) -> None:
         """Record a cluster view, with clients' reports on the servers they reach; `verdict` then judges.
@@ -159,20 +147,20 @@ class ReachTracker:
         known: _Client | None,
         now: float,
     ) -> dict[str, _Gap]:
-        said = {(r.server_id, r.server_incarnation): r for r in reach}
+        reports = {(r.server_id, r.server_incarnation): r for r in reach}
         gaps = {}
         for server_id, server in servers.items():
-            told = said.get((server_id, server.incarnation))
-            if told is not None and not told.reason:
+            report = reports.get((server_id, server.incarnation))
+            if report is not None and not report.reason:
                 continue
             since = now
             if known is not None and known.servers.get(server_id) == server.process:
                 since = known.gaps[server_id].since if server_id in known.gaps else now
-            if told is None:
+            if report is None:
                 gaps[server_id] = _Gap(since, _SILENT_S, f"no attempt in {_SILENT_S:.0f} s")
             else:
-                patience_s = self._grace_s if told.lost else _TRIES_S
-                gaps[server_id] = _Gap(since, patience_s, told.reason)
+                patience_s = self._grace_s if report.lost else _TRIES_S
+                gaps[server_id] = _Gap(since, patience_s, report.reason)
         return gaps
 
     def verdict(self, placed: AbstractSet[str] | None, now: float) -> Verdict:
@@ -186,8 +174,8 @@ class ReachTracker:
         found = judge(self._cut(now), missing, servers, placed)
         if self._clients.keys() == found.cut_off:
             # While no client reaches any server, a withheld newcomer stays withheld.
-            kept = {s for s in servers - placed if self._servers[s] in self._withheld}
-            return replace(found, withheld=frozenset(kept))
+            newcomers = {s for s in servers - placed if self._servers[s] in self._withheld}
+            return replace(found, withheld=frozenset(newcomers))
         self._withheld = {self._servers[s] for s in found.withheld}
         return found
 
@@ -201,7 +189,7 @@ class ReachTracker:
         """Times at which the verdict may change without an event, as a missing connection counts as cut."""
         return [g.since + g.patience_s for c in self._clients.values() for g in c.gaps.values()]
 
-    def notes(self, verdict: Verdict, now: float) -> list[Note]:
+    def complaints(self, verdict: Verdict, now: float) -> list[Complain]:
         """Return new messages for the log; each is repeated only after the connection worked in between."""
         open_now = {
             (client.member.process, self._servers[s]): (c, s, gap.reason)
@@ -209,17 +197,17 @@ class ReachTracker:
             for s, gap in client.gaps.items()
             if gap.is_over(now)
         }
-        notes = []
-        for key in sorted(open_now.keys() - self._told):
+        complaints = []
+        for key in sorted(open_now.keys() - self._reported):
             client, server, reason = open_now[key]
-            text = f"attention client {client} cannot reach {server}: {reason}"
             if server in verdict.withheld:
-                notes.append(Note(server, f"attention client {client} cannot reach it: {reason}"))
-            elif client in verdict.cut_off:
-                notes.append(Note(None, f"{text}; it reaches no server: no experts move for it"))
-            else:
-                notes.append(
-                    Note(None, f"{text}; its experts are loaded where {client} reaches them")
-                )
-        self._told = set(open_now)
-        return notes
+                text = f"attention client {client} cannot reach it: {reason}"
+                complaints.append(Complain(text, refused=server))
+                continue
+            effect = f"its experts are loaded where {client} reaches them"
+            if client in verdict.cut_off:
+                effect = "it reaches no server: no experts move for it"
+            text = f"attention client {client} cannot reach {server}: {reason}; {effect}"
+            complaints.append(Complain(text))
+        self._reported = set(open_now)
+        return complaints

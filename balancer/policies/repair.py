@@ -52,27 +52,30 @@ def restore(
     alive_S: Holds,
     able_S: Holds,
     capacity_S: npt.NDArray[np.int64] | None = None,
+    replicas: int = 1,
 ) -> Holds:
-    """Put each expert that no live server holds on an able one (orphans); nothing else changes.
+    """Add a replica, on an able server, of each expert that too few live servers hold; nothing else changes.
 
     Args:
         holds_LSE: bool (L, S, E).
         alive_S: bool (S); live servers.
-        able_S: bool (S); servers that may be given experts, at least one.
-        capacity_S: Replicas that servers have memory for; once it is used up, experts stay without a server.
+        able_S: bool (S); servers that may be given experts.
+        capacity_S: Replicas that servers have memory for; once it is used up, nothing is added.
+        replicas: Live servers that should hold each expert; 1: only orphans get a replica.
 
     Returns:
         holds_LSE: bool (L, S, E).
     """
     next_LSE = holds_LSE.copy()
     count_S = holds_LSE.sum(axis=(0, 2))
-    for layer, expert in np.argwhere(~holds_LSE[:, alive_S].any(axis=1)):
-        free_S = able_S if capacity_S is None else able_S & (count_S < capacity_S)
-        if not free_S.any():
-            break
-        server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s], s))
-        next_LSE[layer, server, expert] = True
-        count_S[server] += 1
+    for layer, expert in np.argwhere(holds_LSE[:, alive_S].sum(axis=1) < replicas):
+        free_S = able_S & ~holds_LSE[layer, :, expert]
+        if capacity_S is not None:
+            free_S &= count_S < capacity_S
+        if free_S.any():
+            server = min(np.flatnonzero(free_S), key=lambda s: (count_S[s], s))
+            next_LSE[layer, server, expert] = True
+            count_S[server] += 1
     return next_LSE
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from balancer.planner.actions import Action, Prepare, Publish, Retire
-from balancer.planner.layout import Layout
+from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role, ServerReach
 
@@ -97,7 +97,7 @@ class Cluster:
             )
             self._members[client.id] = replace(client, incarnation=1, model=shape, reach=reach)
         self._planner = Planner(
-            sizes.servers, sizes.redundancy, sizes.grace_s, layout=Layout(sizes.redundancy)
+            sizes.servers, Layout(Settings(redundancy=sizes.redundancy)), sizes.grace_s
         )
         self._held: dict[str, frozenset[tuple[int, int]]] = dict.fromkeys(self.servers, frozenset())
         self.placement: Placement | None = None

@@ -122,6 +122,7 @@ class FakeExpertServer:
     """Registers as an expert server and follows placements, but loads nothing.
 
     Attributes:
+        name: Its member id.
         busy: The share of time that it reports as busy.
         tokens_LE: The tokens of each expert that it reports.
         on_read: Called before it reports them.
@@ -139,6 +140,7 @@ class FakeExpertServer:
         node: str = "",
         tls: Identity | None = None,
     ) -> None:
+        self.name = name
         self.state = JOINING
         self.epoch = 0
         self.requests: list[expert_pb2.PreparePlacementRequest] = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,12 +13,13 @@ from balancer.planner.actions import (
     Action,
     Call,
     Complain,
+    Complete,
     Inspect,
     Prepare,
     Publish,
     Retire,
-    Settled,
 )
+from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Phase, Planner
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
 
@@ -26,7 +28,7 @@ DRAINING, SUSPECT = MemberState.DRAINING, MemberState.SUSPECT
 SHAPE = ModelShape("tiny", 6, 64, 2, ("l0", "l1"), "float32", "digest-a")
 FULL = (SHAPE.num_layers, SHAPE.num_experts)
 RIGHT_LE = np.arange(1, 1 + FULL[0] * FULL[1], dtype=np.uint64).reshape(FULL)
-GRACE_S, ACK_S = 30.0, 10.0
+GRACE_S, ACK_S, LONGEST_UNABLE_S = 30.0, 10.0, 600.0
 
 
 def server(
@@ -85,13 +87,14 @@ class World:
 
     def start_balancer(self) -> None:
         """Replace the balancer; calls in flight stay."""
-        self.planner = Planner(self.expected, self.redundancy, GRACE_S, ACK_S)
+        self.layout = Layout(Settings(redundancy=self.redundancy))
+        self.planner = Planner(self.expected, self.layout, GRACE_S, ACK_S)
         if self.remembers and self.wanted is not None:
             self.planner.remember(self.wanted)
         self.published: Placement | None = None
-        self.refusals: list[Any] = []
-        self.complaints: list[str] = []
-        self.settled_epochs: list[int] = []
+        self.refusals: list[Complain] = []
+        self.complaints: list[Complain] = []
+        self.completed_epochs: list[int] = []
         before = self.members.get("balancer")
         life = before.incarnation + 1 if before else 1
         self.members["balancer"] = Member(
@@ -121,12 +124,11 @@ class World:
                 if isinstance(action, Prepare):
                     self.wanted = action.placement
             elif isinstance(action, Complain):
-                self.complaints.append(action.reason)
-            elif isinstance(action, Settled):
-                assert action.placement is self.published
-                self.settled_epochs.append(action.placement.epoch)
+                (self.refusals if action.refused else self.complaints).append(action)
             else:
-                self.refusals.append(action)
+                assert isinstance(action, Complete)
+                assert action.placement is self.published
+                self.completed_epochs.append(action.placement.epoch)
 
     def covered(self, placement: Placement) -> np.ndarray:
         """Experts held by a server that a follower of the placement would ask: bool (L, E)."""
@@ -331,6 +333,58 @@ def settled(*names: str, redundancy: int = 2, clients: tuple[str, ...] = ("c",))
     world.settle()
     world.assert_settled()
     return world
+
+
+def play(
+    world: World,
+    rng: random.Random,
+    steps: int,
+    *,
+    names: Sequence[str],
+    fewest: int = 1,
+    faults: bool = True,
+    propose: Callable[[], None] | None = None,
+) -> None:
+    """Random events in any order; `World` checks that no client loses an expert to the balancer.
+
+    Args:
+        world: The cluster.
+        rng: Chooses the events.
+        steps: Number of events.
+        names: The servers.
+        fewest: Servers that neither die nor leave.
+        faults: Whether servers become unreachable, and balancers are replaced.
+        propose: Proposes a placement.
+    """
+    for _ in range(steps):
+        if propose is not None and rng.random() < 0.15:
+            propose()
+            continue
+        what, up = rng.random(), world.up()
+        staying = [n for n in up if world.members[n].state is not DRAINING]
+        if world.calls and what < 0.6:
+            world.answer(rng.randrange(len(world.calls)), fail=rng.random() < 0.1)
+        elif what < 0.7:
+            world.follow(rng.choice(sorted(world.follows)))
+        elif what < 0.8:
+            if down := [n for n in names if n not in up]:
+                world.start(rng.choice(down))
+        elif what < 0.87 and len(staying) > fewest:
+            world.die(rng.choice(up))
+        elif what < 0.9 and len(staying) > fewest:
+            world.drain(rng.choice(staying))
+        elif what < 0.92 and faults:
+            world.unreachable.add(rng.choice(up))
+        elif what < 0.93 and faults:
+            world.reconnect()
+        elif what < 0.95 and faults:
+            world.start_balancer()
+        elif what < 0.98:
+            world.leave_where_empty()
+        else:
+            # Less than the clients' time: they are heard of before.
+            world.wait(1.0)
+        assert not world.overfull
 
 
 def view(*members: object) -> dict:

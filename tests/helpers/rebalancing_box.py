@@ -30,11 +30,10 @@ class Box:
         self, balancer: Balancer, servers: list[FakeExpertServer], monitor: str = ""
     ) -> None:
         self.monitor = monitor
-        self.servers = {s.session._member.id: s for s in servers}
+        self.servers = {s.name: s for s in servers}
         self.client = BalancerClient(balancer.address)
         self.balancer = balancer
         self.hot: list[int] = HOT
-        self.dead: set[str] = set()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._follow)
         self._followed: Placement | None = None
@@ -50,11 +49,7 @@ class Box:
         placement = self._followed
         if placement is None or name not in placement.servers:
             return
-        # What a dead server does not answer goes to the others that have it.
-        alive_S = np.array([name not in self.dead for name in placement.servers])
-        shares_LSE = placement.shares_LSE * alive_S[:, None]
-        shares_LSE /= shares_LSE.sum(axis=1, keepdims=True)
-        share_LE = shares_LSE[:, placement.servers.index(name)]
+        share_LE = placement.shares_LSE[:, placement.servers.index(name)]
         self.servers[name].tokens_LE += np.rint(250 * share_LE * np.array(self.hot)).astype(
             np.int64
         )
@@ -80,11 +75,6 @@ class Box:
             return False
         share_LE = tokens_LE / tokens_LE.sum(axis=1, keepdims=True)
         return np.allclose(share_LE, np.array(self.hot) / sum(self.hot), rtol=0.05)
-
-    def kill(self, name: str) -> None:
-        """A server that says no goodbye."""
-        self.dead.add(name)
-        self.servers[name].close(deregister=False)
 
     def held(self, layer: int, expert: int) -> set[str]:
         """Servers that have it, by the placement and in truth."""

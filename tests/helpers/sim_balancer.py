@@ -8,6 +8,7 @@ import numpy as np
 
 from balancer.planner.actions import Call, Inspect, Prepare, Publish, Retire
 from balancer.planner.candidates import Candidate
+from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Planner
 from eaas.spares import SpareReplicas
 from eaas.types import Placement
@@ -31,7 +32,9 @@ class BalancerProcess(Process):
     """The planner, and a minimal roll-out."""
 
     def start(self, wanted: Placement | None) -> None:
-        self.planner = Planner(self.sim.servers, REDUNDANCY, GRACE_S, ACK_S)
+        self.planner = Planner(
+            self.sim.servers, Layout(Settings(redundancy=REDUNDANCY)), GRACE_S, ACK_S
+        )
         if wanted is not None:
             self.planner.remember(wanted)
         self.published: Placement | None = None

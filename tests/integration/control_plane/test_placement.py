@@ -15,7 +15,6 @@ from control_plane import (
     LEFT,
     PATIENCE_S,
     SERVING,
-    FakeExpertServer,
     Observer,
     Plane,
     eventually,
@@ -49,8 +48,12 @@ def follow(observer: Observer, cleanup: ExitStack) -> tuple[PlacementWatch, list
     return watch, placements
 
 
-def test_from_nothing_to_a_placement_and_back_from_a_loss(plane: Plane) -> None:
+def test_from_nothing_to_a_placement_and_back_from_a_loss(
+    plane: Plane, caplog: pytest.LogCaptureFixture
+) -> None:
     address = plane.monitor().address
+    other = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-b")
+    odd = plane.server(address, "s9", shape=other)
     observer = plane.observe(address)
     _, placements = follow(observer, plane.stack)
     balancer = plane.balancer(address)
@@ -70,8 +73,8 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(plane: Plane) -> None:
     assert (placement.epoch, placement.servers) == (1, ("s1", "s2"))
     assert len(second.requests) == 3  # Two failures, then the retry.
     for server in (first, second):
-        view = observer.wait(has_state(server_id(server), SERVING))
-        assert view.members[server_id(server)].experts == 3 * 8
+        view = observer.wait(has_state(server.name, SERVING))
+        assert view.members[server.name].experts == 3 * 8
         layers = server.requests[-1].layers
         assert [list(layer.experts) for layer in layers] == [list(range(8))] * 3
         assert [list(layer.shares) for layer in layers] == [[0.5] * 8] * 3
@@ -82,7 +85,7 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(plane: Plane) -> None:
     assert [p.epoch for p in placements] == [1, 2]
     assert placements[1].servers == ("s1", "s2", "s3")
     for server in (first, second, third):
-        share = [tuple(h.experts) for h in placements[1].holdings_of(server_id(server))]
+        share = [tuple(h.experts) for h in placements[1].holdings_of(server.name)]
         eventually(lambda s=server, share=share: [tuple(sorted(h)) for h in s.held] == share)
     counts = [server.experts for server in (first, second, third)]
     assert sum(counts) == 2 * 3 * 8
@@ -97,6 +100,10 @@ def test_from_nothing_to_a_placement_and_back_from_a_loss(plane: Plane) -> None:
     assert back.requests[-1].epoch == 2
     assert back.experts == counts[1]
     assert len(placements) == 2
+
+    # The server of another model has got nothing, and the log says so.
+    assert odd.requests == []
+    assert any("s9 gets no experts" in line and "digest-b" in line for line in caplog.messages)
 
 
 def test_a_drained_server_is_told_to_hold_nothing(plane: Plane) -> None:
@@ -145,26 +152,6 @@ def test_the_wanted_number_of_servers_reaches_the_launcher(plane: Plane) -> None
         ScaleWatch(lambda: balancer.address, lambda servers, _wish: late.append(servers)).close
     )
     eventually(lambda: late == [5])
-
-
-def server_id(server: FakeExpertServer) -> str:
-    return server.session._member.id
-
-
-def test_a_server_of_another_model_gets_nothing(
-    plane: Plane, caplog: pytest.LogCaptureFixture
-) -> None:
-    address = plane.monitor().address
-    _, placements = follow(plane.observe(address), plane.stack)
-    other = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-b")
-    odd = plane.server(address, "odd", shape=other)
-    plane.server(address, "s1")
-    plane.balancer(address)
-    plane.server(address, "s2")
-    eventually(lambda: placements)
-    assert placements[0].servers == ("s1", "s2")
-    assert odd.requests == []
-    assert any("odd gets no experts" in line and "digest-b" in line for line in caplog.messages)
 
 
 def test_a_server_that_hangs_does_not_keep_the_balancer_from_ending(plane: Plane) -> None:

@@ -118,7 +118,7 @@ def test_a_monitor_killed_at_any_moment_loses_no_answer(tmp_path: Path, cleanup:
     load_generators = LoadGenerators(seed=1)
     dice = random.Random(2)
     port = 0
-    for _ in range(6):
+    for _ in range(4):
         process, address = monitor_process(cleanup, data_dir=str(tmp_path), port=port)
         port = port_of(address)
         word = first_response(address, pb.WatchRequest())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,11 +9,15 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from balancer.service import ROLES as BALANCER_ROLES
 from balancer.service import BalancerService
 from eaas.net.authorisation import OPERATOR
 from eaas.net.grpc_server import Service, serve
+from eaas.net.tls import CA_FILE, Identity
 from eaas.rpc.v1 import (
     balancer_pb2,
     balancer_pb2_grpc,
@@ -22,50 +25,16 @@ from eaas.rpc.v1 import (
     expert_pb2,
     expert_pb2_grpc,
 )
-from eaas.types import ModelShape
+from eaas.types import ModelShape, Role
+from eaas_cli.certificates import CA_KEY_FILE
 from expert_server.experts.placements import PlacementHandler
 from expert_server.service import ROLES as EXPERT_ROLES
+from tls_world import certificates, code_of, line_to
 
 pytestmark = pytest.mark.integration
 DENIED = grpc.StatusCode.PERMISSION_DENIED
+NOBODY = "nobody"
 SHAPE = ModelShape("tiny", 4, 64, 2, ("l0",), "float32", "digest")
-
-
-class Authority:
-    """Issues certificates for 127.0.0.1."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._key("ca")
-        self._run(
-            *("req", "-x509", "-new", "-key", "ca.key", "-out", "ca.pem", "-days", "2"),
-            *("-subj", "/CN=a cluster"),
-        )
-
-    def _run(self, *arguments: str) -> None:
-        subprocess.run(
-            ["openssl", *arguments], cwd=self._directory, check=True, capture_output=True
-        )
-
-    def _key(self, name: str) -> None:
-        curve = ("-pkeyopt", "ec_paramgen_curve:P-256")
-        self._run("genpkey", "-algorithm", "EC", *curve, "-out", f"{name}.key")
-
-    def issue(self, name: str, role: str) -> tuple[bytes, bytes, bytes]:
-        """Root, private key and chain."""
-        names = "subjectAltName=IP:127.0.0.1" + (f",URI:eaas://{role}/{name}" if role else "")
-        (self._directory / f"{name}.ext").write_text(names)
-        self._key(name)
-        self._run(
-            *("req", "-new", "-key", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        )
-        self._run(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
-            *("-out", f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext"),
-        )
-        files = ("ca.pem", f"{name}.key", f"{name}.pem")
-        root, key, chain = ((self._directory / file).read_bytes() for file in files)
-        return root, key, chain
 
 
 class Store:
@@ -85,41 +54,48 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates for each role, and one of the same authority that names none."""
+    directory = certificates(tmp_path_factory.mktemp("tls"))
+    authority = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
+    signer = serialization.load_pem_private_key((directory / CA_KEY_FILE).read_bytes(), None)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        x509.CertificateBuilder(authority.subject, public_key=key.public_key(), serial_number=9)
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NOBODY)]))
+        .not_valid_before(authority.not_valid_before_utc)
+        .not_valid_after(authority.not_valid_after_utc)
+        .sign(signer, hashes.SHA256())  # type: ignore[arg-type]
+    )
+    pem = serialization.Encoding.PEM
+    (directory / f"{NOBODY}.pem").write_bytes(certificate.public_bytes(pem))
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (directory / f"{NOBODY}.key").touch(mode=0o600)
+    (directory / f"{NOBODY}.key").write_bytes(key.private_bytes(pem, *plain))
+    return directory
 
 
 @pytest.fixture
-def call_as(authority: Authority, cleanup: ExitStack) -> Callable[[str, str], grpc.Channel]:
+def call_as(directory: Path, cleanup: ExitStack) -> Callable[[str, str], grpc.Channel]:
     """A channel to an address with a certificate of a role."""
-
-    def connect(role: str, address: str) -> grpc.Channel:
-        root, key, chain = authority.issue(f"a-{role or 'nobody'}", role)
-        credentials = grpc.ssl_channel_credentials(root, key, chain)
-        return cleanup.enter_context(grpc.secure_channel(address, credentials))
-
-    return connect
+    return lambda role, address: cleanup.enter_context(
+        line_to(address, directory, role, Role.EXPERT_SERVER)
+    )
 
 
-def serve_tls(authority: Authority, cleanup: ExitStack, service: Service) -> str:
-    root, key, chain = authority.issue("server", "expert-server")
-    credentials = grpc.ssl_server_credentials([(key, chain)], root, require_client_auth=True)
+def serve_tls(directory: Path, cleanup: ExitStack, service: Service) -> str:
+    credentials = Identity(directory, "expert-server").server_credentials()
     server = serve([service], "127.0.0.1", 0, credentials=credentials)
     cleanup.callback(server.stop, 0)
     return server.address
 
 
-def code_of(call: Callable[..., Any], request: Any) -> grpc.StatusCode:
-    try:
-        call(request, timeout=10)
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    return grpc.StatusCode.OK
+def code(call: Callable[..., Any], request: Any) -> grpc.StatusCode:
+    return code_of(lambda: call(request, timeout=10))
 
 
 def test_row_32_a_client_pushes_a_placement(
-    authority: Authority, call_as: Callable[[str, str], grpc.Channel], cleanup: ExitStack
+    directory: Path, call_as: Callable[[str, str], grpc.Channel], cleanup: ExitStack
 ) -> None:
     """Row 32: valid certificate, wrong role (a client pushes a placement): PERMISSION_DENIED."""
     store = Store()
@@ -133,43 +109,41 @@ def test_row_32_a_client_pushes_a_placement(
         setattr(Servicer, name, staticmethod(getattr(handler, name)))
     add = expert_pb2_grpc.add_ExpertServiceServicer_to_server
     service = Service("eaas.rpc.v1.ExpertService", add, Servicer(), EXPERT_ROLES)
-    address = serve_tls(authority, cleanup, service)
+    address = serve_tls(directory, cleanup, service)
     push = expert_pb2.PreparePlacementRequest(epoch=9, layers=[common_pb2.Holding(experts=[1])])
-    for role in ("attention-client", "expert-server", "monitor", OPERATOR, ""):
+    for role in ("attention-client", "expert-server", "monitor", OPERATOR, NOBODY):
         stub = expert_pb2_grpc.ExpertServiceStub(call_as(role, address))
-        assert code_of(stub.PreparePlacement, push) is DENIED, role
-        assert code_of(stub.Drain, expert_pb2.DrainRequest()) is DENIED, role
+        assert code(stub.PreparePlacement, push) is DENIED, role
+        assert code(stub.Drain, expert_pb2.DrainRequest()) is DENIED, role
     assert store.told == []
     assert handler.epoch == 0
     stub = expert_pb2_grpc.ExpertServiceStub(call_as("balancer", address))
-    assert code_of(stub.PreparePlacement, push) is grpc.StatusCode.OK
+    assert code(stub.PreparePlacement, push) is grpc.StatusCode.OK
     assert handler.epoch == 9
     # Without a certificate of this cluster there is no connection.
     plain = cleanup.enter_context(grpc.insecure_channel(address))
     stranger = expert_pb2_grpc.ExpertServiceStub(plain)
-    assert code_of(stranger.PreparePlacement, push) is grpc.StatusCode.UNAVAILABLE
+    assert code(stranger.PreparePlacement, push) is grpc.StatusCode.UNAVAILABLE
 
 
 def test_row_32_members_do_not_change_placements_at_the_balancer(
-    authority: Authority, call_as: Callable[[str, str], grpc.Channel], cleanup: ExitStack
+    directory: Path, call_as: Callable[[str, str], grpc.Channel], cleanup: ExitStack
 ) -> None:
     """Row 32: valid certificate, wrong role: PERMISSION_DENIED. Reading is for everybody."""
     balancer = BalancerService(lambda question: 1, None, None, 1.0, 64)  # type: ignore[arg-type]
     add = balancer_pb2_grpc.add_BalancerServiceServicer_to_server
     service = Service("eaas.rpc.v1.BalancerService", add, balancer, BALANCER_ROLES)
-    address = serve_tls(authority, cleanup, service)
+    address = serve_tls(directory, cleanup, service)
     for role in ("attention-client", "expert-server", "balancer"):
         stub = balancer_pb2_grpc.BalancerServiceStub(call_as(role, address))
         for name in BALANCER_ROLES:
             request = getattr(balancer_pb2, f"{name}Request")()
-            assert code_of(getattr(stub, name), request) is DENIED, (role, name)
+            assert code(getattr(stub, name), request) is DENIED, (role, name)
         read = stub.GetPlacement(balancer_pb2.GetPlacementRequest(), timeout=10)
         assert read.placement.epoch == 0
     stub = balancer_pb2_grpc.BalancerServiceStub(call_as(OPERATOR, address))
     scale = balancer_pb2.ScaleRequest(servers=3)
-    assert code_of(stub.Scale, scale) is grpc.StatusCode.FAILED_PRECONDITION, (
-        "nobody starts servers"
-    )
+    assert code(stub.Scale, scale) is grpc.StatusCode.FAILED_PRECONDITION, "nobody starts servers"
 
 
 def test_every_call_that_changes_something_is_guarded() -> None:

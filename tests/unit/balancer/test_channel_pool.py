@@ -19,56 +19,49 @@ class Channel:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Any:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(lines, "channel", lambda *_: Channel())
     return ServerChannels()
 
 
-def test_calls_one_after_another_and_at_once_take_the_same(kept: Any) -> None:
-    first = kept.acquire("a")
-    assert kept.acquire("a") is first
-    kept.release(first, works=True)
-    kept.release(first, works=True)
-    assert kept.acquire("a") is first
-    assert kept.acquire("b") is not first
+def test_calls_one_after_another_and_at_once_take_the_same(pool: Any) -> None:
+    first = pool.acquire("a")
+    assert pool.acquire("a") is first
+    pool.release(first, works=True)
+    pool.release(first, works=True)
+    assert pool.acquire("a") is first
+    assert pool.acquire("b") is not first
     assert not first.channel.closed
 
 
-def test_after_a_failure_the_next_call_connects_anew(kept: Any) -> None:
-    failed = kept.acquire("a")
-    kept.release(failed, works=False)
-    assert failed.channel.closed
-    assert kept.acquire("a") is not failed
-
-
-def test_a_call_that_runs_is_not_ended_by_the_failure_of_another(kept: Any) -> None:
-    pooled = kept.acquire("a")
-    assert kept.acquire("a") is pooled
-    kept.release(pooled, works=False)
+def test_a_call_that_runs_is_not_ended_by_the_failure_of_another(pool: Any) -> None:
+    pooled = pool.acquire("a")
+    assert pool.acquire("a") is pooled
+    pool.release(pooled, works=False)
     assert not pooled.channel.closed
-    other = kept.acquire("a")
+    other = pool.acquire("a")
     assert other is not pooled
-    kept.release(pooled, works=False)
+    pool.release(pooled, works=False)
     assert pooled.channel.closed
     assert not other.channel.closed
-    assert kept.acquire("a") is other
+    assert pool.acquire("a") is other
 
 
-def test_lines_to_servers_that_are_gone_are_closed_once_no_call_runs(kept: Any) -> None:
-    idle, busy, stays = kept.acquire("idle"), kept.acquire("busy"), kept.acquire("stays")
-    kept.release(idle, works=True)
-    kept.release(stays, works=True)
-    kept.keep({"stays"})
+def test_lines_to_servers_that_are_gone_are_closed_once_no_call_runs(pool: Any) -> None:
+    idle, busy, stays = pool.acquire("idle"), pool.acquire("busy"), pool.acquire("stays")
+    pool.release(idle, works=True)
+    pool.release(stays, works=True)
+    pool.keep({"stays"})
     assert idle.channel.closed
     assert not busy.channel.closed
-    kept.release(busy, works=True)
+    pool.release(busy, works=True)
     assert busy.channel.closed
     assert not stays.channel.closed
 
 
-def test_the_end_closes_all(kept: Any) -> None:
-    idle, busy, left = kept.acquire("idle"), kept.acquire("busy"), kept.acquire("left")
-    kept.release(idle, works=True)
-    kept.keep({"idle", "busy"})
-    kept.close()
+def test_the_end_closes_all(pool: Any) -> None:
+    idle, busy, left = pool.acquire("idle"), pool.acquire("busy"), pool.acquire("left")
+    pool.release(idle, works=True)
+    pool.keep({"idle", "busy"})
+    pool.close()
     assert all(pooled.channel.closed for pooled in (idle, busy, left))

@@ -94,7 +94,7 @@ def test_a_damaged_copy_is_found_at_a_cold_start(damaged: str, turns: tuple[int,
     calls = [world.calls[turn] for turn in turns]
     world.calls[:] = calls
     world.settle()
-    assert [(r.server_id, r.reason) for r in world.refusals] == [(damaged, "differs")]
+    assert [(r.refused, r.reason) for r in world.refusals] == [(damaged, "differs")]
     assert world.members[damaged].state is DEAD
     world.assert_settled()
     # And it comes back, with a copy that is right.
@@ -132,7 +132,7 @@ def test_a_damaged_newcomer_changes_nothing() -> None:
     damage(world, "s4")
     world.start("s4")
     world.settle()
-    assert [r.server_id for r in world.refusals] == ["s4"]
+    assert [r.refused for r in world.refusals] == ["s4"]
     assert world.published.servers == before.servers
     assert (world.published.holds_LSE == before.holds_LSE).all()
     world.assert_settled()
@@ -148,7 +148,7 @@ def test_a_serving_server_with_damage_keeps_its_experts_and_gets_no_more() -> No
         world.answer_all()
         world.wait(60.0)
     assert not world.calls, "it is not asked again and again"
-    assert [r.server_id for r in world.refusals] == ["s1"]
+    assert [r.refused for r in world.refusals] == ["s1"]
     assert (world.stores["s1"] >= kept_LE).all()
     assert world.members["s1"].state is SERVING
     # Another one takes all over.
@@ -164,7 +164,7 @@ def test_a_balancer_that_starts_learns_the_digests_from_those_that_serve() -> No
     world.start_balancer()
     world.start("s3")
     world.settle()
-    assert [r.server_id for r in world.refusals] == ["s3"]
+    assert [r.refused for r in world.refusals] == ["s3"]
     world.assert_settled()
 
 
@@ -178,7 +178,7 @@ def test_digests_are_learned_from_a_leaving_server() -> None:
     assert {call.server_id for _, call in world.calls if isinstance(call, Inspect)} == {"s1", "s2"}
     world.start("s3")
     world.settle()
-    assert [r.server_id for r in world.refusals] == ["s3"]
+    assert [r.refused for r in world.refusals] == ["s3"]
     assert world.covered(world.published).all()
 
 
@@ -193,4 +193,4 @@ def test_digests_never_compared_do_not_count_for_a_new_balancer() -> None:
     # Its answer comes first.
     world.calls.sort(key=lambda c: c[1].server_id, reverse=True)
     world.settle()
-    assert [r.server_id for r in world.refusals] == ["s3"]
+    assert [r.refused for r in world.refusals] == ["s3"]

@@ -72,11 +72,11 @@ def test_calls_at_the_same_time_wait_for_the_first() -> None:
 
 
 def test_the_oldest_answers_are_forgotten_and_the_others_restored() -> None:
-    once, work = IdempotencyCache(kept=2), Work()
+    once, work = IdempotencyCache(capacity=2), Work()
     for name in "abc":
         once.run(request(name), KIND, work)
     assert [a.request_id for a in once.answered()] == ["b", "c"]
-    again = IdempotencyCache(kept=2)
+    again = IdempotencyCache(capacity=2)
     again.restore(once.answered())
     assert again.run(request("c"), KIND, work).policy == "3"
     assert again.run(request("a"), KIND, work).policy == "4"

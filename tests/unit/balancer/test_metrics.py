@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from balancer.live.control import Signals
-from balancer.live.cost_benefit import Settings
 from balancer.live.hotness import Reading, Work
 from balancer.live.state import LoadState
+from balancer.live.tuning import Signals
 from balancer.metrics import BalancerMetrics
+from balancer.planner.layout import Settings
 from eaas.config import BalancerConfig
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, MemberState, Placement, Role
@@ -25,14 +25,14 @@ def member(name: str) -> Member:
 
 
 def test_the_figures_of_a_placement_and_its_load() -> None:
-    load = LoadState(BalancerConfig(), L, E)
+    load = LoadState(BalancerConfig())
     holds_LSE = np.zeros((L, 2, E), bool)
     holds_LSE[:, 0, :2] = holds_LSE[:, 1, 2:] = True
     placement = Placement(5, ("a", "b"), holds_LSE, holds_LSE.astype(np.float32))
     now = [10.0]
     wanted = Settings(policy="eplb", tuned={"k": 0.5, "budget": 3})
     signals = Signals(burstiness=0.1, link_load=0.75)
-    metrics = BalancerMetrics(lambda: load, lambda: wanted, lambda: signals, lambda: now[0])
+    metrics = BalancerMetrics(load, lambda: wanted, lambda: signals, lambda: now[0])
     assert b"eaas_balancer_epoch" not in generate_latest(metrics.registry)
     metrics.published(placement)
     tokens = {"a": np.array([[30, 30, 0, 0]] * L), "b": np.array([[0, 0, 10, 10]] * L)}
@@ -73,7 +73,7 @@ def test_the_figures_of_a_placement_and_its_load() -> None:
 
 
 def test_a_slow_server_counts_for_less() -> None:
-    load = LoadState(BalancerConfig(speeds="stated"), L, E)
+    load = LoadState(BalancerConfig(speeds="stated"))
     holds_LSE = np.ones((L, 2, E), bool)
     placement = Placement(1, ("a", "b"), holds_LSE, np.full(holds_LSE.shape, 0.5, np.float32))
     members = {"a": member("a"), "b": replace(member("b"), speed=0.5)}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from balancer.planner.actions import Action, Prepare, Publish, Refuse, Retire
+from balancer.planner.actions import Action, Complain, Prepare, Publish, Retire
+from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Planner
 from eaas.nodes import different_nodes
 from placement_world import (
@@ -36,7 +37,7 @@ def prepares(actions: list[Action]) -> dict[str, Prepare]:
 
 
 def test_it_waits_for_the_expected_servers_then_prepares_then_publishes_then_retires() -> None:
-    planner = Planner(3, 2)
+    planner = Planner(3, Layout(Settings(redundancy=2)))
     assert planner.observe({}, 0.0) == []
     assert planner.observe(view(client("c"), server("s1"), server("s2")), 0.0) == []
     three = view(client("c"), server("s1"), server("s2"), server("s3"))
@@ -57,23 +58,23 @@ def test_it_waits_for_the_expected_servers_then_prepares_then_publishes_then_ret
 
 
 def test_a_server_of_another_model_is_refused_once_for_each_life() -> None:
-    planner = Planner(2, 1)
+    planner = Planner(2, Layout(Settings(redundancy=1)))
     odd = server("s0", model=OTHER)
     actions = planner.observe(view(odd, server("s1"), server("s2")), 0.0)
-    (refusal,) = (a for a in actions if isinstance(a, Refuse))
-    assert refusal.server_id == "s0"
+    (refusal,) = (a for a in actions if isinstance(a, Complain))
+    assert refusal.refused == "s0"
     assert "digest-b" in refusal.reason
     assert "digest-a" in refusal.reason
     assert sorted(prepares(actions)) == ["s1", "s2"]
     assert planner.observe(view(odd, server("s1"), server("s2")), 0.0) == []
     again = planner.observe(view(replace(odd, incarnation=2), server("s1"), server("s2")), 0.0)
-    assert [type(a) for a in again] == [Refuse]
+    assert [type(a) for a in again] == [Complain]
 
 
 def test_servers_of_two_models_do_not_add_up() -> None:
-    planner = Planner(2, 1)
+    planner = Planner(2, Layout(Settings(redundancy=1)))
     actions = planner.observe(view(server("s1"), server("s2", model=OTHER)), 0.0)
-    assert [a.server_id for a in actions if isinstance(a, Refuse)] == ["s2"]
+    assert [a.refused for a in actions if isinstance(a, Complain)] == ["s2"]
     assert prepares(actions) == {}
     assert prepares(planner.observe(view(server("s1", model=None), server("s2")), 0.0)) == {}
 
@@ -93,7 +94,7 @@ def test_a_loss_before_publication_makes_a_new_candidate_with_a_higher_epoch() -
 
 def test_more_redundancy_than_servers_is_an_error() -> None:
     with pytest.raises(ValueError, match="redundancy 3 is above expected_servers 2"):
-        Planner(2, 3)
+        Planner(2, Layout(Settings(redundancy=3)))
 
 
 # -- a server joins --------------------------------------------------------------------------------
@@ -148,6 +149,31 @@ def test_a_suspected_server_keeps_its_share_and_gets_nothing_new() -> None:
     world.die("s2")
     world.die("s3")
     assert world.calls == [], "there is nobody that is able"
+
+
+def test_pinned_replicas_are_in_every_layout() -> None:
+    world = settled("s1", "s2", "s3", redundancy=1)
+    pins = frozenset((0, expert, server) for expert in range(2) for server in ("s1", "s2"))
+    world.layout.change(pins=pins)
+    world.start("s4")
+    world.settle()
+    world.drain("s3")
+    world.settle()
+    placement = world.published
+    assert placement.servers == ("s1", "s2", "s4")
+    assert placement.holds_LSE[0, :2, :2].all()
+    assert np.allclose(placement.shares_LSE.sum(axis=1), 1)
+    assert ((placement.shares_LSE > 0) == placement.holds_LSE).all()
+
+
+def test_pinned_replicas_stay_on_one_node() -> None:
+    servers = ("s1", "s2", "s3")
+    pins = frozenset((0, expert, server) for expert in range(2) for server in servers[:2])
+    layout = Layout(Settings(redundancy=1, pins=pins))
+    layout.know({"s1": "a", "s2": "a", "s3": "b"})
+    held_LSE = np.repeat(np.eye(3, dtype=bool), 2, axis=1)[None]
+    holds_LSE, _ = layout.around(servers, held_LSE, held_LSE.astype(float))
+    assert holds_LSE[0, :2, :2].all()
 
 
 # -- a server dies ---------------------------------------------------------------------------------
@@ -224,21 +250,25 @@ def answer_all_but(world: World, hung: str) -> None:
             return
 
 
-def test_orphans_do_not_go_to_a_server_that_hangs_in_its_first_load() -> None:
-    world = settled("s1", "s2", "s3", redundancy=1)
-    world.start("s4")
-    world.die("s2")
-    answer_all_but(world, "s4")
-    assert world.covered(world.published).all()
-
-
-def test_orphans_of_a_server_that_was_leaving_do_not_wait_for_one_that_hangs() -> None:
-    world = settled("s1", "s2", "s3", redundancy=1)
-    world.members["s3"] = replace(world.members["s3"], state=DRAINING)
-    world.start("s4")
-    assert world.calls[0][1].placement.servers == ("s1", "s2", "s4")
-    world.die("s3")
-    answer_all_but(world, "s4")
+@pytest.mark.parametrize(
+    ("names", "events", "hung"),
+    [
+        ("s1 s2 s3", "start s4, die s2", "s4"),
+        ("s1 s2 s3", "drain s3, start s4, die s3", "s4"),
+        ("s1 s2", "die s1, die s2, start s3", ""),
+        ("s1 s2", "die s2, start s2, lose s2, start s3, drain s2", ""),
+    ],
+    ids=["a newcomer hangs", "a leaving one dies", "only newcomers are left", "leaves unloaded"],
+)
+def test_orphans_are_restored_whatever_else_happens(names: str, events: str, hung: str) -> None:
+    world = settled(*names.split(), redundancy=1)
+    for event in events.split(", "):
+        kind, name = event.split()
+        if kind == "lose":
+            world.unreachable = {name}
+        else:
+            getattr(world, kind)(name)
+    answer_all_but(world, hung)
     assert world.covered(world.published).all()
 
 
@@ -250,15 +280,6 @@ def test_orphans_are_not_published_on_a_server_that_could_hold_no_more_and_died(
         world.answer()
     assert world.calls[0][1].placement.servers == ("s1", "s2", "s3")
     world.die("s2")
-    world.settle()
-    assert world.covered(world.published).all()
-
-
-def test_orphans_go_to_newcomers_where_nobody_else_is_left() -> None:
-    world = settled("s1", "s2", redundancy=1)
-    world.die("s1")
-    world.die("s2")
-    world.start("s3")
     world.settle()
     assert world.covered(world.published).all()
 
@@ -282,15 +303,15 @@ def test_a_draining_server_serves_until_others_have_its_experts() -> None:
 
 def test_drain_refusals() -> None:
     world = settled("s1", "s2")
-    assert world.planner.let_drain("s2") is None
+    assert world.planner.cordon("s2") is None
     # It has not said so yet.
-    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
-    assert world.planner.let_drain("s2") is None, "told twice"
-    world.planner.pool.stays_after_all("s2")
-    assert world.planner.let_drain("s1") is None
-    world.planner.pool.stays_after_all("s1")
+    assert "s1 is the last server that can hold experts" in world.planner.cordon("s1")
+    assert world.planner.cordon("s2") is None, "told twice"
+    world.planner.pool.uncordon("s2")
+    assert world.planner.cordon("s1") is None
+    world.planner.pool.uncordon("s1")
     world.drain("s2")
-    assert "s1 is the last server that can hold experts" in world.planner.let_drain("s1")
+    assert "s1 is the last server that can hold experts" in world.planner.cordon("s1")
 
 
 def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> None:
@@ -301,7 +322,7 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
             break
         world.answer(fail=world.calls[0][1].server_id == "s3")
     (refusal,) = world.refusals
-    assert refusal.server_id == "s3"
+    assert refusal.refused == "s3"
     world.settle()
     assert world.published.servers == ("s1", "s2")
     # It gets another chance, twice as long after each that it missed; another process has one at once.
@@ -315,17 +336,6 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     world.die("s3")
     world.start("s3")
     world.assert_settles()
-
-
-def test_a_server_that_leaves_before_it_could_load_holds_nothing() -> None:
-    world = settled("s1", "s2", redundancy=1)
-    world.die("s2")
-    world.start("s2")
-    world.unreachable = {"s2"}
-    world.start("s3")
-    world.drain("s2")
-    world.settle()
-    assert world.covered(world.published).all()
 
 
 def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None:
@@ -365,7 +375,7 @@ def test_the_planner_continues_without_a_server_that_hangs_in_a_load() -> None:
 
 
 def test_before_the_first_placement_no_server_is_given_up() -> None:
-    planner = Planner(2, 1)
+    planner = Planner(2, Layout(Settings(redundancy=1)))
     asked = prepares(planner.observe(view(server("s1"), server("s2")), 0.0))
     for _ in range(20):
         assert planner.failed(asked["s1"], 0.0) == []

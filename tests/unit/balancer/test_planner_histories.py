@@ -8,41 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from placement_world import DRAINING, GRACE_S, SERVING, World, settled
+from placement_world import GRACE_S, LONGEST_UNABLE_S, SERVING, play, settled
 
 NAMES = ("s1", "s2", "s3", "s4", "s5")
-LONGEST_UNABLE_S = 600.0
-
-
-def play(world: World, rng: random.Random, steps: int) -> None:
-    """Random events in any order; `World` checks that no client loses an expert to the balancer."""
-    for _ in range(steps):
-        what = rng.random()
-        up = world.up()
-        staying = [n for n in up if world.members[n].state is not DRAINING]
-        if world.calls and what < 0.6:
-            world.answer(rng.randrange(len(world.calls)), fail=rng.random() < 0.1)
-        elif what < 0.7:
-            world.follow(rng.choice(("c", "d")))
-        elif what < 0.8:
-            down = [n for n in NAMES if n not in up]
-            if down:
-                world.start(rng.choice(down))
-        elif what < 0.87 and len(staying) > 1:
-            world.die(rng.choice(up))
-        elif what < 0.9 and len(staying) > 1:
-            world.drain(rng.choice(staying))
-        elif what < 0.92:
-            world.unreachable.add(rng.choice(up))
-        elif what < 0.93:
-            world.reconnect()
-        elif what < 0.95:
-            world.start_balancer()
-        elif what < 0.98:
-            world.leave_where_empty()
-        else:
-            # Less than the clients' time: they are heard of before.
-            world.wait(1.0)
 
 
 @settings(max_examples=300, deadline=None)
@@ -58,7 +26,7 @@ def test_any_history_ends_even_covered_and_followed(
     seed: int, servers: int, redundancy: int, steps: int
 ) -> None:
     world = settled(*NAMES[:servers], redundancy=min(redundancy, servers), clients=("c", "d"))
-    play(world, random.Random(seed), steps)
+    play(world, random.Random(seed), steps, names=NAMES)
     # Once while some hear nothing, once more when all do.
     for long_s in (GRACE_S + 1, LONGEST_UNABLE_S + 1):
         world.rest(seconds=long_s)

@@ -13,7 +13,17 @@ from balancer.live.plans import with_the_dead
 from balancer.planner.actions import Prepare, Retire
 from balancer.planner.candidates import Candidate
 from eaas.types import Placement
-from placement_world import DRAINING, FULL, JOINING, SERVING, World, client, settled
+from placement_world import (
+    DRAINING,
+    FULL,
+    JOINING,
+    LONGEST_UNABLE_S,
+    SERVING,
+    World,
+    client,
+    play,
+    settled,
+)
 
 L, E = FULL
 NAMES = ("s1", "s2", "s3", "s4")
@@ -43,7 +53,7 @@ def rests_at(world: World, wanted: Candidate) -> None:
         assert (world.stores[name] == placement.holds_LSE[:, s]).all()
     assert {p.epoch for p in world.follows.values()} == {placement.epoch}
     assert world.planner.is_at_rest
-    assert world.settled_epochs[-1] == placement.epoch
+    assert world.completed_epochs[-1] == placement.epoch
 
 
 def test_a_proposal_is_rolled_out_and_stays() -> None:
@@ -64,7 +74,7 @@ def test_stages_come_one_after_another() -> None:
     assert propose(world, *stages) is None
     world.settle()
     assert world.published.epoch == 4
-    assert world.settled_epochs == [1, 2, 3, 4]
+    assert world.completed_epochs == [1, 2, 3, 4]
     rests_at(world, stages[-1])
 
 
@@ -243,32 +253,22 @@ def test_any_history_with_proposals_ends_covered_and_followed(
     rng = random.Random(seed)
     world = settled("s1", "s2", "s3", clients=("c", "d"))
     world.remembers = remembers
-    for _ in range(steps):
-        what, up = rng.random(), world.up()
-        staying = [n for n in up if world.members[n].state is not DRAINING]
-        if world.calls and what < 0.6:
-            world.answer(rng.randrange(len(world.calls)), fail=rng.random() < 0.05)
-        elif what < 0.7:
-            world.follow(rng.choice(("c", "d")))
-        elif what < 0.85 and world.published is not None:
-            servers = tuple(n for n in world.published.servers if n in staying)
-            if servers:
-                candidates = [
-                    candidate(servers, rng.randrange(99)) for _ in range(rng.randrange(1, 3))
-                ]
-                if rng.random() < 0.5:
-                    # Those that are dead, or leave, keep what they have.
-                    candidates = [with_the_dead(one, world.published) for one in candidates]
-                propose(world, *candidates)
-        elif what < 0.9 and len(staying) > 1:
-            world.die(rng.choice(up))
-        elif what < 0.95 and (down := [n for n in NAMES if n not in up]):
-            world.start(rng.choice(down))
-        elif what < 0.97:
-            world.start_balancer()
-        else:
-            world.wait(1.0)
-    world.rest(4)
+
+    def propose_any() -> None:
+        up = [n for n in world.up() if world.members[n].state is not DRAINING]
+        placement = world.published
+        if placement is None or not (servers := tuple(n for n in placement.servers if n in up)):
+            return
+        candidates = [candidate(servers, rng.randrange(99)) for _ in range(rng.randrange(1, 3))]
+        if rng.random() < 0.5:
+            # Those that are dead, or leave, keep what they have.
+            candidates = [with_the_dead(one, placement) for one in candidates]
+        propose(world, *candidates)
+
+    play(world, rng, steps, names=NAMES, propose=propose_any)
+    world.rest(2, LONGEST_UNABLE_S + 1)
+    world.reconnect()
+    world.rest(4, LONGEST_UNABLE_S + 1)
     if any(world.members[n].state is SERVING for n in world.up()):
         placement = world.published
         assert placement is not None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from balancer.planner.actions import Inspect, Prepare, Retire
+from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Planner
 from placement_world import (
     FULL,
@@ -32,7 +33,7 @@ def test_a_balancer_that_starts_in_a_running_cluster_asks_and_changes_nothing() 
 
 @pytest.mark.parametrize(("told", "epoch"), [(0, 8), (9, 10)])
 def test_it_goes_above_every_epoch_that_anybody_knows_or_was_told(told: int, epoch: int) -> None:
-    planner = Planner(2, 1)
+    planner = Planner(2, Layout(Settings(redundancy=1)))
     members = view(server("s1", SERVING, epoch=4), server("s2"), client("c", epoch=7))
     first, second = planner.observe(members, 0.0)
     assert isinstance(first, Inspect)
@@ -109,7 +110,7 @@ def test_an_unreachable_server_does_not_delay_a_retirement() -> None:
     # It cannot be told of the new placement, so others take its share.
     assert world.published.servers == ("s2", "s3", "s4", "s5")
     assert world.covered(world.published).all()
-    assert [r.server_id for r in world.refusals] == ["s1"]
+    assert [r.refused for r in world.refusals] == ["s1"]
 
 
 def test_a_failed_retirement_is_repeated() -> None:

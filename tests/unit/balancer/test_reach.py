@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.planner.audiences import servers_of, with_audiences
-from balancer.planner.candidates import Candidate
+from balancer.planner.candidates import Candidate, servers_of, within_partitions
 from balancer.planner.reach import ReachTracker, judge
 from eaas.types import Member, ServerReach
 from placement_world import GRACE_S, World, client, server, settled
@@ -39,29 +38,29 @@ def test_the_rule(
     # A client that reaches nobody changes nothing.
     some = {c: s for c, s in cut.items() if servers - s}
     others = judge(some, {c: missing[c] for c in some}, servers, placed)
-    assert (others.withheld, others.audiences) == (verdict.withheld, verdict.audiences)
+    assert (others.withheld, others.partitions) == (verdict.withheld, verdict.partitions)
     assert verdict.cut_off == {c for c in cut if servers and not reached[c]}
     # Nobody else gets experts than those to which all are connected, or which have some.
     for s in servers - placed - verdict.withheld:
         assert all(s not in missing[c] for c in some)
-    # Each client that reaches what is left has an audience of its own, or reaches all of it.
+    # Each client that reaches what is left has a partition of its own, or reaches all of it.
     left = servers - verdict.withheld
     for c in some:
-        assert left <= reached[c] or reached[c] & left in {*verdict.audiences, frozenset()}
+        assert left <= reached[c] or reached[c] & left in {*verdict.partitions, frozenset()}
     if not any(missing.values()):
         assert not verdict.withheld
 
 
 @given(
     seed=st.integers(0, 1000),
-    audiences=st.frozensets(SETS.filter(bool), max_size=3),
+    partitions=st.frozensets(SETS.filter(bool), max_size=3),
     able=SETS,
     redundancy=st.integers(1, 3),
     room=st.none() | st.integers(4, 30),
 )
-def test_audiences_get_replicas(
+def test_partitions_get_replicas(
     seed: int,
-    audiences: frozenset[frozenset[str]],
+    partitions: frozenset[frozenset[str]],
     able: frozenset[str],
     redundancy: int,
     room: int | None,
@@ -72,7 +71,7 @@ def test_audiences_get_replicas(
     shares_LSE = holds_LSE / holds_LSE.sum(axis=1, keepdims=True)
     candidate = Candidate(SERVERS[:3], holds_LSE, shares_LSE)
     capacity_S = None if room is None else np.full(len(servers_of(candidate, able)), room)
-    found = with_audiences(candidate, audiences, able, redundancy, capacity_S)
+    found = within_partitions(candidate, partitions, able, redundancy, capacity_S)
     kept = [found.servers.index(s) for s in candidate.servers]
     assert (found.holds_LSE[:, kept] >= holds_LSE).all()
     assert np.allclose(found.shares_LSE.sum(axis=1), 1)
@@ -83,13 +82,13 @@ def test_audiences_get_replicas(
         grew = count > (before_S[s] if s < 3 else 0)
         assert not grew or (name in able and (room is None or count <= room))
     if room is None:
-        for audience in audiences:
-            inside = [s for s, name in enumerate(found.servers) if name in audience]
-            wanted = min(redundancy, len(audience & able))
+        for partition in partitions:
+            inside = [s for s, name in enumerate(found.servers) if name in partition]
+            wanted = min(redundancy, len(partition & able))
             assert (found.holds_LSE[:, inside].sum(axis=1) >= wanted).all()
     # Asked again it adds nothing.
     again_S = None if room is None else np.full(len(servers_of(found, able)), room)
-    assert with_audiences(found, audiences, able, redundancy, again_S) is found
+    assert within_partitions(found, partitions, able, redundancy, again_S) is found
 
 
 def reaching(name: str, *said: ServerReach, epoch: int = 0) -> Member:
@@ -111,7 +110,7 @@ def test_a_cut_counts_after_its_grace_and_is_told_once() -> None:
 
     def at(now: float, *clients: Member) -> frozenset[frozenset[str]]:
         tracker.observe(clients, servers, now)
-        return tracker.verdict(placed, now).audiences
+        return tracker.verdict(placed, now).partitions
 
     well = reaching("well", *connected("a", "b", "c"))
     lost = reaching("lost", *connected("a", "b"), cut("c"))
@@ -120,10 +119,10 @@ def test_a_cut_counts_after_its_grace_and_is_told_once() -> None:
     assert not at(GRACE_S - 1, well, reaching("lost", *connected("a", "b"), cut("c")))
     assert at(GRACE_S, well, lost) == {frozenset("ab")}
     verdict = tracker.verdict(placed, GRACE_S)
-    (note,) = tracker.notes(verdict, GRACE_S)
-    assert note.server_id is None
-    assert "lost cannot reach c: cannot be attached" in note.text
-    assert not tracker.notes(verdict, GRACE_S + 1)
+    (note,) = tracker.complaints(verdict, GRACE_S)
+    assert note.refused is None
+    assert "lost cannot reach c: cannot be attached" in note.reason
+    assert not tracker.complaints(verdict, GRACE_S + 1)
     # Another process of the server is another matter; and so is a client that is back.
     servers["c"] = server("c", incarnation=2)
     assert not at(GRACE_S + 2, well, lost)
@@ -173,7 +172,7 @@ def test_row_40_a_newcomer_gets_nothing_before_its_clients_are_connected() -> No
     world.wait(100.0)
     settle(world)
     assert not world.stores["d"].any()
-    assert [r.server_id for r in world.refusals] == ["d"]
+    assert [r.refused for r in world.refusals] == ["d"]
     assert "c1 cannot reach it: cannot be attached" in world.refusals[0].reason
     # A good one dies: what it held goes to the others, and not to the one that is out of reach.
     world.die("a")
@@ -242,7 +241,7 @@ def test_a_client_that_is_cut_from_all_moves_nothing() -> None:
     world.wait(10 * GRACE_S)
     settle(world)
     assert world.published is before
-    assert sum("reaches no server" in text for text in world.complaints) == 3
+    assert sum("reaches no server" in c.reason for c in world.complaints) == 3
     # Nor does it keep a server that the others reach from joining, but for the time to try it.
     told(world, "well", *connected("a", "b", "c", "d"))
     world.start("d")
@@ -259,7 +258,7 @@ def test_experts_of_unreached_servers_are_held_by_others() -> None:
     assert world.published.servers == ("a", "b")
     # It lives, and holds nothing.
     assert not world.stores["c"].any()
-    assert [r.server_id for r in world.refusals] == ["c"]
+    assert [r.refused for r in world.refusals] == ["c"]
 
 
 def test_another_balancer_gives_nothing_to_a_server_that_is_out_of_reach() -> None:

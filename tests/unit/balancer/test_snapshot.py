@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.cost_benefit import Settings
 from balancer.live.history import History
-from balancer.live.state import LiveLayout
 from balancer.persistence.idempotency import Answered, IdempotencyCache
 from balancer.persistence.snapshot import BalancerSnapshot
 from balancer.persistence.write_ahead import fitted
+from balancer.planner.layout import Layout, Settings
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
@@ -20,7 +19,7 @@ class Side:
     """A balancer's state, and its planner's calls."""
 
     def __init__(self) -> None:
-        self.layout = LiveLayout(Settings(policy="eplb"))
+        self.layout = Layout(Settings(policy="eplb"))
         self.history, self.once = History(), IdempotencyCache()
         self.memory = BalancerSnapshot(self.layout, self.history, self.once)
         self.remembered: list[Placement] = []

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from balancer.live.hotness import Reading, Work
 from balancer.live.plans import PlannerSnapshot
 from balancer.live.state import LoadState
 from balancer.spare_slots import SpareSlots
@@ -24,6 +25,7 @@ from waiting import eventually
 
 LAYERS, EXPERTS = 2, 4
 NAMES = ("s0", "s1")
+STEP_S = 30.0
 # s0 has the hot experts of both layers; its colleague can help with one of each.
 HOLDS_LSE = np.array([[[1, 1, 0, 0], [0, 0, 1, 1]]] * LAYERS, bool)
 HOT_LE = np.array([[8000, 2000, 10, 10], [2000, 8000, 10, 10]])
@@ -64,14 +66,16 @@ class World:
             name: serve([Service("eaas.rpc.v1.ExpertService", add, server)], "127.0.0.1", 0)
             for name, server in self.servers.items()
         }
-        self.load = LoadState(BalancerConfig(), LAYERS, EXPERTS)
+        self.load = LoadState(BalancerConfig())
         self.snapshot = self.at(1)
+        self.totals_LE, self.sequence = np.zeros((LAYERS, EXPERTS), np.int64), 0
+        self.observe(HOT_LE)  # The first totals do not count.
         self.published: list[tuple[SpareReplicas, int]] = []
         self.now = 0.0
         self.rounds = threading.Semaphore(0)
         self.slots = SpareSlots(
             SimpleNamespace(load=self.load, snapshot=self.take),  # type: ignore[arg-type]
-            1.0,
+            STEP_S,
             lambda spares, loaded: self.published.append((spares, loaded)),
             lambda error: self.published.append((error, -1)),  # type: ignore[arg-type]
             clock=lambda: self.now,
@@ -91,14 +95,21 @@ class World:
         self.rounds.release()
         return self.snapshot
 
+    def observe(self, tokens_LE: np.ndarray) -> None:
+        """Add a step to the load."""
+        self.totals_LE += tokens_LE
+        self.sequence += 1
+        reading = Reading(1, self.sequence, self.totals_LE.copy(), Work())
+        now = self.snapshot
+        assert now.placement is not None
+        self.load.stepped({"s0": reading}, now.servers, now.placement, 1000)
+
     def read(self, tokens_LE: np.ndarray) -> None:
         """Add a step to the load, and let a whole round pass."""
-        self.load._window._steps.append(
-            SimpleNamespace(tokens_LE=tokens_LE, load_L={}, work={})  # type: ignore[arg-type]
-        )
+        self.observe(tokens_LE)
         # The second begins once the first is over.
         for _ in range(2):
-            self.slots.has_read()
+            self.slots.begin()
             assert self.rounds.acquire(timeout=10)
 
     def close(self) -> None:
@@ -127,7 +138,7 @@ def test_the_hot_experts_get_a_replica_on_the_other_server(world: World) -> None
     assert spares == SpareReplicas(1, {"s1": frozenset({(0, 0), (1, 1)})})
     assert loaded == 2
     request = world.servers["s1"].requests[0]
-    assert (request.epoch, request.load_s) == (1, 1.0)
+    assert (request.epoch, request.load_s) == (1, STEP_S)
     # Nothing changes: servers are asked again, since one may have restarted, and clients hear nothing.
     asked = len(world.servers["s1"].requests)
     world.read(HOT_LE)
@@ -212,14 +223,12 @@ def test_closing_ends_a_call_that_hangs(world: World) -> None:
         over.wait(10)
 
     world.servers["s1"].on_call = hang
-    world.load._window._steps.append(
-        SimpleNamespace(tokens_LE=HOT_LE, load_L={}, work={})  # type: ignore[arg-type]
-    )
-    world.slots.has_read()
+    world.observe(HOT_LE)
+    world.slots.begin()
     assert asked.wait(10)
     published = len(world.published)
     world.slots.close()
-    assert not world.slots._thread.is_alive()
+    assert "spares" not in {thread.name for thread in threading.enumerate()}
     assert len(world.published) == published
     over.set()
 

@@ -15,11 +15,11 @@ from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.serving.metrics import ServeMetrics
 from attention_client.telemetry.metrics import ClientMetrics
 from attention_client.telemetry.server_metrics import ServerMetrics
-from balancer.live.control import Signals
-from balancer.live.cost_benefit import Settings
 from balancer.live.hotness import Reading, Work
 from balancer.live.state import LoadState
+from balancer.live.tuning import Signals
 from balancer.metrics import BalancerMetrics
+from balancer.planner.layout import Settings
 from eaas.config import BalancerConfig
 from eaas.types import Member, MemberState, Placement, Role
 
@@ -43,7 +43,7 @@ def families() -> list[Metric]:
 
 def balancer_families() -> list[Metric]:
     """The balancer's metrics, with a load and live knobs."""
-    load = LoadState(BalancerConfig(), 1, 2)
+    load = LoadState(BalancerConfig())
     holds_LSE = np.ones((1, 1, 2), bool)
     placement = Placement(1, ("a",), holds_LSE, holds_LSE.astype(np.float32))
     member = Member("a", Role.EXPERT_SERVER, 1, "here", "here:1", MemberState.SERVING)
@@ -51,7 +51,7 @@ def balancer_families() -> list[Metric]:
         reading = Reading(1, n, np.full((1, 2), n), Work(float(n)))
         load.stepped({"a": reading}, {"a": member}, placement, 1000)
     metrics = BalancerMetrics(
-        lambda: load,
+        load,
         lambda: Settings(policy="eplb", tuned={"k": 0.5}),
         lambda: Signals(burstiness=0.1),
     )

@@ -10,17 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer import policies
-from balancer.live.cost_benefit import (
-    HORIZON_S,
-    Proposal,
-    Settings,
-    Situation,
-    lay_out,
-    planning_bound,
-    weigh,
-)
-from balancer.live.edits import without_replica
+from balancer.live.cost_benefit import Proposal, planning_bound, weigh
+from balancer.live.requests import without_replica
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
+from balancer.planner.layout import HORIZON_S, Settings, Situation, lay_out
 from balancer.policies.measure import par
 from balancer.policies.spread import spread
 
@@ -167,14 +160,16 @@ def test_memory_is_kept_to() -> None:
         lay_out(LIVE, replace(now, capacity_S=np.full(S, L * 3)))
 
 
-def test_pins_are_held_and_take_their_part() -> None:
+@pytest.mark.parametrize("nodes_S", [None, np.array([0, 0, 1, 1])], ids=["anywhere", "on nodes"])
+def test_pins_are_held_and_take_their_part(nodes_S: np.ndarray | None) -> None:
     traffic = Traffic(seed=4)
-    now = traffic.seen(*spread(L, E, S, 1))
-    expert = int(now.load_LE[1].argmax())
-    pins = frozenset((1, expert, s) for s in SERVERS) | {(0, 0, "who left")}
-    holds_LSE, shares_LSE = lay_out(replace(LIVE, pins=pins), now)
-    assert holds_LSE[1, :, expert].all()
-    assert (shares_LSE[1, :, expert] > 0).all()
+    now = traffic.seen(*spread(L, E, S, 1), nodes_S=nodes_S)
+    hot = int(now.load_LE[1].argmax())
+    pins = frozenset((1, hot, s) for s in SERVERS) | {(0, 0, "a"), (0, 0, "b"), (0, 1, "who left")}
+    holds_LSE, shares_LSE = lay_out(replace(LIVE, redundancy=2, pins=pins), now)
+    assert holds_LSE[0, :2, 0].all()
+    assert holds_LSE[1, :, hot].all()
+    assert (shares_LSE[1, :, hot] > 0).all()
 
 
 def test_a_new_server_is_given_experts_and_a_lost_one_is_replaced() -> None:
@@ -337,14 +332,6 @@ def test_nodes_do_not_cost_balance() -> None:
     nodes = par(now.load_LE, *lay_out(wanted, replace(now, nodes_S=NODES)), now.speeds_S)
     # Backups take 1/1024 of an expert's load each.
     assert (nodes <= free * (1 + 2e-3)).all()
-
-
-def test_pinned_replicas_stay() -> None:
-    traffic = Traffic(seed=1)
-    pins = frozenset((0, e, server) for e in range(3) for server in "ab")
-    now = traffic.seen(*spread(L, E, S, 2), nodes_S=NODES)
-    found_LSE, _ = lay_out(replace(LIVE, redundancy=2, pins=pins), now)
-    assert found_LSE[0, :2, :3].all()
 
 
 def test_an_edit_does_not_leave_an_expert_on_one_node() -> None:

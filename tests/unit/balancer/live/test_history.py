@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from balancer.live.history import KEPT, History
+from balancer.live.history import MOST_ENTRIES, History
 from balancer.planner.candidates import Candidate
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
@@ -48,7 +48,7 @@ def test_a_decision_is_followed_to_its_end_over_all_stages() -> None:
     told, stages = Told(), [candidate(), candidate()]
     told.history.decided(entry(), stages)
     for epoch, stage in zip((2, 3), stages, strict=True):
-        told.phases(placement(epoch, stage), "prepare", "retire", "settled")
+        told.phases(placement(epoch, stage), "prepare", "retire", "complete")
     (found,) = told.history.entries()
     assert (found.number, found.unix_ms) == (1, 5_000_000_000_000)
     assert (found.epoch, found.prepare_s, found.retire_s) == (3, 4.0, 4.0)
@@ -62,7 +62,7 @@ def test_a_membership_change_ends_a_decision() -> None:
     told, mine, theirs = Told(), candidate(), candidate()
     told.history.decided(entry(), [mine])
     told.phases(placement(2, mine), "prepare")
-    told.phases(placement(3, theirs), "prepare", "retire", "settled")
+    told.phases(placement(3, theirs), "prepare", "retire", "complete")
     newest, first = told.history.entries()
     assert first.given_up == "servers came, left or died meanwhile"
     assert not first.retire_s
@@ -72,20 +72,20 @@ def test_a_membership_change_ends_a_decision() -> None:
 
 def test_decisions_without_changes_are_recorded() -> None:
     told = Told()
-    for _ in range(KEPT + 3):
+    for _ in range(MOST_ENTRIES + 3):
         told.history.decided(entry("interval"))
     found = told.history.entries(2)
-    assert [e.number for e in found] == [KEPT + 3, KEPT + 2]
-    assert len(told.history.entries()) == KEPT
+    assert [e.number for e in found] == [MOST_ENTRIES + 3, MOST_ENTRIES + 2]
+    assert len(told.history.entries()) == MOST_ENTRIES
     found[0].reason = "changed"
     assert told.history.entries(1)[0].reason == "", "copies"
 
 
 def test_a_placement_says_which_one_was_there_before() -> None:
     told = Told()
-    told.phases(placement(1, candidate()), "prepare", "retire", "settled")
+    told.phases(placement(1, candidate()), "prepare", "retire", "complete")
     told.phases(placement(2, candidate()), "prepare")  # overtaken
-    told.phases(placement(3, candidate()), "prepare", "retire", "settled")
+    told.phases(placement(3, candidate()), "prepare", "retire", "complete")
     epochs = [(e.epoch_before, e.epoch) for e in told.history.entries()]
     assert epochs == [(1, 3), (1, 2), (0, 1)]
     after = Told()
@@ -98,7 +98,7 @@ def test_a_placement_says_which_one_was_there_before() -> None:
 def test_the_first_placement_of_the_next_balancer(before: int) -> None:
     told = Told()
     told.history.restore([pb.HistoryEntry(number=n + 1) for n in range(before)])
-    told.phases(placement(1001, candidate()), "prepare", "retire", "settled")
+    told.phases(placement(1001, candidate()), "prepare", "retire", "complete")
     newest = told.history.entries()[0]
     assert newest.trigger == ("recovery" if before else "membership")
     assert newest.number == before + 1

@@ -8,7 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.live.hotness import HotnessFold, Reading, Step, Window, Work
+from balancer.live.hotness import HotnessFold, Reading, Work
+from balancer.live.state import LoadState
+from eaas.config import BalancerConfig
+from eaas.types import Member, MemberState, Placement, Role
 
 L, E = 2, 3
 
@@ -36,10 +39,10 @@ class Server:
 @given(st.integers(0, 2**32))
 def test_everything_is_counted_once(seed: int) -> None:
     rng = random.Random(seed)
-    fold = HotnessFold(L, E)
+    fold = HotnessFold()
     server = Server(rng)
     server.compute()
-    fold.step({"s": server.answer(fold.position("s"))})
+    fold.step({"s": server.answer(fold.position("s"))}, (L, E))
     # What was before the first look is not of this window; what a dead life did not tell is lost with it.
     expected_LE = np.zeros((L, E), np.int64)
     told_LE = server.tokens_LE.copy()
@@ -56,30 +59,30 @@ def test_everything_is_counted_once(seed: int) -> None:
         elif what < 0.8 and late:
             reading = late.pop(rng.randrange(len(late)))
             if reading.tokens_LE is not None:
-                counted_LE += fold.step({"s": reading}).tokens_LE
+                counted_LE += fold.step({"s": reading}, (L, E)).tokens_LE
                 new_LE = np.maximum(reading.tokens_LE - told_LE, 0)
                 expected_LE += new_LE
                 told_LE += new_LE
         else:
             reading = server.answer(fold.position("s"))
             for _ in range(rng.randrange(3)):
-                counted_LE += fold.step({"s": reading}).tokens_LE
+                counted_LE += fold.step({"s": reading}, (L, E)).tokens_LE
                 expected_LE += server.tokens_LE - told_LE
                 told_LE = server.tokens_LE.copy()
     assert counted_LE.tolist() == expected_LE.tolist()
 
 
 def test_the_work_of_each_server() -> None:
-    fold = HotnessFold(L, E)
+    fold = HotnessFold()
     one_LE = np.ones((L, E), np.int64)
     before = {s: Reading(7, 1, one_LE, Work(1.0, 1, 3)) for s in ("a", "b")}
-    assert not fold.step(before).tokens_LE.any()
+    assert not fold.step(before, (L, E)).tokens_LE.any()
     after = {
         "a": Reading(7, 2, 3 * one_LE, Work(1.5, 2, 5)),
         "b": Reading(7, 1, None, Work(1.0, 1, 3)),
         "odd": Reading(9, 1, np.ones((L, E + 1), np.int64), Work()),
     }
-    step = fold.step(after)
+    step = fold.step(after, (L, E))
     assert step.tokens_LE.tolist() == (2 * one_LE).tolist()
     assert step.work["a"] == Work(0.5, 1, 2, 2 * L * E)
     assert step.work["b"].tokens == 0
@@ -87,21 +90,32 @@ def test_the_work_of_each_server() -> None:
     assert "odd" not in step.work
 
 
-def step_of(*tokens: int) -> Step:
-    tokens_LE = np.array([tokens] * L, np.int64)
-    return Step(tokens_LE, {"a": tokens_LE.sum(axis=1)}, {"a": Work(tokens=float(sum(tokens)))})
-
-
 def test_a_window_has_the_last_steps_with_tokens() -> None:
-    window = Window(3)
-    assert not window.add(step_of(0, 0, 0))
-    for n in range(1, 6):
-        assert window.add(step_of(n, 0, 1))
-    assert len(window) == 3
-    assert window.tokens_WLE()[:, 0, 0].tolist() == [3, 4, 5]
-    assert window.tokens_LE()[0].tolist() == [12, 0, 3]
-    assert window.tokens_LE(2)[0].tolist() == [9, 0, 2]
-    assert window.load_LS(["a", "b"], 2).tolist() == [[11, 0]] * L
-    window.keep_last(1)
-    assert window.tokens_LE()[0].tolist() == [5, 0, 1]
-    assert [w.tokens for w in window.work("a")] == [6.0]
+    load = LoadState(BalancerConfig(window_size=5, step_interval=8))
+    member = Member("a", Role.EXPERT_SERVER, 1, "h", "a:1", MemberState.SERVING)
+    holds_LSE = np.ones((L, 1, E), bool)
+    placement = Placement(1, ("a",), holds_LSE, holds_LSE.astype(np.float32))
+    totals_LE = np.zeros((L, E), np.int64)
+    assert load.tokens_WLE() is load.observed(("a",)) is None
+    # The first totals do not count; nor does a step without tokens.
+    for sequence, tokens in enumerate((9, 0, 1, 2, 3, 4, 5, 6)):
+        totals_LE[:, 0] += tokens
+        reading = Reading(7, sequence, totals_LE.copy(), Work(float(sequence)))
+        load.stepped({"a": reading}, {"a": member}, placement, 1000)
+    assert load.counted == 6
+    assert window(load) == [2, 3, 4, 5, 6]
+    assert window(load, 2) == [5, 6]
+    seen = load.observed(("a", "b"))
+    assert seen is not None
+    assert seen.steps == 5
+    assert seen.tokens_LE.tolist() == [[20, 0, 0]] * L
+    assert seen.load_LS.tolist() == [[20, 0]] * L
+    load.forget_the_past()
+    assert window(load) == [4, 5, 6]
+
+
+def window(load: LoadState, last: int | None = None) -> list[int]:
+    """The first expert's tokens by step."""
+    tokens_WLE = load.tokens_WLE(last)
+    assert tokens_WLE is not None
+    return tokens_WLE[:, 0, 0].tolist()

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from balancer.live.cost_benefit import Settings
 from balancer.live.history import History
 from balancer.live.hotness import Reading, Work
 from balancer.live.plans import NotNowError, PlannerSnapshot
 from balancer.live.rebalancer import Rebalancer
-from balancer.live.state import LiveLayout
+from balancer.live.state import LoadState
+from balancer.planner.layout import Layout, Settings
 from eaas.config import BalancerConfig
 from placement_world import FULL, GRACE_S, World, settled
 
@@ -40,10 +40,8 @@ class Sim:
             speeds="stated",
             **fields,
         )
-        layout = LiveLayout(
-            Settings(config.policy, config.redundancy, config.num_redundant_experts)
-        )
-        self.rebalancer = Rebalancer(config, layout, self._ask, History())
+        layout = Layout(Settings(config.policy, config.redundancy, config.num_redundant_experts))
+        self.rebalancer = Rebalancer(config, layout, LoadState(config), self._ask, History())
         self.totals_SLE = {name: np.zeros(FULL, np.int64) for name in NAMES}
         self.steps = 0
         self.changes: list[int] = []

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.live.cost_benefit import Situation
 from balancer.live.spares import choose, scenarios
+from balancer.planner.layout import Situation
 from eaas.minmax import levels
 from eaas.spares import SpareReplicas
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from balancer.live.cost_benefit import Settings, Situation, lay_out
+from balancer.planner.layout import Settings, Situation, lay_out
 from balancer.policies import names, plan
 from balancer.policies.spread import spread
 from simulator import replay

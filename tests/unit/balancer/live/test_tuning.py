@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.live.control import CONFIRM, Control, Signals, control, knobs_for
-from balancer.live.signals import LinkMeter, burstiness
+from balancer.live.tuning import CONFIRM, Control, LinkMeter, Signals, burstiness, knobs_for
 
 part = st.floats(0, 1)
 maybe = st.none() | st.floats(0, 3)
@@ -19,11 +18,8 @@ signals = st.builds(Signals, st.floats(0, 3), st.none() | part, maybe)
 
 
 def run(seen: list[Signals], *, spare_slots: bool = True) -> list[Mapping[str, float]]:
-    state, found = Control(), []
-    for signal in seen:
-        state, knobs, _ = control(state, signal, spare_slots=spare_slots)
-        found.append(knobs)
-    return found
+    control = Control()
+    return [control.step(signal, spare_slots=spare_slots)[0] for signal in seen]
 
 
 def changes(found: list[Mapping[str, float]]) -> int:
@@ -91,10 +87,11 @@ def test_oscillating_signals_change_no_knob(one: Signals, other: Signals, times:
 
 
 def test_a_lasting_change_takes_effect_once_with_a_reason() -> None:
-    state, _, why = control(Control(), Signals(0.1, 0.1, None), spare_slots=True)
+    control = Control()
+    _, why = control.step(Signals(0.1, 0.1, None), spare_slots=True)
     assert [w.split(" ")[0] for w in why] == ["the", "links"]
     for look in range(1, 3 * CONFIRM):
-        state, knobs, why = control(state, Signals(0.1, 0.9, None), spare_slots=True)
+        knobs, why = control.step(Signals(0.1, 0.9, None), spare_slots=True)
         assert knobs["budget"] == (1 if look >= CONFIRM else 10)
         assert why == (("links are 90% full, after 0.10",) if look == CONFIRM else ())
 

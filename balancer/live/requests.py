@@ -1,4 +1,4 @@
-"""Turns the balancer's Plan requests into settings and situations, and plans into responses."""
+"""Turns operators' requests into settings, situations and placements, and plans into answers. No I/O."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ from typing import Any
 
 import numpy as np
 
-from balancer.live.cost_benefit import Settings, Situation
 from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
-from balancer.policies.apart import Nodes, count_alone
+from balancer.planner.backups import primaries, with_least_shares
+from balancer.planner.candidates import Candidate
+from balancer.planner.layout import STATIC_POLICY, Settings, Situation, best_shares
+from balancer.policies.apart import count_alone
 from balancer.policies.measure import par
 from balancer.policies.registry import checked_knobs
-from balancer.policies.types import Float
+from balancer.policies.repair import even_shares
+from balancer.policies.types import Float, Holds
 from eaas.counted import counted
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Placement
 
+__all__ = [
+    "answer_of",
+    "checked",
+    "knobs_of",
+    "settings_of",
+    "situation_of",
+    "with_replica",
+    "without_replica",
+]
+
 # A plan for more servers would take all memory and the balancer's time.
 _MOST_SERVERS = 1024
-
-__all__ = ["answer_of", "current_situation", "knobs_of", "settings_of", "situation_of"]
+_LEAST_SUM = 1e-3
 
 
 def knobs_of(policy: str, given: Mapping[str, float]) -> dict[str, Any]:
@@ -51,7 +63,7 @@ def settings_of(request: pb.PlanRequest, now: Settings) -> Settings:
 
 
 def situation_of(
-    request: pb.PlanRequest, placement: Placement, load: LoadState | None
+    request: pb.PlanRequest, placement: Placement, load: LoadState
 ) -> tuple[Situation, Float] | None:
     """Build the hypothetical cluster that a Plan request asks about.
 
@@ -62,13 +74,14 @@ def situation_of(
     Raises:
         ValueError: Unknown servers, or loads of the wrong shape.
     """
-    asked = request.more_servers or request.without_servers or request.loads or request.speeds
-    if not asked:
+    if not (request.more_servers or request.without_servers or request.loads or request.speeds):
         return None
     for name in (*request.without_servers, *request.speeds):
         if name not in placement.servers:
             raise ValueError(f"{name!r} is no server of the placement")
-    now = current_situation(placement, load, _loads(request, placement))
+    now = load.situation(
+        placement.servers, placement.holds_LSE, placement.shares_LSE, _loads(request, placement)
+    )
     speeds_S = np.array(
         [request.speeds.get(s, v) for s, v in zip(now.servers, now.speeds_S, strict=True)]
     )
@@ -80,28 +93,28 @@ def situation_of(
 
 
 def _other_servers(now: Situation, request: pb.PlanRequest) -> Situation:
-    kept = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
+    left = [i for i, s in enumerate(now.servers) if s not in request.without_servers]
     more = request.more_servers
     if more > _MOST_SERVERS:
         raise ValueError(f"{counted(more, 'server')} more: {_MOST_SERVERS} at most")
-    if not kept and not more:
+    if not left and not more:
         raise ValueError("no server is left")
     layers, _, experts = now.holds_LSE.shape
     shape = (layers, more, experts)
     capacity_S = None
     if now.capacity_S is not None:
-        capacity_S = np.append(now.capacity_S[kept], np.full(more, now.capacity_S.min()))
+        capacity_S = np.append(now.capacity_S[left], np.full(more, now.capacity_S.min()))
     nodes_S = None
     if now.nodes_S is not None:
         # The request does not name nodes: each new server gets its own.
         new = [f"new-{n + 1}" for n in range(more)]
-        nodes_S = np.array([*now.nodes_S[kept].tolist(), *new], np.str_)
+        nodes_S = np.array([*now.nodes_S[left].tolist(), *new], np.str_)
     return replace(
         now,
-        servers=(*(now.servers[i] for i in kept), *(f"new-{n + 1}" for n in range(more))),
-        holds_LSE=np.concatenate([now.holds_LSE[:, kept], np.zeros(shape, np.bool_)], axis=1),
-        shares_LSE=np.concatenate([now.shares_LSE[:, kept], np.zeros(shape)], axis=1),
-        speeds_S=np.append(now.speeds_S[kept], np.ones(more)),
+        servers=(*(now.servers[i] for i in left), *(f"new-{n + 1}" for n in range(more))),
+        holds_LSE=np.concatenate([now.holds_LSE[:, left], np.zeros(shape, np.bool_)], axis=1),
+        shares_LSE=np.concatenate([now.shares_LSE[:, left], np.zeros(shape)], axis=1),
+        speeds_S=np.append(now.speeds_S[left], np.ones(more)),
         capacity_S=capacity_S,
         nodes_S=nodes_S,
     )
@@ -117,19 +130,6 @@ def _loads(request: pb.PlanRequest, placement: Placement) -> Float | None:
     return np.array([layer.tokens for layer in request.loads], np.float64)
 
 
-def current_situation(
-    placement: Placement, load: LoadState | None, load_LE: Float | None = None
-) -> Situation:
-    """Build the situation of a placement, under given loads or the observed ones (0 if unknown)."""
-    servers, holds_LSE = placement.servers, placement.holds_LSE
-    shares_LSE = placement.shares_LSE
-    if load is not None:
-        return load.situation(servers, holds_LSE, shares_LSE, load_LE)
-    if load_LE is None:
-        load_LE = np.zeros((holds_LSE.shape[0], holds_LSE.shape[2]))
-    return Situation(servers, holds_LSE, shares_LSE, load_LE, np.ones(len(servers)))
-
-
 def answer_of(planned: Planned) -> pb.PlanResponse:
     """Convert a plan to the PlanResponse that the operator gets."""
     proposal = planned.proposal
@@ -137,10 +137,8 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
     bound = float(proposal.bound_L.mean())
     layers = zip(proposal.par_now_L, proposal.par_then_L, proposal.bound_L, strict=True)
     shares_LSE = proposal.shares_LSE.astype(np.float32)
-    nodes_S = planned.situation.nodes_S
-    on_one_node = None
-    if nodes_S is not None:
-        on_one_node = count_alone(proposal.holds_LSE, Nodes.of(nodes_S.tolist()))
+    nodes = planned.situation.nodes
+    on_one_node = None if nodes is None else count_alone(proposal.holds_LSE, nodes)
     placement = Placement(0, proposal.servers, proposal.holds_LSE, shares_LSE)
     return pb.PlanResponse(
         plan_id=planned.id,
@@ -173,3 +171,76 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
         experts_on_one_node=on_one_node,
         survives_node_loss=on_one_node == 0,
     )
+
+
+# -- edits of a placement -----------------------------------------------------------------------
+
+
+def with_replica(
+    settings: Settings, now: Situation, layer: int, expert: int, server: str
+) -> Candidate:
+    """Return the placement with one more replica, which counts as a primary.
+
+    Raises ValueError if the server has no memory for it.
+    """
+    s = now.servers.index(server)
+    if now.capacity_S is not None and now.holds_LSE[:, s].sum() >= now.capacity_S[s]:
+        raise ValueError(f"{server} has no memory for another replica")
+    holds_LSE, primary_LSE = now.holds_LSE.copy(), primaries(now.holds_LSE, now.shares_LSE)
+    holds_LSE[layer, s, expert] = primary_LSE[layer, s, expert] = True
+    return _candidate(settings, now, holds_LSE, primary_LSE)
+
+
+def without_replica(
+    settings: Settings, now: Situation, layer: int, expert: int, server: str
+) -> Candidate:
+    """Return the placement without a replica; others take its share.
+
+    Raises ValueError if fewer than the redundancy remain, or if the others share one node and need not.
+    """
+    s = now.servers.index(server)
+    left = int(now.holds_LSE[layer, :, expert].sum()) - 1
+    if left < min(settings.redundancy, len(now.servers)):
+        raise ValueError(
+            f"expert {expert} of layer {layer} would be on {counted(left, 'server')}, "
+            f"balancer.redundancy is {settings.redundancy}"
+        )
+    holders_S = now.holds_LSE[layer, :, expert].copy()
+    holders_S[s] = False
+    if left > 1 and now.nodes_S is not None:
+        nodes = set(now.nodes_S[holders_S].tolist())
+        if len(nodes) == 1 and now.nodes_S[s] not in nodes:
+            raise ValueError(
+                f"expert {expert} of layer {layer} would be on one node only, {nodes.pop()}"
+            )
+    holds_LSE = now.holds_LSE.copy()
+    holds_LSE[layer, s, expert] = False
+    shares_LSE = np.where(holds_LSE, now.shares_LSE, 0.0)
+    return _candidate(settings, now, holds_LSE, primaries(holds_LSE, shares_LSE))
+
+
+def _candidate(
+    settings: Settings, now: Situation, holds_LSE: Holds, primary_LSE: Holds
+) -> Candidate:
+    if settings.policy == STATIC_POLICY or not now.load_LE.any():
+        return Candidate(now.servers, holds_LSE, even_shares(holds_LSE))
+    shares_LSE = best_shares(now.load_LE, primary_LSE, now.speeds_S)
+    return Candidate(now.servers, holds_LSE, with_least_shares(primary_LSE, holds_LSE, shares_LSE))
+
+
+def checked(wanted: Placement) -> Candidate:
+    """Turn an operator's placement into a candidate. Raises ValueError if clients could not follow it."""
+    holds_LSE, shares_LSE = wanted.holds_LSE, wanted.shares_LSE
+    if len(set(wanted.servers)) != len(wanted.servers):
+        raise ValueError("the placement names a server twice")
+    missing = np.argwhere(~holds_LSE.any(axis=1))
+    if len(missing):
+        layer, expert = missing[0]
+        raise ValueError(f"layer {layer}, expert {expert} has no server ({len(missing)} such)")
+    if not (np.isfinite(shares_LSE) & ((shares_LSE > 0) == holds_LSE)).all():
+        raise ValueError("shares must be above 0 for each replica")
+    wrong = np.argwhere(np.abs(shares_LSE.sum(axis=1) - 1) > _LEAST_SUM)
+    if len(wrong):
+        layer, expert = wrong[0]
+        raise ValueError(f"the shares of layer {layer}, expert {expert} do not sum to 1")
+    return Candidate(wanted.servers, holds_LSE, shares_LSE)
