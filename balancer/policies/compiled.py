@@ -15,24 +15,20 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "allocate",
     "apart",
     "interleave",
     "match",
     "place",
     "plan_fractional",
     "plan_spares",
-    "plan_together",
     "refine",
     "replay",
     "replicate",
     "separate",
-    "sparse_load",
     "sparse_new",
     "sparse_of_compact",
     "sparse_of_holds",
     "spread",
-    "swap_hottest",
 ]
 
 _LIBRARY = ctypes.CDLL(str(Path(__file__).with_name("_native.abi3.so")))
@@ -95,7 +91,7 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
 
 
 # W window, L layers, E experts, S servers, P replicas, X further replicas, N plans, G groupings, B
-# batches or scenarios, K choices, T iterations (or means of a few).
+# batches or scenarios, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 place = _function(
     "place_layers", "float64:LE int64:NLE int64:NLS float64:S bool int32:NLP", "NLESP"
@@ -109,13 +105,10 @@ sparse_of_compact = _function(
 sparse_of_holds = _function(
     "sparse_of_holds", "bool:LSE float64:LSE? int64:X int32:N float64:N", "LSEXN"
 )
-sparse_load = _function("sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN")
 sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", "XNM")
 spread = _function("spread_layers", "int64:LE int64:LS int32:LP", "LSEP")
-swap_hottest = _function("swap_layers", "float64:LE float64:S int bool:LSE", "LSE")
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
 replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
-allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
 apart = _function(
     "apart_layers",
     "float64:LE int64:LS float64:S int32:GS int bool bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
@@ -125,14 +118,9 @@ apart = _function(
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
     "plan_fractional",
-    "float64:BLE int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float "
+    "float64:BLE? float32:LTE? int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float float "
     "int64:X int32:N float64:N",
-    "BLSEXMN",
-)
-plan_together = _function(
-    "plan_together",
-    "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float float int64:X int32:N float64:N",
-    "LTSEXMN",
+    "BLTSEXMN",
 )
 plan_spares = _function(
     "plan_spares", "float64:BE int64:X int32:N float64:S bool:S float int32:S", "BESXN"
