@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import balancer.policies as policies
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
-from balancer.policies.apart import Nodes, count_alone, put_apart
+from balancer.policies.anti_affinity import Nodes, apply_anti_affinity, count_on_one_node
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.moves import Move, ordered_moves
@@ -204,7 +204,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Shares]:
     fixed_LSE = pinned(settings, now.servers, holds_LSE)
     if settings.node_budget is not None:
         fixed_LSE = primary_LSE
-    risen_L = put_apart(
+    risen_L = apply_anti_affinity(
         *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE,
         speeds_S=now.speeds_S,
@@ -388,7 +388,7 @@ def _together(settings: Settings, now: Situation, then_LSE: Holds) -> int:
     if settings.redundancy < 2 or now.nodes_S is None:
         return 0
     nodes = Nodes.of(now.nodes_S.tolist())
-    before, then = (count_alone(h, nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
+    before, then = (count_on_one_node(h, nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
     return max(0, before - then)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from balancer.live.cost_benefit import Settings, Situation
 from balancer.live.plans import VERDICTS, Planned
 from balancer.live.state import LoadState
-from balancer.policies.apart import Nodes, count_alone
+from balancer.policies.anti_affinity import Nodes, count_on_one_node
 from balancer.policies.measure import par
 from balancer.policies.registry import checked_knobs
 from balancer.policies.types import Float
@@ -140,7 +140,7 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
     nodes_S = planned.situation.nodes_S
     on_one_node = None
     if nodes_S is not None:
-        on_one_node = count_alone(proposal.holds_LSE, Nodes.of(nodes_S.tolist()))
+        on_one_node = count_on_one_node(proposal.holds_LSE, Nodes.of(nodes_S.tolist()))
     placement = Placement(0, proposal.servers, proposal.holds_LSE, shares_LSE)
     return pb.PlanResponse(
         plan_id=planned.id,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import Nodes, count_alone, put_apart
+from balancer.policies.anti_affinity import Nodes, apply_anti_affinity, count_on_one_node
 from balancer.policies.repair import even_shares, repair
 from balancer.policies.spread import spread
 
@@ -57,7 +57,7 @@ class Layout:
             held_LSE: What the servers hold now, to load as little as possible.
         """
         then_LSE, then_shares = np.array(holds_LSE), np.array(shares_LSE, np.float64)
-        put_apart(
+        apply_anti_affinity(
             *(then_LSE, then_shares, self.nodes_of(servers)),
             current_LSE=held_LSE if held_LSE.any() else None,
             fixed_LSE=self._fixed(servers, holds_LSE),
@@ -68,10 +68,10 @@ class Layout:
     def gets_apart(self, servers: Sequence[str], holds_LSE: Holds, shares_LSE: Shares) -> bool:
         """Whether fewer experts of a layout can have all their replicas on one node."""
         nodes = self.nodes_of(servers)
-        if nodes.count < 2 or not (alone := count_alone(holds_LSE, nodes, replicas=2)):
+        if nodes.count < 2 or not (alone := count_on_one_node(holds_LSE, nodes, replicas=2)):
             return False
         then_LSE, _ = self.apart(servers, holds_LSE, shares_LSE, holds_LSE)
-        return count_alone(then_LSE, nodes, replicas=2) < alone
+        return count_on_one_node(then_LSE, nodes, replicas=2) < alone
 
     def _fixed(self, servers: Sequence[str], holds_LSE: Holds) -> Holds | None:
         """Return the replicas that stay where they are, bool (L, S, E); None: there are none."""

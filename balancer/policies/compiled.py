@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "apart",
+    "anti_affinity",
     "interleave",
     "match",
     "place",
@@ -109,8 +109,8 @@ sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", 
 spread = _function("spread_layers", "int64:LE int64:LS int32:LP", "LSEP")
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
 replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
-apart = _function(
-    "apart_layers",
+anti_affinity = _function(
+    "anti_affinity_layers",
     "float64:LE int64:LS float64:S int32:GS int bool bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
     "bool:L",
     "LSEG",
