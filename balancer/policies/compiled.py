@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "allocate",
     "anti_affinity",
     "interleave",
     "match",
@@ -91,7 +92,7 @@ def _function(name: str, arguments: str, sizes: str) -> Callable[..., None]:
 
 
 # W window, L layers, E experts, S servers, P replicas, X further replicas, N plans, G groupings, B
-# batches or scenarios, T iterations (or means of a few).
+# batches or scenarios, K choices, T iterations (or means of a few).
 replicate = _function("replicate_layers", "float64:LE int64:L int bool int64:LE int64:LX", "LEX")
 place = _function(
     "place_layers", "float64:LE int64:NLE int64:NLS float64:S bool int32:NLP", "NLESP"
@@ -115,6 +116,7 @@ anti_affinity = _function(
     "bool:L",
     "LSEG",
 )
+allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
     "plan_fractional",

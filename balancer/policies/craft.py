@@ -174,25 +174,14 @@ def allocate(benefit: Benefit, budget: int, *, printed: bool = False) -> Int:
 
     Time O(L * budget * K).
     """
-    replicas_K, limit_L = benefit.replicas_K.tolist(), benefit.limit_L
-    gain_LK = benefit.gain_KL.T * (benefit.replicas_K if printed else 1)
+    gain_LK = benefit.gain_KL.T
+    if printed:
+        gain_LK = gain_LK * benefit.replicas_K
+    chosen_L = np.zeros(len(gain_LK), dtype=np.int64)
     # All layers together cannot take more than this.
-    budget = min(budget, int(limit_L.sum()))
-    # The greatest sum of gains with so many replicas (C) in the layers so far, and this layer's part of them.
-    best_C = np.zeros(budget + 1)
-    chosen_LC = np.zeros((len(limit_L), budget + 1), dtype=np.int64)
-    for chosen_C, gain_K, limit in zip(chosen_LC, gain_LK, limit_L, strict=True):
-        next_C = best_C.copy()
-        for replicas, gain in zip(replicas_K, gain_K, strict=True):
-            if replicas <= min(limit, budget):
-                sum_C = best_C[: budget + 1 - replicas] + gain
-                chosen_C[replicas:][sum_C > next_C[replicas:]] = replicas
-                np.maximum(next_C[replicas:], sum_C, out=next_C[replicas:])
-        best_C = next_C
-    chosen_L = np.zeros(len(limit_L), dtype=np.int64)
-    for layer in reversed(range(len(limit_L))):
-        chosen_L[layer] = chosen_LC[layer, budget]
-        budget -= int(chosen_L[layer])
+    budget = min(budget, int(benefit.limit_L.sum()))
+    gain_LK = np.ascontiguousarray(gain_LK)
+    compiled.allocate(gain_LK, benefit.replicas_K, benefit.limit_L, budget, chosen_L)
     return chosen_L
 
 

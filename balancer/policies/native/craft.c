@@ -1,4 +1,4 @@
-/* CRAFT's algorithms 1 and 3 (appendix A of the paper). */
+/* CRAFT's three algorithms (appendix A of the paper). */
 #include "planning.h"
 
 #include <string.h>
@@ -54,6 +54,45 @@ replay(const float *load_EB, ptrdiff_t lanes, int wide, ptrdiff_t experts, ptrdi
         replay_lanes(load_EB, lanes, 1, experts, servers, count, server, filled_SB, balancedness);
     } else {
         replay_lanes(load_EB, lanes, LANES, experts, servers, count, server, filled_SB, balancedness);
+    }
+}
+
+/* Algorithm 2: one of the choices, or none, for each layer; the greatest sum of gains with `budget` replicas at
+ * most, and no more in a layer than its limit. Of equal sums the one with fewer replicas in the later layers. */
+static void
+allocate(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_L, ptrdiff_t layers,
+         ptrdiff_t choices, int64_t budget, int64_t *chosen_L, double *best_C, double *next_C, int8_t *choice_LC)
+{
+    for (int64_t c = 0; c <= budget; c++) {
+        best_C[c] = 0;
+    }
+    for (ptrdiff_t l = 0; l < layers; l++) {
+        int8_t *choice_C = choice_LC + l * (budget + 1);
+        memcpy(next_C, best_C, (size_t)(budget + 1) * sizeof(double));
+        memset(choice_C, 0xff, (size_t)(budget + 1));
+        for (ptrdiff_t k = 0; k < choices; k++) {
+            double gain = gain_LK[l * choices + k];
+            int64_t replicas = replicas_K[k];
+            if (replicas > limit_L[l]) {
+                continue;
+            }
+            for (int64_t c = replicas; c <= budget; c++) {
+                double sum = best_C[c - replicas] + gain;
+                if (sum > next_C[c]) {
+                    next_C[c] = sum;
+                    choice_C[c] = (int8_t)k;
+                }
+            }
+        }
+        double *swap = best_C;
+        best_C = next_C;
+        next_C = swap;
+    }
+    int64_t c = budget;
+    for (ptrdiff_t l = layers; l-- > 0;) {
+        int8_t k = choice_LC[l * (budget + 1) + c];
+        chosen_L[l] = k < 0 ? 0 : replicas_K[k];
+        c -= chosen_L[l];
     }
 }
 
@@ -167,5 +206,28 @@ interleave_layers(const int64_t *total_L, const int64_t *slots_LS, int64_t *assi
     }
     interleave(total_L, slots_LS, layers, servers, assigned_LS, sum, (int32_t *)(sum + servers));
     free(sum);
+    return DONE;
+}
+
+/* The replicas (K) of each layer with the greatest sum of gains (L, K), within `budget` and limits (L). */
+EXPORT int
+allocate_layers(const double *gain_LK, const int64_t *replicas_K, const int64_t *limit_L, int64_t budget,
+                int64_t *chosen_L, ptrdiff_t layers, ptrdiff_t choices)
+{
+    bool fits = budget >= 0 && choices <= INT8_MAX;
+    for (ptrdiff_t k = 0; k < choices; k++) {
+        fits &= replicas_K[k] > 0;
+    }
+    if (!fits) {
+        return OUT_OF_RANGE;
+    }
+    size_t width = (size_t)budget + 1;
+    double *memory = malloc(width * (2 * sizeof(double) + (size_t)layers));
+    if (memory == NULL) {
+        return NO_MEMORY;
+    }
+    allocate(gain_LK, replicas_K, limit_L, layers, choices, budget, chosen_L, memory, memory + width,
+             (int8_t *)(memory + 2 * width));
+    free(memory);
     return DONE;
 }

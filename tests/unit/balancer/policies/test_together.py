@@ -13,6 +13,7 @@ from balancer.policies.fractional.together import returns
 from balancer.policies.fractional.window import noise, window_means
 from balancer.policies.measure import par
 from balancer.policies.problem import make_problem
+from balancer.policies.types import Problem
 
 POWER = 8
 FURTHER = 0.2
@@ -28,6 +29,13 @@ def topics(
     while len(active_I) < iterations:
         active_I += [int(rng.integers(5))] * int(rng.geometric(1 / length))
     return rng.poisson(20 * rates_KLE[active_I[:iterations]])
+
+
+def never_planned() -> tuple[np.ndarray, np.ndarray, Problem]:
+    """Loads (L, T, E) of topics, contiguous experts on 16 servers (L, S, E), and a slot more on each."""
+    load_LTE = np.ascontiguousarray(topics(9, 96).swapaxes(0, 1), np.float32)
+    held_LSE = np.stack([np.repeat(np.eye(16, dtype=bool), 4, axis=1)] * 3)
+    return load_LTE, held_LSE, make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
 
 
 def found(window_WLE: np.ndarray) -> list[bool]:
@@ -141,10 +149,7 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
 def test_a_placement_that_nobody_planned_is_left_for_a_better_one_if_that_pays(
     price: float,
 ) -> None:
-    load_LTE = np.ascontiguousarray(topics(9, 96, 3).swapaxes(0, 1), np.float32)
-    held_SE = np.repeat(np.eye(16, dtype=bool), 4, axis=1)
-    held_LSE = np.stack([held_SE] * 3)
-    problem = make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
+    load_LTE, held_LSE, problem = never_planned()
     layout = lay_out(problem, load_LTE, price)
     before_L = objective(load_LTE, held_LSE.astype(float), np.ones(16))
     after_L = objective(load_LTE, layout.shares_LSE, np.ones(16))
@@ -231,9 +236,7 @@ def test_moves_find_another_server_in_clusters_of_any_size(servers: int) -> None
 
 @pytest.mark.parametrize("unit", [1e-44, 1e-41, 1e-38, 1e20])
 def test_plans_do_not_depend_on_the_unit_of_the_load(unit: float) -> None:
-    load_LTE = np.ascontiguousarray(topics(9, 96).swapaxes(0, 1), np.float32)
-    held_LSE = np.stack([np.repeat(np.eye(16, dtype=bool), 4, axis=1)] * 3)
-    problem = make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
+    load_LTE, _, problem = never_planned()
     value_L, other_L = (
         objective(load_LTE, lay_out(problem, load, 0.0005).shares_LSE, np.ones(16))
         for load in (load_LTE, load_LTE * np.float32(unit))
@@ -242,9 +245,7 @@ def test_plans_do_not_depend_on_the_unit_of_the_load(unit: float) -> None:
 
 
 def test_a_layout_from_nothing_pays_its_price_several_times_after_a_short_window() -> None:
-    load_LTE = np.ascontiguousarray(topics(9, 96).swapaxes(0, 1), np.float32)
-    held_LSE = np.stack([np.repeat(np.eye(16, dtype=bool), 4, axis=1)] * 3)
-    problem = make_problem(load_LTE.mean(axis=1), 16, 80, held_LSE)
+    load_LTE, held_LSE, problem = never_planned()
     loads_L, fewer_L = (
         (lay_out(problem, load_LTE, 0.0005, anew=anew).holds_LSE & ~held_LSE).sum((1, 2))
         for anew in (1.0, 1000.0)
