@@ -92,8 +92,8 @@ EXTENSIONS = [
         [
             "eaas/minmax/flow.c",
             *files(f"{POLICIES}/native", "keys replicate place refine"),
-            *files(f"{POLICIES}/native", "sparse spread scalpel match craft apart"),
-            *files(f"{POLICIES}/fractional", "plan rows layer items fill one_by_one"),
+            *files(f"{POLICIES}/native", "sparse spread match craft anti_affinity"),
+            *files(f"{POLICIES}/fractional", "plan layer items fill one_by_one"),
             *files(f"{POLICIES}/fractional", "keep chains deal refill improve search spare swap"),
             *files(f"{POLICIES}/fractional", "together together_moves together_start"),
             *files(f"{POLICIES}/fractional", "together_plan"),

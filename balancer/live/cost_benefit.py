@@ -16,7 +16,7 @@ import numpy as np
 
 from balancer.planner.backups import primaries, with_least_shares
 from balancer.planner.layout import HORIZON_S, Settings, Situation, best_shares, lay_out, slots
-from balancer.policies.apart import count_alone
+from balancer.policies.anti_affinity import count_on_one_node
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import par
 from balancer.policies.moves import Move, ordered_moves
@@ -179,7 +179,7 @@ def _together(settings: Settings, now: Situation, then_LSE: Holds) -> int:
     """Return by how many fewer experts with several replicas would have them all on one node; at least 0."""
     if settings.redundancy < 2 or now.nodes is None:
         return 0
-    before, then = (count_alone(h, now.nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
+    before, then = (count_on_one_node(h, now.nodes, replicas=2) for h in (now.holds_LSE, then_LSE))
     return max(0, before - then)
 
 

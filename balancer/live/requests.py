@@ -13,7 +13,7 @@ from balancer.live.state import LoadState
 from balancer.planner.backups import primaries, with_least_shares
 from balancer.planner.candidates import Candidate
 from balancer.planner.layout import STATIC_POLICY, Settings, Situation, best_shares
-from balancer.policies.apart import count_alone
+from balancer.policies.anti_affinity import count_on_one_node
 from balancer.policies.measure import par
 from balancer.policies.registry import checked_knobs
 from balancer.policies.repair import even_shares
@@ -138,7 +138,7 @@ def answer_of(planned: Planned) -> pb.PlanResponse:
     layers = zip(proposal.par_now_L, proposal.par_then_L, proposal.bound_L, strict=True)
     shares_LSE = proposal.shares_LSE.astype(np.float32)
     nodes = planned.situation.nodes
-    on_one_node = None if nodes is None else count_alone(proposal.holds_LSE, nodes)
+    on_one_node = None if nodes is None else count_on_one_node(proposal.holds_LSE, nodes)
     placement = Placement(0, proposal.servers, proposal.holds_LSE, shares_LSE)
     return pb.PlanResponse(
         plan_id=planned.id,

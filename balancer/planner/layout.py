@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import balancer.policies as policies
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
-from balancer.policies.apart import Nodes, count_alone, put_apart
+from balancer.policies.anti_affinity import Nodes, count_on_one_node, apply_anti_affinity
 from balancer.policies.registry import find
 from balancer.policies.repair import even_shares, repair
 from balancer.policies.spread import spread
@@ -186,7 +186,7 @@ class Layout:
             held_LSE: What the servers hold now, to load as little as possible.
         """
         then_LSE, then_shares = np.array(holds_LSE), np.array(shares_LSE, np.float64)
-        put_apart(
+        apply_anti_affinity(
             *(then_LSE, then_shares, self._nodes_of(servers)),
             current_LSE=held_LSE if held_LSE.any() else None,
             fixed_LSE=_pins_LSE(self.settings, servers, holds_LSE) & holds_LSE,
@@ -197,10 +197,10 @@ class Layout:
     def gets_apart(self, servers: Sequence[str], holds_LSE: Holds, shares_LSE: Shares) -> bool:
         """Whether fewer experts of a layout can have all their replicas on one node."""
         nodes = self._nodes_of(servers)
-        if nodes.count < 2 or not (alone := count_alone(holds_LSE, nodes, replicas=2)):
+        if nodes.count < 2 or not (alone := count_on_one_node(holds_LSE, nodes, replicas=2)):
             return False
         then_LSE, _ = self.apart(servers, holds_LSE, shares_LSE, holds_LSE)
-        return count_alone(then_LSE, nodes, replicas=2) < alone
+        return count_on_one_node(then_LSE, nodes, replicas=2) < alone
 
     def _nodes_of(self, servers: Sequence[str]) -> Nodes:
         """Return the nodes of servers; an unknown server has its own."""
@@ -250,7 +250,7 @@ def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Float]:
     shares_LSE = with_least_shares(primary_LSE, holds_LSE, shares_LSE)
     if nodes is None:
         return holds_LSE, shares_LSE
-    risen_L = put_apart(
+    risen_L = apply_anti_affinity(
         *(holds_LSE, shares_LSE, nodes),
         load_LE=load_LE,
         speeds_S=now.speeds_S,

@@ -16,23 +16,20 @@ import numpy as np
 
 __all__ = [
     "allocate",
-    "apart",
+    "anti_affinity",
     "interleave",
     "match",
     "place",
     "plan_fractional",
     "plan_spares",
-    "plan_together",
     "refine",
     "replay",
     "replicate",
     "separate",
-    "sparse_load",
     "sparse_new",
     "sparse_of_compact",
     "sparse_of_holds",
     "spread",
-    "swap_hottest",
 ]
 
 _LIBRARY = ctypes.CDLL(str(Path(__file__).with_name("_native.abi3.so")))
@@ -109,30 +106,23 @@ sparse_of_compact = _function(
 sparse_of_holds = _function(
     "sparse_of_holds", "bool:LSE float64:LSE? int64:X int32:N float64:N", "LSEXN"
 )
-sparse_load = _function("sparse_load", "float64:LE int64:X int32:N float64:N float64:LS", "LSEXN")
 sparse_new = _function("sparse_new", "int64:X int32:N int64:X int32:M int64:X", "XNM")
 spread = _function("spread_layers", "int64:LE int64:LS int32:LP", "LSEP")
-swap_hottest = _function("swap_layers", "float64:LE float64:S int bool:LSE", "LSE")
 match = _function("match_layers", "int64:LE int32:LP bool:LSE int64:LS bool int64:LS", "LSEP")
 replay = _function("replay_layers", "float32:BLE int64:NLE int32:NLP int float64:NL", "NBLEP")
-allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
-apart = _function(
-    "apart_layers",
+anti_affinity = _function(
+    "anti_affinity_layers",
     "float64:LE int64:LS float64:S int32:GS int bool bool bool:LSE? bool:LSE? bool:LSE float64:LSE? "
     "bool:L",
     "LSEG",
 )
+allocate = _function("allocate_layers", "float64:LK int64:K int64:L int int64:L", "LK")
 interleave = _function("interleave_layers", "int64:L int64:LS int64:LS", "LS")
 plan_fractional = _function(
     "plan_fractional",
-    "float64:BLE int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float "
+    "float64:BLE? float32:LTE? int64:LS float64:S int64:X? int32:M? float64:M? int32:S? int float float "
     "int64:X int32:N float64:N",
-    "BLSEXMN",
-)
-plan_together = _function(
-    "plan_together",
-    "float32:LTE int64:LS float64:S int64:X? int32:M? float64:M? float float int64:X int32:N float64:N",
-    "LTSEXMN",
+    "BLTSEXMN",
 )
 plan_spares = _function(
     "plan_spares", "float64:BE int64:X int32:N float64:S bool:S float int32:S", "BESXN"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import ALL, Nodes, put_apart, split_again
+from balancer.policies.anti_affinity import ALL, Nodes, apply_anti_affinity, split_again
 from balancer.policies.bounds import par_bound
 from balancer.policies.measure import peak_to_mean
 from balancer.policies.problem import make_problem
@@ -106,15 +106,7 @@ def make_plan(
     Time O(L * S + replicas), and O(L * S * E) if nodes are known.
     """
     if problem.nodes is not None:
-        each = max(1, _MOST_DENSE // (problem.servers * problem.experts))
-        layout = Layout.joined(
-            [
-                _put_apart(
-                    problem, problem.nodes, layout, begin, each, loads_count, best_split, rows
-                )
-                for begin in range(0, problem.layers, each)
-            ]
-        )
+        layout = _separated(problem, problem.nodes, layout, loads_count, best_split, rows)
     before = problem.current
     transit = 0 if before is None else int(layout.added_to(before).sum())
     par_L = peak_to_mean(layout.server_load(problem.load_LE), problem.speeds_S)
@@ -131,34 +123,36 @@ def make_plan(
     )
 
 
-def _put_apart(
+def _separated(
     problem: Problem,
     nodes: Nodes,
     layout: Layout,
-    begin: int,
-    count: int,
     loads_count: bool,
     best_split: bool,
     rows: bool,
 ) -> Layout:
-    """Put the replicas of some layers on different nodes."""
-    end = min(begin + count, problem.layers)
-    holds_LSE, shares_LSE = layout.part(begin, end).dense()
-    load_LE = problem.load_LE[begin:end]
-    current = problem.current
-    peak_L = (layout.part(begin, end).server_load(load_LE) / problem.speeds_S).max(axis=1)
-    risen = put_apart(
-        *(holds_LSE, shares_LSE, nodes),
-        load_LE=load_LE if loads_count else None,
-        slots_LS=problem.slots_LS[begin:end],
-        speeds_S=problem.speeds_S,
-        current_LSE=None if current is None else current.part(begin, end).holds_LSE,
-        rows=rows and loads_count and current is None,
-        spread_over=2 if loads_count else ALL,
-    )
-    for layer in risen if best_split else ():
-        split_again(
-            *(load_LE[layer], holds_LSE[layer], shares_LSE[layer]),
-            *(nodes, problem.speeds_S, float(peak_L[layer])),
+    """Put the replicas of each expert on different nodes."""
+    parts = []
+    each = max(1, _MOST_DENSE // (problem.servers * problem.experts))
+    for begin in range(0, problem.layers, each):
+        end = min(begin + each, problem.layers)
+        part, load_LE = layout.part(begin, end), problem.load_LE[begin:end]
+        current = None if problem.current is None else problem.current.part(begin, end)
+        holds_LSE, shares_LSE = part.dense()
+        risen = apply_anti_affinity(
+            *(holds_LSE, shares_LSE, nodes),
+            load_LE=load_LE if loads_count else None,
+            slots_LS=problem.slots_LS[begin:end],
+            speeds_S=problem.speeds_S,
+            current_LSE=None if current is None else current.holds_LSE,
+            rows=rows and loads_count and current is None,
+            spread_over=2 if loads_count else ALL,
         )
-    return Layout.of(holds_LSE, shares_LSE)
+        peak_L = (part.server_load(load_LE) / problem.speeds_S).max(axis=1)
+        for layer in risen if best_split else ():
+            split_again(
+                *(load_LE[layer], holds_LSE[layer], shares_LSE[layer]),
+                *(nodes, problem.speeds_S, float(peak_L[layer])),
+            )
+        parts.append(Layout.of(holds_LSE, shares_LSE))
+    return Layout.joined(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import Nodes
+from balancer.policies.anti_affinity import Nodes
 from balancer.policies.sparse import Layout
 from balancer.policies.token_ids import are_token_ids
 from balancer.policies.types import Float, Int, Plan, Problem

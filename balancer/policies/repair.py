@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import put_apart
+from balancer.policies.anti_affinity import apply_anti_affinity
 
 __all__ = ["even_shares", "repair", "restore"]
 
@@ -41,7 +41,9 @@ def repair(holds_LSE: Holds, redundancy: int) -> Holds:
         _drop_surplus(now_SE, replicas, target_S)
         _add_missing(now_SE, replicas, target_S, pairs_SS)
         _level(now_SE, had_SE, target_S)
-        put_apart(next_LSE[layer : layer + 1], None, None, current_LSE=had_SE[None], save=True)
+        apply_anti_affinity(
+            next_LSE[layer : layer + 1], None, None, current_LSE=had_SE[None], save=True
+        )
         total_S += target_S
         pairs_SS += _shared(now_SE)
     return next_LSE

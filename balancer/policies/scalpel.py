@@ -35,6 +35,8 @@ __all__ = [
 
 Matching = Literal["greedy", "optimal"]
 
+_ROUNDING = 1e-12
+
 
 def scalpel(
     problem: Problem,
@@ -129,7 +131,31 @@ def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: 
     Replica counts stay.
     """
     held_LSE = current_LSE.copy()
-    compiled.swap_hottest(weight_LE, speeds_S, budget, held_LSE)
+    layout = Layout.of(held_LSE)
+    value_LE, load_LS = weight_LE / np.maximum(layout.count_LE, 1), layout.server_load(weight_LE)
+    # Layers that may still improve.
+    at_N = np.arange(len(held_LSE))
+    for _ in range(budget):
+        full_NS = load_LS[at_N] / speeds_S
+        hot_N, cold_N = full_NS.argmax(axis=1), full_NS.argmin(axis=1)
+        from_NE, to_NE = held_LSE[at_N, hot_N], held_LSE[at_N, cold_N]
+        given_N = np.where(from_NE & ~to_NE, value_LE[at_N], -1.0).argmax(axis=1)
+        got_N = np.where(to_NE & ~from_NE, value_LE[at_N], np.inf).argmin(axis=1)
+        less_N = value_LE[at_N, given_N] - value_LE[at_N, got_N]
+        hot_after_N, cold_after_N = load_LS[at_N, hot_N] - less_N, load_LS[at_N, cold_N] + less_N
+        peak_N = np.maximum(hot_after_N / speeds_S[hot_N], cold_after_N / speeds_S[cold_N])
+        # Ignores gains from rounding.
+        better_N = peak_N < full_NS.max(axis=1) * (1 - _ROUNDING)
+        better_N &= (from_NE & ~to_NE).any(axis=1) & (to_NE & ~from_NE).any(axis=1)
+        if not better_N.any():
+            break
+        at_N, hot_N, cold_N, given_N, got_N = (
+            each_N[better_N] for each_N in (at_N, hot_N, cold_N, given_N, got_N)
+        )
+        held_LSE[at_N, hot_N, given_N] = held_LSE[at_N, cold_N, got_N] = False
+        held_LSE[at_N, hot_N, got_N] = held_LSE[at_N, cold_N, given_N] = True
+        load_LS[at_N, hot_N] = hot_after_N[better_N]
+        load_LS[at_N, cold_N] = cold_after_N[better_N]
     return held_LSE
 
 

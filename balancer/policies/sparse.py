@@ -117,9 +117,10 @@ class Layout:
 
     def server_load(self, load_LE: Float) -> Float:
         """float64 (L, S): each server's load in each layer. Time O(L * S + N)."""
-        load_LS = np.empty(self.shape[:2])
-        compiled.sparse_load(load_LE, *self.arrays, load_LS)
-        return load_LS
+        layer_N = np.repeat(np.arange(self.shape[0]), np.diff(self.first_X[:: self.shape[1]]))
+        load_N = load_LE.ravel()[layer_N * self.shape[2] + self.expert_N] * self.share_N
+        load_X = np.bincount(self.row_N, load_N, minlength=len(self.first_X) - 1)
+        return load_X.reshape(self.shape[:2]).astype(np.float64, copy=False)
 
     def added_to(self, before: Layout) -> Int:
         """int64 (L): replicas in each layer that an earlier layout of this shape lacks. Time O(L * S + N)."""

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies.apart import Nodes
+from balancer.policies.anti_affinity import Nodes
 from balancer.policies.moves import Move, layer_moves
 from balancer.policies.sparse import Layout
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
-__all__ = ["fewest_alone", "fewest_loads", "least_fullness"]
+__all__ = ["fewest_loads", "fewest_on_one_node", "least_fullness"]
 
 
 def least_fullness(
@@ -64,7 +64,7 @@ def fewest_loads(had_SE: np.ndarray, count_S: np.ndarray, replicas: int) -> int:
     return round(answer.fun)
 
 
-def fewest_alone(count_S: np.ndarray, replicas_E: np.ndarray, node_S: np.ndarray) -> int:
+def fewest_on_one_node(count_S: np.ndarray, replicas_E: np.ndarray, node_S: np.ndarray) -> int:
     """Least number of experts with two or more replicas, all on one node, for these counts.
 
     A flow from experts over nodes to servers: the last replica of an expert on one node costs 1.

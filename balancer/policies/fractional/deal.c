@@ -184,8 +184,9 @@ order_late(Refill *refill)
 }
 
 void
-deal_out(Refill *refill, Items *items, Items *own, Items *out)
+deal_out(Refill *refill)
 {
+    Items *items = &refill->items, *own = &refill->own, *out = &refill->out;
     order_late(refill);
     for (int32_t i = 0; i + 1 < refill->late; i++) {
         int32_t server = refill->late_S[i];

@@ -135,53 +135,61 @@ fill_nodes(Layer *layer, Items *items, Items *own, Items *out, int32_t *open_S)
 
 /* ---- all ---------------------------------------------------------------------------------------------------- */
 
-size_t
-scratch_doubles(int32_t scenarios, int32_t servers, int32_t experts, int32_t slots)
+typedef struct {
+    Items items, own, out;
+    OneByOne one;
+} Fill;
+
+static Fill
+place_arrays(const Layer *layer, Arena *arena, int32_t slots, double crumb)
 {
-    size_t fill = 3 * (2 * ((size_t)slots + (size_t)experts + 2) + 1) + (size_t)servers;
-    size_t improve = (size_t)scenarios * (2 * (size_t)experts + (size_t)slots + (size_t)servers + 5) + (size_t)slots;
-    size_t most = fill > improve ? fill : improve;
-    return most > refill_doubles(experts, slots) ? most : refill_doubles(experts, slots);
+    int32_t room = slots + layer->experts + 2;
+    size_t servers = (size_t)layer->servers, experts = (size_t)layer->experts;
+    Fill fill = {.items = make_items(arena, room, crumb)};
+    fill.own = make_items(arena, room, crumb);
+    fill.out = make_items(arena, room, crumb);
+    fill.one.filled_S = carve(arena, servers, sizeof(double));
+    fill.one.open_S = carve(arena, servers, sizeof(int32_t));
+    fill.one.count_E = carve(arena, experts, sizeof(int64_t));
+    fill.one.heap = carve(arena, experts, sizeof(uint64_t));
+    return fill;
 }
 
 size_t
-scratch_counts(int32_t servers, int32_t experts, int32_t slots)
+fill_bytes(const Layer *layer, int32_t slots)
 {
-    size_t fill = 3 * ((size_t)slots + (size_t)experts + 2) + 2 * (size_t)servers + (size_t)experts;
-    return fill > refill_counts(servers, experts, slots) ? fill : refill_counts(servers, experts, slots);
+    Arena arena = {0};
+    place_arrays(layer, &arena, slots, 0);
+    return arena.used;
 }
 
 void
 fill(Layer *layer)
 {
-    Flow *flow = &layer->flow_B[0];
-    double *doubles = layer->scratch, load = 0;
-    int32_t *counts = layer->counts, room = flow->slots + layer->experts + 2, whole = 0;
+    Arena arena = {.block = layer->scratch};
+    double load = 0;
+    int32_t whole = 0;
     for (int32_t e = 0; e < layer->experts; e++) {
         load += layer->load_E[e];
     }
     for (int32_t s = 0; s < layer->servers; s++) {
         whole += slots_of(layer, s) > 0 ? slots_of(layer, s) - 1 : 0;
     }
-    Items items = make_items(&doubles, &counts, room, load * CRUMB);
-    Items own = make_items(&doubles, &counts, room, load * CRUMB);
-    Items out = make_items(&doubles, &counts, room, load * CRUMB);
-    int32_t *open_S = counts, *count_E = counts + layer->servers;
-    double *filled_S = doubles;
+    Fill fill = place_arrays(layer, &arena, layer->flow_B[0].slots, load * CRUMB);
+    int32_t *open_S = fill.one.open_S;
     if (whole < layer->experts) {
-        pack_items(layer, &items, &own, filled_S, open_S);
+        pack_items(layer, &fill.items, &fill.one);
     } else {
-        sort_experts(&items, layer->load_E, NULL, layer->experts, whole - layer->experts);
+        sort_experts(&fill.items, layer->load_E, NULL, layer->experts, whole - layer->experts);
         if (layer->node_S != NULL) {
-            fill_nodes(layer, &items, &own, &out, open_S);
+            fill_nodes(layer, &fill.items, &fill.own, &fill.out, open_S);
         } else {
             for (int32_t s = 0; s < layer->servers; s++) {
                 open_S[s] = s;
             }
-            fill_servers(layer, &items, open_S, layer->servers, &out);
+            fill_servers(layer, &fill.items, open_S, layer->servers, &fill.out);
         }
         cover(layer);
     }
-    /* The items are dealt out: their memory is free. */
-    use_free_slots(layer, count_E, filled_S, open_S, (uint64_t *)layer->scratch);
+    use_free_slots(layer, &fill.one);
 }

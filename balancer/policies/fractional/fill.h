@@ -5,9 +5,17 @@
 #include "../native/keys.h"
 #include "items.h"
 
-/* one_by_one.c: scratch by server (`filled_S`, `open_S`) and by expert (`count_E`, `heap`). pack_items places all
- * experts if spare slots are few; use_free_slots puts further replicas into free slots. */
-void pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *open_S);
-void use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S, uint64_t *heap);
+/* Scratch of one_by_one.c. */
+typedef struct {
+    double *filled_S;
+    int32_t *open_S;
+    int64_t *count_E;
+    uint64_t *heap; /* by expert */
+} OneByOne;
+
+/* Places all experts, if spare slots are few. */
+void pack_items(Layer *layer, Items *items, OneByOne *one);
+/* Puts replicas of the hottest experts into free slots: not needed for this load, but useful for the next one. */
+void use_free_slots(Layer *layer, OneByOne *one);
 
 #endif

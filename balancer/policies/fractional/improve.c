@@ -48,15 +48,11 @@ start_flows(Search *search)
 {
     Layer *layer = search->layer;
     Flow *first = &layer->flow_B[0];
-    /* The first scenario holds the shares, in any unit, and is overwritten last. */
+    make_shares(first);
+    /* The first scenario holds the shares, and is overwritten last. */
     for (int32_t e = 0; e < layer->experts; e++) {
-        double sum = 0;
         for (int32_t n = first->head_E[e]; n != NONE; n = first->next_N[n]) {
-            sum += first->flow_N[n];
-        }
-        double even = 1.0 / replicas(first, e);
-        for (int32_t n = first->head_E[e]; n != NONE; n = first->next_N[n]) {
-            double share = sum > 0 ? first->flow_N[n] / sum : even;
+            double share = first->flow_N[n];
             for (int32_t b = layer->scenarios - 1; b >= 0; b--) {
                 layer->flow_B[b].flow_N[n] = share * layer->load_BE[(size_t)b * (size_t)layer->experts + (size_t)e];
             }
@@ -82,25 +78,43 @@ start_flows(Search *search)
     }
 }
 
+static Search
+place_arrays(Layer *layer, Arena *arena, size_t slots)
+{
+    size_t scenarios = (size_t)layer->scenarios, experts = (size_t)layer->experts;
+    Search search = {.layer = layer};
+    double **by_scenario[] = {&search.weight_B, &search.mean_B, &search.par_B, &search.excess_B, &search.most_B};
+    for (size_t i = 0; i < sizeof(by_scenario) / sizeof(*by_scenario); i++) {
+        *by_scenario[i] = carve(arena, scenarios, sizeof(double));
+    }
+    search.net_N = carve(arena, slots, sizeof(double));
+    search.bound_EB = carve(arena, scenarios * experts, sizeof(double));
+    search.spare_EB = carve(arena, scenarios * experts, sizeof(double));
+    search.saved_BN = carve(arena, scenarios * slots, sizeof(double));
+    search.saved_BS = carve(arena, scenarios * (size_t)layer->servers, sizeof(double));
+    search.saved_N = carve(arena, slots, sizeof(int32_t));
+    search.before_N = carve(arena, slots, sizeof(int32_t));
+    search.heap = carve(arena, slots, sizeof(int32_t));
+    search.bound_list = carve(arena, experts, sizeof(int32_t));
+    return search;
+}
+
+size_t
+improve_bytes(const Layer *layer, int32_t slots)
+{
+    Arena arena = {0};
+    Layer copy = *layer;
+    place_arrays(&copy, &arena, (size_t)slots);
+    return arena.used;
+}
+
 double
 improve(Layer *layer, int32_t rounds)
 {
-    size_t scenarios = (size_t)layer->scenarios, slots = (size_t)layer->flow_B[0].slots;
-    double *doubles = layer->scratch;
-    Search search = {.layer = layer, .saved_N = layer->counts, .rounds_left = rounds};
-    search.weight_B = doubles;
-    search.mean_B = search.weight_B + scenarios;
-    search.par_B = search.mean_B + scenarios;
-    search.excess_B = search.par_B + scenarios;
-    search.most_B = search.excess_B + scenarios;
-    search.net_N = search.most_B + scenarios;
-    search.bound_EB = search.net_N + slots;
-    search.spare_EB = search.bound_EB + scenarios * (size_t)layer->experts;
-    search.saved_BN = search.spare_EB + scenarios * (size_t)layer->experts;
-    search.saved_BS = search.saved_BN + scenarios * slots;
-    search.before_N = search.saved_N + slots;
-    search.heap = search.before_N + slots;
-    search.bound_list = search.heap + slots;
+    size_t slots = (size_t)layer->flow_B[0].slots;
+    Arena arena = {.block = layer->scratch};
+    Search search = place_arrays(layer, &arena, slots);
+    search.rounds_left = rounds;
     memcpy(search.before_N, layer->flow_B[0].expert_N, slots * sizeof(int32_t));
     start_flows(&search);
     double par = measure(&search);

@@ -9,11 +9,12 @@
 #define WHOLE_PART 0.6
 
 Items
-make_items(double **doubles, int32_t **counts, int32_t room, double crumb)
+make_items(Arena *arena, int32_t room, double crumb)
 {
-    Items items = {.rest = *doubles, .sums = *doubles + room, .expert = *counts, .crumb = crumb};
-    *doubles += 2 * room + 1;
-    *counts += room;
+    Items items = {.crumb = crumb};
+    items.rest = carve(arena, (size_t)room, sizeof(double));
+    items.sums = carve(arena, (size_t)room + 1, sizeof(double));
+    items.expert = carve(arena, (size_t)room, sizeof(int32_t));
     return items;
 }
 

@@ -24,8 +24,7 @@ typedef struct {
     double part;
 } Share;
 
-/* Takes memory for `room` items from the scratch: 2 * room + 1 doubles and `room` counts. */
-Items make_items(double **doubles, int32_t **counts, int32_t room, double crumb);
+Items make_items(Arena *arena, int32_t room, double crumb);
 
 /* Experts of one list (NULL: all) by load, after `empty` empty slots. */
 void sort_experts(Items *items, const double *load_E, const int32_t *listed, int32_t experts, int32_t empty);

@@ -59,10 +59,14 @@ make_way(Layer *layer, int32_t server, int32_t newcomer, int32_t *count_E)
 }
 
 void
-keep(Layer *layer, const Held *held)
+begin_slots(Layer *layer, const Held *held)
 {
     Flow *flow = &layer->flow_B[0];
     int32_t *count_E = NULL;
+    if (held->first_S == NULL) {
+        fill(layer);
+        return;
+    }
     for (int32_t s = 0; s < layer->servers; s++) {
         int32_t next = flow->first_S[s];
         for (int64_t i = held->first_S[s]; i < held->first_S[s + 1]; i++) {
@@ -71,7 +75,7 @@ keep(Layer *layer, const Held *held)
                 next++;
             } else {
                 if (count_E == NULL) {
-                    count_E = layer->counts;
+                    count_E = (int32_t *)layer->scratch;
                     count_servers(layer, held, count_E);
                 }
                 slot = make_way(layer, s, e, count_E);
@@ -105,7 +109,7 @@ void
 cover(Layer *layer)
 {
     Flow *flow = &layer->flow_B[0];
-    int32_t *count_E = layer->counts;
+    int32_t *count_E = (int32_t *)layer->scratch;
     for (int32_t e = 0; e < layer->experts; e++) {
         count_E[e] = replicas(flow, e);
     }

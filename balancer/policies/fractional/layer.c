@@ -77,3 +77,17 @@ count_cross_node(const Layer *layer, int32_t expert)
     }
     return nodes > 0 ? nodes - 1 : 0;
 }
+
+void
+make_shares(Flow *flow)
+{
+    for (int32_t e = 0; e < flow->experts; e++) {
+        double sum = 0, even = 1.0 / replicas(flow, e);
+        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+            sum += flow->flow_N[n];
+        }
+        for (int32_t n = flow->head_E[e]; n != NONE; n = flow->next_N[n]) {
+            flow->flow_N[n] = sum > 0 ? flow->flow_N[n] / sum : even;
+        }
+    }
+}

@@ -21,14 +21,29 @@ typedef struct {
     double *load_BE;     /* the loads to plan for; their mean is load_E */
     double *load_E;
     Flow *flow_B; /* the same experts in the same slots for all scenarios, each with its own flow */
-    double *scratch;     /* scratch_doubles() of them */
-    int32_t *counts;     /* scratch_counts() of them */
+    char *scratch; /* for one step at a time */
 } Layer;
 
-size_t scratch_doubles(int32_t scenarios, int32_t servers, int32_t experts, int32_t slots);
-size_t scratch_counts(int32_t servers, int32_t experts, int32_t slots);
-size_t refill_doubles(int32_t experts, int32_t slots);
-size_t refill_counts(int32_t servers, int32_t experts, int32_t slots);
+/* Parts of a block, one after another. Without a block they are only counted. */
+typedef struct {
+    char *block; /* aligned to ALIGNMENT */
+    size_t used;
+} Arena;
+
+#define ALIGNMENT 64
+
+static inline void *
+carve(Arena *arena, size_t count, size_t size)
+{
+    void *part = arena->block == NULL ? NULL : arena->block + arena->used;
+    arena->used += (count * size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return part;
+}
+
+/* What the steps need. */
+size_t fill_bytes(const Layer *layer, int32_t slots);
+size_t refill_bytes(const Layer *layer, int32_t slots);
+size_t improve_bytes(const Layer *layer, int32_t slots);
 
 /* In every scenario's flow. */
 void put_everywhere(Layer *layer, int32_t slot, int32_t expert);
@@ -39,13 +54,8 @@ int32_t replicas(const Flow *flow, int32_t expert);
 
 bool is_near(const Layer *layer, int32_t server, int32_t expert);
 int64_t count_cross_node(const Layer *layer, int32_t expert);
-
-/* rows.c: the most slots of a layer, or -1 if a layer's do not suffice, a server has more than E, or all have more than
- * there is room for in the result. */
-int64_t count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t room);
-/* Writes the rows of a layer behind `at`, each server's experts ascending; returns the end. The shares are raised to
- * LEAST_SHARE and scaled to the sum 1, in place. */
-int64_t write_rows(const Flow *flow, double *share_N, int64_t at, int64_t *end_S, int32_t *expert, double *share);
+/* Flows in any unit become shares, equal ones if they are 0. */
+void make_shares(Flow *flow);
 
 /* fill.c: slots from nothing, for load_E. */
 void fill(Layer *layer);
@@ -57,9 +67,9 @@ typedef struct {
     const double *share; /* NULL: not known */
 } Held;
 
-/* keep.c: slots from the current layout, within the slots; every expert is held then. The flow starts from the shares,
- * if known. */
-void keep(Layer *layer, const Held *held);
+/* keep.c: slots from the current layout (fill.c without one), within the slots; every expert is held then. The flow starts
+ * from the shares, if known. */
+void begin_slots(Layer *layer, const Held *held);
 /* A slot for every expert without one, if necessary that of another expert's second replica. */
 void cover(Layer *layer);
 /* Drops cross-node replicas until the limit is kept. */

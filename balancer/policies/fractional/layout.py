@@ -34,6 +34,7 @@ the forecast, but for all iterations of the window at once (`together.c`).
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -46,16 +47,16 @@ from balancer.policies.fractional.together import (
     GAIN_PART,
     Bool,
     anew_factor,
-    lay_out_together,
     returns,
 )
-from balancer.policies.fractional.window import Windows
+from balancer.policies.fractional.window import Means, Windows
 from balancer.policies.prices import EXPERT_BYTES, LINK_BYTES_PER_S
 from balancer.policies.problem import checked_number, checked_window
 from balancer.policies.sparse import Layout
 from balancer.policies.types import Float, Problem
+from eaas.cores import usable_cores
 
-__all__ = ["Price", "checked_nodes", "checked_price", "fractional", "lay_out_next"]
+__all__ = ["Price", "checked_nodes", "checked_price", "fractional", "lay_out", "lay_out_next"]
 
 SCENARIOS = 6
 """Number of forecast loads that a plan for a window considers."""
@@ -63,6 +64,10 @@ SCENARIOS = 6
 # With more slots over all layers, a plan for a window must not cost a max-flow for every few loads, nor a
 # search over all iterations, which takes seconds. One load of many relieves little, so that it counts less.
 _LARGE, _LARGE_GAIN_PART = 1 << 17, 0.25
+
+# A thread takes some layers at a time, because not all take equally long.
+_CHUNK = 4
+_MOST_THREADS = 8
 
 
 class Price(Protocol):
@@ -136,7 +141,7 @@ def lay_out_next(
         windows: At least one.
         price: See the module's docstring; unused without `current`.
         nodes_S, most_cross_node: Result of `checked_nodes`.
-        threads: Number of threads for layers whose loads move together; 0: one for each usable core.
+        threads: Number of threads; 0: one for each usable core.
 
     Returns:
         The layout, and float64 (L, E) the mean load that it is for.
@@ -151,12 +156,12 @@ def lay_out_next(
     if together_L.any():
         load_LTE = windows.means_LTE[together_L]
         load_LE[together_L] = load_LTE.mean(axis=1, dtype=np.float64)
-        made[True] = lay_out_together(
+        made[True] = lay_out(
             _part(problem, together_L),
             load_LTE,
             price(problem.layers, GAIN_PART),
-            threads,
             anew=anew_factor(len(window_WLE)),
+            threads=threads,
         )
     if not together_L.all():
         rest_WLE = window_WLE[:, ~together_L] if together_L.any() else window_WLE
@@ -169,6 +174,7 @@ def lay_out_next(
             price(problem.layers, _LARGE_GAIN_PART if large else 1.0),
             nodes_S,
             most_cross_node,
+            threads=threads,
         )
     # How many layers of the same kind are before each.
     before_L = np.where(together_L, np.cumsum(together_L), np.cumsum(~together_L)) - 1
@@ -200,35 +206,58 @@ def _part(problem: Problem, which_L: Bool) -> Problem:
 
 def lay_out(
     problem: Problem,
-    load_BLE: Float,
+    load: Float | Means,
     price: float,
-    nodes_S: npt.NDArray[np.int32] | None,
-    most_cross_node: int,
+    nodes_S: npt.NDArray[np.int32] | None = None,
+    most_cross_node: int = 0,
+    *,
+    anew: float = 1.0,
+    threads: int = 1,
 ) -> Layout:
-    """Compute one layout for several loads (scenarios) together.
+    """Compute one layout for several loads together.
 
     Args:
         problem: All inputs but the load.
-        load_BLE: float64 (B, L, E) scenarios.
-        price: See the module's docstring; unused without `current`.
-        nodes_S, most_cross_node: Result of `checked_nodes`.
+        load: float64 (B, L, E): scenarios; or float32 (L, T, E): loads of iterations that move together, for
+            which the shares are then best, too.
+        price: By how much a loaded replica must lower the PAR (the objective of `together.c`); unused
+            without `current`.
+        nodes_S, most_cross_node: Result of `checked_nodes`; iterations have none.
+        anew: See `anew_factor`.
+        threads: Number of threads; 0: one for each usable core.
+
+    Returns:
+        The layout, which does not depend on the number of threads.
     """
-    shape = (problem.layers, problem.servers, problem.experts)
-    filled = Layout.empty(shape, int(problem.slots_LS.sum()))
-    before = problem.current
-    known: tuple[object, ...] = (None, None, None)
-    if before is not None:
-        known = (before.first_X, before.expert_N, before.share_N if problem.shares_known else None)
-    compiled.plan_fractional(
-        *(np.ascontiguousarray(load_BLE), problem.slots_LS, problem.speeds_S),
-        *known,
-        *(nodes_S, most_cross_node),
-        0.0 if before is None else price,
-        *filled.arrays,
-    )
-    # Slots may stay free.
-    held = int(filled.first_X[-1])
-    return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
+    scenarios = load.dtype == np.float64
+
+    def work(begin: int) -> Layout:
+        end = min(begin + _CHUNK, problem.layers)
+        slots_LS = problem.slots_LS[begin:end]
+        shape = (end - begin, problem.servers, problem.experts)
+        filled = Layout.empty(shape, int(slots_LS.sum()))
+        known: tuple[object, ...] = (None, None, None)
+        if problem.current is not None:
+            before = problem.current.part(begin, end)
+            share_N = before.share_N if problem.shares_known else None
+            known = (before.first_X, before.expert_N, share_N)
+        compiled.plan_fractional(
+            np.ascontiguousarray(load[:, begin:end]) if scenarios else None,
+            None if scenarios else load[begin:end],
+            *(slots_LS, problem.speeds_S, *known, nodes_S, most_cross_node),
+            *(0.0 if problem.current is None else price, anew),
+            *filled.arrays,
+        )
+        # Slots may stay free.
+        held = int(filled.first_X[-1])
+        return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
+
+    chunks = range(0, problem.layers, _CHUNK)
+    threads = min(threads or usable_cores(), len(chunks), _MOST_THREADS)
+    if threads < 2:
+        return Layout.joined([work(begin) for begin in chunks])
+    with ThreadPoolExecutor(threads) as pool:
+        return Layout.joined(list(pool.map(work, chunks)))
 
 
 def checked_price(

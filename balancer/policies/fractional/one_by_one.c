@@ -70,13 +70,14 @@ put_into(Layer *layer, Open *open, int32_t index, int32_t expert, double flow)
 
 /* With few spare slots: longest processing time first. */
 void
-pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *open_S)
+pack_items(Layer *layer, Items *items, OneByOne *one)
 {
-    Open open = {.server = open_S};
+    Open open = {.server = one->open_S};
     Flow *flow = &layer->flow_B[0];
-    int64_t *count_E = (int64_t *)room->rest;
+    int64_t *count_E = one->count_E;
+    double *filled_S = one->filled_S;
     replicate(layer->load_E, layer->experts, flow->slots - layer->experts, layer->servers, false, count_E, NULL,
-              (uint64_t *)room->sums);
+              one->heap);
     items->count = items->empty = 0;
     for (int32_t e = 0; e < layer->experts; e++) {
         insert_item(items, layer->load_E[e] / (double)count_E[e], e);
@@ -98,12 +99,14 @@ pack_items(Layer *layer, Items *items, Items *room, double *filled_S, int32_t *o
     }
 }
 
-/* Puts replicas of the hottest experts into free slots: not needed for this load, but useful for the next one. */
 void
-use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S, uint64_t *heap)
+use_free_slots(Layer *layer, OneByOne *one)
 {
     const Flow *flow = &layer->flow_B[0];
-    Open open = {.server = open_S};
+    Open open = {.server = one->open_S};
+    double *filled_S = one->filled_S;
+    int64_t *count_E = one->count_E;
+    uint64_t *heap = one->heap;
     find_open(layer, &open);
     if (open.count == 0) {
         return;
@@ -121,7 +124,7 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
         count_E[e] = replicas(flow, e);
         cross_node += count_cross_node(layer, e);
         if (count_E[e] > 0) {
-            rise(heap, size++, falling_key(layer->load_E[e] / count_E[e], e));
+            rise(heap, size++, falling_key(layer->load_E[e] / (double)count_E[e], e));
         }
     }
     /* Servers only get fuller. */
@@ -134,6 +137,6 @@ use_free_slots(Layer *layer, int32_t *count_E, double *filled_S, int32_t *open_S
         }
         filled_S[open.server[index]]++;
         cross_node += put_into(layer, &open, index, e, 0);
-        replace_top(heap, size, falling_key(layer->load_E[e] / ++count_E[e], e));
+        replace_top(heap, size, falling_key(layer->load_E[e] / (double)++count_E[e], e));
     }
 }

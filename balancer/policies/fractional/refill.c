@@ -127,40 +127,45 @@ apply(Refill *refill)
     }
 }
 
-size_t
-refill_doubles(int32_t experts, int32_t slots)
+static Refill
+place_arrays(Layer *layer, Arena *arena, int32_t slots)
 {
-    return (size_t)experts + (size_t)slots + 3 * (2 * ((size_t)slots + (size_t)experts + 2) + 1);
+    Refill refill = {.layer = layer, .flow = layer->flow_B};
+    int32_t **by_server[] = {&refill.gives_S, &refill.common_S, &refill.queue_S, &refill.late_S, &refill.state_S};
+    for (size_t i = 0; i < sizeof(by_server) / sizeof(*by_server); i++) {
+        *by_server[i] = carve(arena, (size_t)layer->servers, sizeof(int32_t));
+    }
+    int32_t **by_slot[] = {&refill.given_N, &refill.may_N, &refill.unused_N};
+    for (size_t i = 0; i < sizeof(by_slot) / sizeof(*by_slot); i++) {
+        *by_slot[i] = carve(arena, (size_t)slots, sizeof(int32_t));
+    }
+    refill.give_N = carve(arena, (size_t)slots, sizeof(double));
+    refill.rest_E = carve(arena, (size_t)layer->experts, sizeof(double));
+    refill.open_E = carve(arena, (size_t)layer->experts, sizeof(int32_t));
+    refill.live_E = carve(arena, (size_t)layer->experts, sizeof(int32_t));
+    Items *lists[] = {&refill.items, &refill.out, &refill.own};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
+        *lists[i] = make_items(arena, slots + layer->experts + 2, 0);
+    }
+    return refill;
 }
 
 size_t
-refill_counts(int32_t servers, int32_t experts, int32_t slots)
+refill_bytes(const Layer *layer, int32_t slots)
 {
-    return 5 * (size_t)servers + 2 * (size_t)experts + 3 * (size_t)slots + 3 * ((size_t)slots + (size_t)experts + 2);
+    Arena arena = {0};
+    Layer copy = *layer;
+    place_arrays(&copy, &arena, slots);
+    return arena.used;
 }
 
 double
 refill(Layer *layer)
 {
     Flow *flow = &layer->flow_B[0];
-    int32_t servers = layer->servers, experts = layer->experts, slots = flow->slots, room = slots + experts + 2;
-    double *doubles = layer->scratch;
-    int32_t *counts = layer->counts;
-    Refill refill = {.layer = layer, .flow = flow};
-    refill.rest_E = doubles;
-    refill.give_N = refill.rest_E + experts;
-    doubles = refill.give_N + slots;
-    refill.gives_S = counts;
-    refill.common_S = refill.gives_S + servers;
-    refill.queue_S = refill.common_S + servers;
-    refill.late_S = refill.queue_S + servers;
-    refill.state_S = refill.late_S + servers;
-    refill.open_E = refill.state_S + servers;
-    refill.live_E = refill.open_E + experts;
-    refill.given_N = refill.live_E + experts;
-    refill.may_N = refill.given_N + slots;
-    refill.unused_N = refill.may_N + slots;
-    counts = refill.unused_N + slots;
+    int32_t servers = layer->servers, experts = layer->experts, slots = flow->slots;
+    Arena arena = {.block = layer->scratch};
+    Refill refill = place_arrays(layer, &arena, slots);
     if (!begin(&refill)) {
         return INFINITY;
     }
@@ -180,19 +185,17 @@ refill(Layer *layer)
     }
     begin(&refill);
     pass_up_unused(&refill);
-    Items items = make_items(&doubles, &counts, room, refill.crumb);
-    Items out = make_items(&doubles, &counts, room, refill.crumb);
-    Items own = make_items(&doubles, &counts, room, refill.crumb);
+    refill.items.crumb = refill.own.crumb = refill.out.crumb = refill.crumb;
     follow_chains(&refill, close_leaf);
     if (refill.late > 0) {
-        int32_t *listed = out.expert, live = 0;
+        int32_t *listed = refill.out.expert, live = 0;
         for (int32_t e = 0; e < experts; e++) {
             if (refill.live_E[e]) {
                 listed[live++] = e;
             }
         }
-        sort_experts(&items, refill.rest_E, listed, live, (int32_t)refill.spare);
-        deal_out(&refill, &items, &own, &out);
+        sort_experts(&refill.items, refill.rest_E, listed, live, (int32_t)refill.spare);
+        deal_out(&refill);
     }
     int64_t loads;
     double par = judge(&refill, &loads), worth = par + layer->price * (double)loads;

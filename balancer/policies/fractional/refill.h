@@ -21,6 +21,7 @@ typedef struct {
     int32_t queued, late;
     int64_t spare;    /* items that open servers could hold, minus existing ones */
     double mean, crumb;
+    Items items, own, out;
 } Refill;
 
 /* state_S */
@@ -54,6 +55,6 @@ void close_leaf(Refill *refill, int32_t server);
 void pass_up_unused(Refill *refill);
 
 /* deal.c: gives the remaining items to the deferred servers. */
-void deal_out(Refill *refill, Items *items, Items *own, Items *out);
+void deal_out(Refill *refill);
 
 #endif

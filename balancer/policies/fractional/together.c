@@ -196,7 +196,7 @@ begin_together(Together *search)
     evaluate(search);
 }
 
-double
+void
 move_together(Together *search)
 {
     const Layer *layer = search->layer;
@@ -229,54 +229,4 @@ move_together(Together *search)
         }
     }
     level_all(search, LAST_SWEEPS);
-    return search->value;
-}
-
-size_t
-together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots, int32_t most)
-{
-    size_t t = (size_t)vectors, s = (size_t)servers, e = (size_t)experts;
-    size_t m = (size_t)most;
-    size_t bytes = ((e + 2 * s + 7 + 2 * m) * t) * sizeof(Lanes) +
-                   (m + 2 * (m * m + BLOCK) + 3 * (size_t)slots + 2 * s) * sizeof(float) +
-                   (m * m + BLOCK) * sizeof(Pair) + TARGETS * m * m * sizeof(Move) + 2 * s * (1 + e);
-    bytes = (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes) + start_bytes(vectors, servers, experts, slots);
-    return (bytes + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes);
-}
-
-void
-together_init(Together *search, void *block, int32_t slots, int32_t most)
-{
-    size_t t = (size_t)search->vectors, s = (size_t)search->layer->servers, e = (size_t)search->layer->experts;
-    search->load_ET = block;
-    search->weight_T = search->load_ET + e * t;
-    search->full_ST = search->weight_T + t;
-    search->power_ST = search->full_ST + s * t;
-    search->sum_T = search->power_ST + s * t;
-    search->slope_T = search->sum_T + t;
-    search->hot_T = search->slope_T + t;
-    Pairs *pairs = &search->pairs;
-    size_t m = (size_t)most;
-    pairs->root_Q = search->hot_T + t;
-    pairs->full_Q = pairs->root_Q + t;
-    pairs->target_Q = pairs->full_Q + t;
-    pairs->x_IQ = pairs->target_Q + t;
-    pairs->y_JQ = pairs->x_IQ + m * t;
-    pairs->promise_K = (Move *)(pairs->y_JQ + m * t);
-    pairs->pair_P = (Pair *)(pairs->promise_K + TARGETS * m * m);
-    pairs->cost_J = (float *)(pairs->pair_P + m * m + BLOCK);
-    pairs->cost_P = pairs->cost_J + m;
-    pairs->gain_P = pairs->cost_P + m * m + BLOCK;
-    search->share_N = pairs->gain_P + m * m + BLOCK;
-    search->half_N = search->share_N + slots;
-    search->all_N = search->half_N + slots;
-    search->heat_S = search->all_N + slots;
-    search->cool_S = search->heat_S + s;
-    search->stuck_S = (uint8_t *)(search->cool_S + s);
-    search->dirty_S = search->stuck_S + s;
-    search->has_SE = search->dirty_S + s;
-    search->held_SE = search->has_SE + s * e;
-    size_t used = (size_t)((char *)(search->held_SE + s * e) - (char *)block);
-    bool starts = start_bytes(search->vectors, search->layer->servers, search->layer->experts, slots) > 0;
-    search->start_block = starts ? (char *)block + (used + sizeof(Lanes) - 1) / sizeof(Lanes) * sizeof(Lanes) : NULL;
 }

@@ -44,7 +44,28 @@ typedef struct {
     float top;                 /* the best one's estimate */
 } Pairs;
 
+/* State of a start (together_start.c). Servers are in vectors of LANES here, V of them. */
 typedef struct {
+    struct Together *search;
+    int32_t vectors;     /* iterations: the first `vectors` of the search's, ... */
+    float weight;        /* ... each of this weight */
+    int32_t columns;     /* V */
+    Lanes *full_TV;      /* the servers' fullness; NULL: a start would take too long */
+    Lanes *mean_V, *variance_V, *pace_V; /* 1 / speed */
+    Lanes *cost_V;       /* part of an expert's mean that counts */
+    Lanes *block_V;      /* INFINITY: no free slot, or it holds the expert */
+    Lanes *then_V;       /* variance with one more replica */
+    float *mean_E, *variance_E;
+    int32_t *free_S, *expert_N;
+    int32_t *common_SS;  /* experts that a server is to hold, and another holds */
+    int32_t *place_S, *taken_S, *moved_N;
+    int64_t *count_E;
+    uint64_t *order_E, *heap_E;
+    int32_t *before_N; /* the slots and shares before */
+    float *share_N;
+} Start;
+
+typedef struct Together {
     Layer *layer;           /* with one scenario: the slots */
     double price;           /* a load must lower the objective by this, ... */
     double anew;            /* ... and those of a start by so many times as much */
@@ -65,13 +86,18 @@ typedef struct {
     uint8_t *dirty_S, *has_SE;
     uint8_t *held_SE;      /* what servers hold before: only other replicas are loads */
     Pairs pairs;
-    void *start_block;     /* start_bytes() of them; NULL: 0 */
+    Start start;
+    int32_t iterations;
+    int32_t *order_T;      /* of the iterations, in vectors */
+    double *factor_T;
     double value;          /* the objective */
 } Together;
 
-/* Bytes of the arrays, and places them in a block of so many, aligned to Lanes. `most`: slots of a server. */
-size_t together_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots, int32_t most);
-void together_init(Together *search, void *block, int32_t slots, int32_t most);
+/* together_plan.c: allocates the arrays of a search in a block, for so many slots of a layer and `most` of a server; NULL:
+ * no memory. */
+void *begin_search(Together *search, int32_t iterations, int32_t slots, int32_t most);
+/* Plans a layer for the loads of iterations (T, E), in the given slots. Returns the shares. */
+double *plan_iterations(Together *search, const Held *held, const float *load_TE);
 
 /* together.c: fullness and the objective, from the flow's experts and share_N. */
 void begin_together(Together *search);
@@ -89,11 +115,10 @@ void return_all(Together *search);
 
 /* together_start.c: begins, with a layout from nothing if that pays. */
 void start_together(Together *search);
-size_t start_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots);
+void place_start(Together *search, Arena *arena, size_t slots);
 
-/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled.
- * Returns the objective. */
-double move_together(Together *search);
+/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled. */
+void move_together(Together *search);
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDE __attribute__((target_clones("avx2", "default")))

@@ -7,18 +7,13 @@ Shape suffixes: N blocks, W window, T means, L layers, E logical experts.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import numpy.typing as npt
 
-from balancer.policies import compiled
-from balancer.policies.fractional.window import Means, parts_of
-from balancer.policies.sparse import Layout
-from balancer.policies.types import Float, Problem
-from eaas.cores import usable_cores
+from balancer.policies.fractional.window import parts_of
+from balancer.policies.types import Float
 
-__all__ = ["GAIN_PART", "anew_factor", "lay_out_together", "returns"]
+__all__ = ["GAIN_PART", "anew_factor", "returns"]
 
 Bool = npt.NDArray[np.bool_]
 
@@ -32,11 +27,8 @@ _MOST_STEP = 5.0
 _LEAST_NOISE, _ROUNDING = 0.1, 1e-9
 # Movement that turned back so often in the known blocks will go on.
 _TURNS = 4
-_MOST_THREADS = 8
 # Iterations of a window from which on the price of a layout from nothing is that of other loads.
 _LONG = 1024
-# A thread takes some layers at a time, because not all take equally long.
-_CHUNK = 4
 
 
 def returns(blocks_NLE: Float, variance_LE: Float, length: float) -> Bool:
@@ -75,47 +67,3 @@ def anew_factor(iterations: int) -> float:
     A short window says less, and with frequent plans there are many such layouts.
     """
     return max(1.0, _LONG / iterations)
-
-
-def lay_out_together(
-    problem: Problem, load_LTE: Means, price: float, threads: int = 1, *, anew: float = 1.0
-) -> Layout:
-    """Compute a layout for the iterations of a window, with the shares that are best for all of them.
-
-    Args:
-        problem: All inputs but the load.
-        load_LTE: `window_means`, of one or several windows.
-        price: By how much a loaded replica must lower the objective; unused without `current`.
-        threads: Number of threads; 0: one for each usable core.
-        anew: See `anew_factor`.
-
-    Returns:
-        The layout, which does not depend on the number of threads.
-    """
-
-    def work(begin: int) -> Layout:
-        end = min(begin + _CHUNK, problem.layers)
-        slots_LS = problem.slots_LS[begin:end]
-        shape = (end - begin, problem.servers, problem.experts)
-        filled = Layout.empty(shape, int(slots_LS.sum()))
-        known: tuple[object, ...] = (None, None, None)
-        if problem.current is not None:
-            before = problem.current.part(begin, end)
-            share_N = before.share_N if problem.shares_known else None
-            known = (before.first_X, before.expert_N, share_N)
-        compiled.plan_together(
-            *(load_LTE[begin:end], slots_LS, problem.speeds_S),
-            *known,
-            *(0.0 if problem.current is None else price, anew),
-            *filled.arrays,
-        )
-        # Slots may stay free.
-        held = int(filled.first_X[-1])
-        return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
-
-    chunks = range(0, problem.layers, _CHUNK)
-    threads = min(threads or usable_cores(), len(chunks), _MOST_THREADS)
-    if threads < 2:
-        return Layout.joined([work(begin) for begin in chunks])
-    with ThreadPoolExecutor(threads) as pool:
-        return Layout.joined(list(pool.map(work, chunks)))

@@ -32,31 +32,37 @@ columns_of(int32_t servers)
     return (servers + BLOCK * LANES - 1) / (BLOCK * LANES) * BLOCK;
 }
 
-/* Size of a start's arrays from full_TV on. */
-static size_t
-start_vectors(int32_t vectors, int32_t servers)
+void
+place_start(Together *search, Arena *arena, size_t slots)
 {
-    return (size_t)columns_of(servers) * ((size_t)first_vectors(vectors) * LANES + 6);
+    Start *start = &search->start;
+    size_t experts = (size_t)search->layer->experts, servers = (size_t)search->layer->servers;
+    *start = (Start){.search = search};
+    if ((double)slots * (double)servers * search->vectors * LANES > MOST_WORK) {
+        return;
+    }
+    start->vectors = first_vectors(search->vectors);
+    start->columns = columns_of(search->layer->servers);
+    start->full_TV = carve(arena, (size_t)start->columns * (size_t)start->vectors * LANES, sizeof(Lanes));
+    Lanes **by_column[] = {&start->mean_V, &start->variance_V, &start->pace_V,
+                           &start->cost_V, &start->block_V,    &start->then_V};
+    for (size_t i = 0; i < sizeof(by_column) / sizeof(*by_column); i++) {
+        *by_column[i] = carve(arena, (size_t)start->columns, sizeof(Lanes));
+    }
+    start->order_E = carve(arena, experts, sizeof(uint64_t));
+    start->heap_E = carve(arena, experts, sizeof(uint64_t));
+    start->count_E = carve(arena, experts, sizeof(int64_t));
+    start->mean_E = carve(arena, experts, sizeof(float));
+    start->variance_E = carve(arena, experts, sizeof(float));
+    start->free_S = carve(arena, servers, sizeof(int32_t));
+    start->place_S = carve(arena, servers, sizeof(int32_t));
+    start->taken_S = carve(arena, servers, sizeof(int32_t));
+    start->common_SS = carve(arena, servers * servers, sizeof(int32_t));
+    start->expert_N = carve(arena, slots, sizeof(int32_t));
+    start->moved_N = carve(arena, slots, sizeof(int32_t));
+    start->before_N = carve(arena, slots, sizeof(int32_t));
+    start->share_N = carve(arena, slots, sizeof(float));
 }
-
-/* State of a start. Servers are in vectors of LANES here, V of them; those beyond the last have no free slot. */
-typedef struct {
-    Together *search;
-    int32_t vectors;     /* iterations: the first `vectors` of the search's, ... */
-    float weight;        /* ... each of this weight */
-    int32_t columns;     /* V */
-    Lanes *full_TV;      /* the servers' fullness */
-    Lanes *mean_V, *variance_V, *pace_V; /* 1 / speed */
-    Lanes *cost_V;       /* part of an expert's mean that counts */
-    Lanes *block_V;      /* INFINITY: no free slot, or it holds the expert */
-    Lanes *then_V;       /* variance with one more replica */
-    float *mean_E, *variance_E;
-    int32_t *free_S, *expert_N;
-    int32_t *common_SS;  /* experts that a server is to hold, and another holds */
-    int32_t *place_S, *taken_S, *moved_N;
-    int64_t *count_E;
-    uint64_t *order_E, *heap_E;
-} Start;
 
 /* Mean and variance of an expert's load. Iterations without weight have no load. */
 WIDE static void
@@ -150,39 +156,6 @@ place_all(Start *start)
     return true;
 }
 
-static Start
-begin(Together *search)
-{
-    const Layer *layer = search->layer;
-    size_t experts = (size_t)layer->experts, servers = (size_t)layer->servers;
-    Start start = {.search = search, .vectors = first_vectors(search->vectors), .columns = columns_of(layer->servers)};
-    size_t v = (size_t)start.columns, slots = (size_t)layer->first_S[layer->servers];
-    float weight = 0;
-    for (int32_t t = 0; t < start.vectors; t++) {
-        weight += total(search->weight_T[t]);
-    }
-    start.weight = search->weight_T[0][0] / weight;
-    start.full_TV = search->start_block;
-    start.mean_V = start.full_TV + v * (size_t)start.vectors * LANES;
-    start.variance_V = start.mean_V + v;
-    start.pace_V = start.variance_V + v;
-    start.cost_V = start.pace_V + v;
-    start.block_V = start.cost_V + v;
-    start.then_V = start.block_V + v;
-    start.order_E = (uint64_t *)(start.then_V + v);
-    start.heap_E = start.order_E + experts;
-    start.count_E = (int64_t *)(start.heap_E + experts);
-    start.mean_E = (float *)(start.count_E + experts);
-    start.variance_E = start.mean_E + experts;
-    start.free_S = (int32_t *)(start.variance_E + experts);
-    start.place_S = start.free_S + servers;
-    start.taken_S = start.place_S + servers;
-    start.common_SS = start.taken_S + servers;
-    start.expert_N = start.common_SS + servers * servers;
-    start.moved_N = start.expert_N + slots;
-    return start;
-}
-
 /* Experts by slot, in `expert_N`. False: see `place_all`. */
 static bool
 lay_out(Start *start)
@@ -190,7 +163,16 @@ lay_out(Start *start)
     Together *search = start->search;
     Layer *layer = search->layer;
     int32_t usable = 0, slots = layer->first_S[layer->servers];
-    memset(start->full_TV, 0, start_vectors(search->vectors, layer->servers) * sizeof(Lanes));
+    size_t columns = (size_t)start->columns;
+    float weight = 0;
+    for (int32_t t = 0; t < start->vectors; t++) {
+        weight += total(search->weight_T[t]);
+    }
+    start->weight = search->weight_T[0][0] / weight;
+    memset(start->full_TV, 0, columns * (size_t)start->vectors * LANES * sizeof(Lanes));
+    memset(start->mean_V, 0, columns * sizeof(Lanes));
+    memset(start->variance_V, 0, columns * sizeof(Lanes));
+    memset(start->pace_V, 0, columns * sizeof(Lanes));
     for (int32_t s = 0; s < layer->servers; s++) {
         start->free_S[s] = layer->first_S[s + 1] - layer->first_S[s];
         ((float *)start->pace_V)[s] = 1 / (float)layer->speed_S[s];
@@ -290,44 +272,30 @@ change_to(Together *search, const int32_t *expert_N, const float *share_N)
     }
 }
 
-size_t
-start_bytes(int32_t vectors, int32_t servers, int32_t experts, int32_t slots)
-{
-    if ((double)slots * servers * vectors * LANES > MOST_WORK) {
-        return 0;
-    }
-    size_t s = (size_t)servers, e = (size_t)experts, n = (size_t)slots;
-    return start_vectors(vectors, servers) * sizeof(Lanes) +
-           e * (2 * sizeof(uint64_t) + sizeof(int64_t) + 2 * sizeof(float)) + s * (3 + s) * sizeof(int32_t) +
-           n * (3 * sizeof(int32_t) + sizeof(float));
-}
-
 void
 start_together(Together *search)
 {
     const Flow *flow = &search->layer->flow_B[0];
+    Start *start = &search->start;
     begin_together(search);
     level_all(search, FIRST_SWEEPS);
-    if (search->start_block == NULL) {
+    if (start->full_TV == NULL) {
         return;
     }
-    Start start = begin(search);
-    int32_t *before_N = start.moved_N + flow->slots;
-    float *share_N = (float *)(before_N + flow->slots);
-    memcpy(before_N, flow->expert_N, (size_t)flow->slots * sizeof(int32_t));
-    memcpy(share_N, search->share_N, (size_t)flow->slots * sizeof(float));
+    memcpy(start->before_N, flow->expert_N, (size_t)flow->slots * sizeof(int32_t));
+    memcpy(start->share_N, search->share_N, (size_t)flow->slots * sizeof(float));
     double price = search->anew * search->price, before = search->value + price * (double)count_new(search);
-    bool pays = lay_out(&start);
+    bool pays = lay_out(start);
     if (pays) {
-        match(&start);
-        change_to(search, start.expert_N, NULL);
+        match(start);
+        change_to(search, start->expert_N, NULL);
         begin_together(search);
         level_all(search, FIRST_SWEEPS);
         return_all(search);
         pays = search->value + price * (double)count_new(search) < before;
     }
     if (!pays) {
-        change_to(search, before_N, share_N);
+        change_to(search, start->before_N, start->share_N);
         begin_together(search);
     }
 }

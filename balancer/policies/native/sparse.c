@@ -1,9 +1,9 @@
-#include "sparse.h"
-
+/* Sparse layouts (sparse.h) from others. */
 #include <string.h>
 
 #include "held.h"
 #include "planning.h"
+#include "sparse.h"
 
 /* Turns the numbers in first[1 .. servers], of replicas by server, into the begins of their rows, from `at` on. */
 static int64_t
@@ -109,25 +109,6 @@ sparse_of_holds(const uint8_t *holds, const double *shares, int64_t *first, int3
     free(listed);
     free(count);
     return result == DONE && at != size ? OUT_OF_RANGE : result;
-}
-
-/* `out` (L, S): loads of servers. */
-EXPORT int
-sparse_load(const double *load_LE, const int64_t *first, const int32_t *expert, const double *share, double *out,
-            ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t ends, ptrdiff_t size)
-{
-    if (ends != layers * servers + 1 || !rows_fit(first, ends, expert, size, experts)) {
-        return OUT_OF_RANGE;
-    }
-    for (ptrdiff_t row = 0; row < layers * servers; row++) {
-        const double *load_E = load_LE + row / servers * experts;
-        double sum = 0;
-        for (int64_t n = first[row]; n < first[row + 1]; n++) {
-            sum += load_E[expert[n]] * share[n];
-        }
-        out[row] = sum;
-    }
-    return DONE;
 }
 
 /* new_X: by row, the number of replicas of one layout (first, expert) that another one (before, held) lacks; the last

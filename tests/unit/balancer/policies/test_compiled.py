@@ -97,33 +97,54 @@ def test_servers_that_do_not_exist_are_refused(server: int) -> None:
             call()
 
 
-def test_slots_that_do_not_suffice_are_refused() -> None:
-    def call(slots: int, nodes: list[int] | None = None) -> None:
-        compiled.plan_fractional(
-            *(np.ones((1, L, E)), np.full((L, S), slots), np.ones(S), None, None, None),
-            None if nodes is None else np.array(nodes, np.int32),
-            *(0, 0.0, *rows(max(L * S * slots, 0))),
-        )
+def plan_fractional(
+    slots: int = 2,
+    room: int | None = None,
+    *,
+    moving: bool,
+    current: tuple[Any, ...] = (None, None, None),
+    nodes: list[int] | None = None,
+) -> None:
+    """Plan for one load, or for one iteration of loads that move together."""
+    compiled.plan_fractional(
+        None if moving else np.ones((1, L, E)),
+        np.ones((L, 1, E), np.float32) if moving else None,
+        *(np.full((L, S), slots), np.ones(S), *current),
+        None if nodes is None else np.array(nodes, np.int32),
+        *(0, 0.0, 1.0, *rows(max(L * S * slots, 0) if room is None else room)),
+    )
 
-    call(2, [0, 0, 1])
-    for slots, nodes in ((1, None), (E + 1, None), (-1, None), (2, [0, -1, 1])):
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_slots_that_do_not_suffice_are_refused(moving: bool) -> None:
+    plan_fractional(moving=moving)
+    for slots, room in ((1, None), (E + 1, None), (-1, L * S * 2), (2, L * S * 2 - 1)):
         with pytest.raises(ValueError, match="out of range"):
-            call(slots, nodes)
+            plan_fractional(slots, room, moving=moving)
+
+
+def test_nodes_are_numbered_and_for_one_load_only() -> None:
+    plan_fractional(moving=False, nodes=[0, 0, 1])
+    for moving, nodes in ((False, [0, -1, 1]), (True, [0, 0, 1])):
+        with pytest.raises(ValueError, match="out of range"):
+            plan_fractional(moving=moving, nodes=nodes)
+
+
+def test_loads_are_needed() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        compiled.plan_fractional(
+            *(None, None, np.full((L, S), 2), np.ones(S), None, None, None, None),
+            *(0, 0.0, 1.0, *rows(L * S * 2)),
+        )
 
 
 def test_results_without_room_are_refused() -> None:
     count_LE, server_LP = np.ones((L, E), dtype=np.int64), np.zeros((L, E), dtype=np.int32)
-    holds_LSE = np.ones((L, S, E), np.bool_)
     for off in (-1, 1):
         with pytest.raises(ValueError, match="out of range"):
             compiled.sparse_of_compact(count_LE, server_LP, *rows(L * E + off))
         with pytest.raises(ValueError, match="out of range"):
-            compiled.sparse_of_holds(holds_LSE, None, *rows(L * S * E + off))
-    with pytest.raises(ValueError, match="out of range"):
-        compiled.plan_fractional(
-            *(np.ones((1, L, E)), np.full((L, S), 2), np.ones(S), None, None, None, None),
-            *(0, 0.0, *rows(L * S * 2 - 1)),
-        )
+            compiled.sparse_of_holds(np.ones((L, S, E), np.bool_), None, *rows(L * S * E + off))
 
 
 @pytest.mark.parametrize(
@@ -140,32 +161,11 @@ def test_results_without_room_are_refused() -> None:
     ],
 )
 def test_rows_that_are_wrong_are_refused(begins: list[int], experts: list[int]) -> None:
-    first_X, expert_N, share_N = np.array(begins), np.array(experts, np.int32), np.ones(2)
-    for call in (
-        lambda: compiled.sparse_load(np.ones((L, E)), first_X, expert_N, share_N, np.empty((L, S))),
-        lambda: compiled.plan_fractional(
-            *(np.ones((1, L, E)), np.full((L, S), 2), np.ones(S), first_X, expert_N, share_N),
-            *(None, 0, 0.0, *rows(L * S * 2)),
-        ),
-        lambda: plan_together(slots=2, room=L * S * 2, current=(first_X, expert_N, share_N)),
-    ):
+    current = (np.array(begins), np.array(experts, np.int32), np.ones(2))
+    for moving in (False, True):
         with pytest.raises(ValueError, match="out of range"):
-            call()
+            plan_fractional(moving=moving, current=current)
+    first_X, expert_N, _ = current
     if max(experts) < E:  # This one does not know the number of experts.
         with pytest.raises(ValueError, match="out of range"):
             compiled.sparse_new(first_X, expert_N, first_X, expert_N, np.empty(L * S + 1, np.int64))
-
-
-def plan_together(slots: int, room: int, current: tuple[Any, ...] = (None, None, None)) -> None:
-    """Plan for one iteration."""
-    compiled.plan_together(
-        *(np.ones((L, 1, E), np.float32), np.full((L, S), slots), np.ones(S)),
-        *(*current, 0.0, 1.0, *rows(room)),
-    )
-
-
-def test_a_plan_of_what_moves_together_needs_room_for_its_slots() -> None:
-    plan_together(slots=2, room=L * S * 2)
-    for slots, room in ((2, L * S * 2 - 1), (1, L * S), (E + 1, L * S * (E + 1)), (-1, L * S * 2)):
-        with pytest.raises(ValueError, match="out of range"):
-            plan_together(slots, room)

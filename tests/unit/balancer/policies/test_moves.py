@@ -70,15 +70,3 @@ def test_a_full_server_unloads_first_what_others_hold() -> None:
     then = np.array([[[False, True], [True, True]]])
     moves = ordered_moves(first, then, np.array([[1, 2]]))
     assert [(m.kind, m.expert) for m in moves] == [("unload", 0), ("load", 1)]
-
-
-def test_without_any_spare_one_server_holds_one_too_many() -> None:
-    first = np.array([[[True, False], [False, True]]])
-    then = first[:, ::-1]
-    held_LSE, over = first.copy(), 0
-    for move in ordered_moves(first, then, np.array([[1, 1]])):
-        held_LSE[0, move.server, move.expert] = move.kind == "load"
-        assert held_LSE.any(axis=1).all()
-        over = max(over, int(held_LSE.sum(axis=2).max()) - 1)
-    assert (held_LSE == then).all()
-    assert over == 1

@@ -19,20 +19,24 @@ from eaas.minmax import levels, split
 NONE = -1
 
 
-def par(load_E: Any, layout: Layout, spare_S: Any) -> float:
-    """PAR of a load under the best split over a layout and its spare replicas."""
+def with_spares(layout: Layout, spare_S: Any) -> npt.NDArray[Any]:
+    """(S, E): a layout and its spare replicas."""
     holds_SE = layout.dense()[1][0]
     server_N = np.flatnonzero(np.asarray(spare_S) != NONE)
     holds_SE[server_N, np.asarray(spare_S)[server_N]] = 1.0
+    return holds_SE
+
+
+def par(load_E: Any, layout: Layout, spare_S: Any) -> float:
+    """PAR of a load under the best split over a layout and its spare replicas."""
+    holds_SE = with_spares(layout, spare_S)
     load_1E = np.asarray(load_E, float)[None]
     return float(levels(load_1E, holds_SE)[0] / load_1E.sum() * len(holds_SE))
 
 
 def excess(load_E: Any, layout: Layout, spare_S: Any) -> float:
     """Load above the mean of the servers, under the split that levels them all, over the mean server load."""
-    holds_SE = layout.dense()[1][0]
-    server_N = np.flatnonzero(np.asarray(spare_S) != NONE)
-    holds_SE[server_N, np.asarray(spare_S)[server_N]] = 1.0
+    holds_SE = with_spares(layout, spare_S)
     load_S = split(load_E, holds_SE, backlog_S=np.zeros(len(holds_SE))) @ load_E
     mean = float(load_S.mean())
     return float(np.maximum(load_S - mean, 0).sum() / mean) if mean else 0.0

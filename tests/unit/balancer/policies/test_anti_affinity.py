@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from balancer.policies import names, plan
-from balancer.policies.apart import Nodes, count_alone, put_apart
+from balancer.policies.anti_affinity import Nodes, apply_anti_affinity, count_on_one_node
 from balancer.policies.repair import even_shares
 from balancer.policies.spread import spread
-from linear_program import fewest_alone
+from linear_program import fewest_on_one_node
 
 
 def alone(holds_SE: np.ndarray, node_S: np.ndarray) -> int:
@@ -30,7 +30,7 @@ def apart(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The layout that the pass makes of one, which stays as it is."""
     then_LSE, then_shares = holds_LSE.copy(), np.array(shares_LSE, np.float64)
-    put_apart(then_LSE, then_shares, Nodes.of(node_S), **more)
+    apply_anti_affinity(then_LSE, then_shares, Nodes.of(node_S), **more)
     return then_LSE, then_shares
 
 
@@ -81,7 +81,7 @@ def test_no_expert_is_alone_unless_it_must_be(
     assert ((after.shares_LSE > 0) <= after.holds_LSE).all()
     np.testing.assert_allclose(after.shares_LSE.sum(axis=1), 1)
     for was_SE, is_SE in zip(before.holds_LSE, after.holds_LSE, strict=True):
-        least = fewest_alone(was_SE.sum(axis=1), was_SE.sum(axis=0), node_S)
+        least = fewest_on_one_node(was_SE.sum(axis=1), was_SE.sum(axis=0), node_S)
         assert alone(is_SE, node_S) == least
     # `spread` ignores load. With fewer than two slots a server or two replicas an expert, or on nodes of
     # different sizes, the replicas that balance the load may fit on one node only.
@@ -118,7 +118,7 @@ def test_any_layout_is_repaired_as_far_as_its_counts_allow(
     check_kept(holds_LSE, after_LSE)
     assert (fixed_LSE <= after_LSE).all()
     np.testing.assert_allclose(shares_LSE.sum(axis=1), 1)
-    least = fewest_alone(holds_LSE[0].sum(axis=1), holds_LSE[0].sum(axis=0), node_S)
+    least = fewest_on_one_node(holds_LSE[0].sum(axis=1), holds_LSE[0].sum(axis=0), node_S)
     found = alone(after_LSE[0], node_S)
     assert found >= least if fixed_LSE.any() else found == least
 
@@ -191,17 +191,17 @@ def test_racks_of_any_size(seed: int, experts: int) -> None:
     after_LSE, _ = apart(holds_LSE, even_shares(holds_LSE), names_S)
     counts: Any = holds_LSE[0].sum(axis=1), holds_LSE[0].sum(axis=0)
     check_kept(holds_LSE, after_LSE)
-    assert alone(after_LSE[0], node_S) == fewest_alone(*counts, node_S)
+    assert alone(after_LSE[0], node_S) == fewest_on_one_node(*counts, node_S)
     if node_S[-1] == 8:
-        assert alone(after_LSE[0], rack_S) == fewest_alone(*counts, rack_S)
+        assert alone(after_LSE[0], rack_S) == fewest_on_one_node(*counts, rack_S)
 
 
 def test_what_counts_as_alone() -> None:
     holds_LSE = np.zeros((1, 3, 4), bool)
     holds_LSE[0, [0, 1], 0] = holds_LSE[0, [0, 2], 1] = holds_LSE[0, 2, 2] = True
     # Expert 0 is on node a, expert 2 on node b; expert 3 has no server.
-    assert count_alone(holds_LSE, Nodes.of(["a", "a", "b"])) == 2
-    assert count_alone(holds_LSE, Nodes.of(["a", "a", "a"])) == 3
+    assert count_on_one_node(holds_LSE, Nodes.of(["a", "a", "b"])) == 2
+    assert count_on_one_node(holds_LSE, Nodes.of(["a", "a", "a"])) == 3
 
 
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, -1], [0.5, 1, 2], [["a"], ["b"], ["c"]]])

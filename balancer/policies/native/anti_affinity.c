@@ -19,7 +19,8 @@ enum { NODE, RACK, GROUPINGS };
 
 /* An expert in one group only, and a replica that shares its group; by grouping. A load costs 1. Each counts more than
  * thousands of the next. */
-static const int64_t ALONE[] = {INT64_C(1) << 50, INT64_C(1) << 40}, SHARED[] = {INT64_C(1) << 28, INT64_C(1) << 14};
+static const int64_t ONE_GROUP[] = {INT64_C(1) << 50, INT64_C(1) << 40};
+static const int64_t SHARED[] = {INT64_C(1) << 28, INT64_C(1) << 14};
 
 /* More than the loads of a swap, less than all else. */
 #define LOADS (INT64_C(1) << 13)
@@ -29,7 +30,7 @@ static const int64_t ALONE[] = {INT64_C(1) << 50, INT64_C(1) << 40}, SHARED[] = 
 
 typedef struct {
     ptrdiff_t experts, servers;
-    int64_t apart; /* Up to so many replicas of an expert go to different groups. */
+    int64_t spread_over; /* Up to so many replicas of an expert go to different groups. */
     int32_t groups[GROUPINGS];
     const int32_t *group_S[GROUPINGS];
     const double *load_E, *speed_S;
@@ -45,32 +46,32 @@ typedef struct {
     int64_t *distance_S;
     int32_t *before_S, *passed_S, *queue;
     uint8_t *queued_S;
-} Apart;
+} AntiAffinity;
 
 typedef struct {
     int32_t e, from, to;
 } Pass;
 
 static int64_t
-unit(const Apart *a, int g, int32_t e, int32_t group, int32_t more)
+unit(const AntiAffinity *a, int g, int32_t e, int32_t group, int32_t more)
 {
     int64_t replicas = a->count_E[e], k = a->on_EG[g][(ptrdiff_t)e * a->groups[g] + group] + more;
     if (replicas < 2 || a->groups[g] < 2) {
         return 0;
     }
-    return (k >= replicas ? ALONE[g] : 0) + (k > 1 && replicas <= a->apart ? SHARED[g] : 0);
+    return (k >= replicas ? ONE_GROUP[g] : 0) + (k > 1 && replicas <= a->spread_over ? SHARED[g] : 0);
 }
 
-/* Whether a replica of the expert costs something where it is, loads apart. */
+/* Whether a replica of the expert costs something where it is, but for loads. */
 static bool
-costs(const Apart *a, int32_t e, int32_t s)
+costs(const AntiAffinity *a, int32_t e, int32_t s)
 {
     return unit(a, NODE, e, a->group_S[NODE][s], 0) + unit(a, RACK, e, a->group_S[RACK][s], 0) > 0;
 }
 
 /* Change of the cost if a replica is passed on. */
 static int64_t
-cost_of(const Apart *a, Pass pass)
+cost_of(const AntiAffinity *a, Pass pass)
 {
     int64_t cost = 0;
     if (a->current != NULL) {
@@ -84,27 +85,27 @@ cost_of(const Apart *a, Pass pass)
 }
 
 static double
-part(const Apart *a, int32_t s, int32_t e)
+part(const AntiAffinity *a, int32_t s, int32_t e)
 {
     double share = a->shares != NULL ? a->shares[s * a->experts + e] : 1.0 / (double)a->count_E[e];
     return a->load_E[e] * share;
 }
 
 static bool
-is_fixed(const Apart *a, int32_t s, int32_t e)
+is_fixed(const AntiAffinity *a, int32_t s, int32_t e)
 {
     return a->fixed != NULL && a->fixed[s * a->experts + e];
 }
 
 static double
-level(const Apart *a, int32_t s)
+level(const AntiAffinity *a, int32_t s)
 {
     return a->load_S[s] / a->speed_S[s];
 }
 
 /* Counts what is where. Returns the peak. */
 static double
-count_layer(Apart *a)
+count_layer(AntiAffinity *a)
 {
     double peak = 0;
     list_held(a->holds, a->servers, a->experts, &a->list);
@@ -137,7 +138,7 @@ replace(int32_t *list, int32_t old, int32_t new)
 
 /* Servers pass experts on. Each server of the cycle gets what the one after it in the list passes. */
 static void
-pass_on(Apart *a, const Pass *cycle, ptrdiff_t length)
+pass_on(AntiAffinity *a, const Pass *cycle, ptrdiff_t length)
 {
     for (ptrdiff_t i = 0; i < length; i++) {
         int32_t e = cycle[i].e, from = cycle[i].from, to = cycle[i].to;
@@ -178,7 +179,7 @@ is_better(const Swap *one, const Swap *other)
 
 /* Improves `best` by swaps of a server's replica that cost less than `limit`, with the servers from `turn` on. */
 static void
-find_swap(const Apart *a, int32_t e, int32_t s, int32_t turn, int64_t limit, Swap *best)
+find_swap(const AntiAffinity *a, int32_t e, int32_t s, int32_t turn, int64_t limit, Swap *best)
 {
     for (int32_t i = 0; i < a->servers && !is_fixed(a, s, e); i++) {
         int32_t t = (turn + i) % (int32_t)a->servers;
@@ -211,7 +212,7 @@ find_swap(const Apart *a, int32_t e, int32_t s, int32_t turn, int64_t limit, Swa
 
 /* Swaps that lower the cost; of these, those with the least rise of the peak. */
 static void
-separate(Apart *a, int32_t layer)
+separate(AntiAffinity *a, int32_t layer)
 {
     for (int32_t e = 0; e < a->experts; e++) {
         Swap best;
@@ -230,7 +231,7 @@ separate(Apart *a, int32_t layer)
 
 /* Swaps that put the loads above the first peak back below it, as far as they cost nothing. Whether some stay above. */
 static bool
-lower_peak(Apart *a)
+lower_peak(AntiAffinity *a)
 {
     for (ptrdiff_t round = 0; round < a->servers; round++) {
         int32_t s = 0;
@@ -255,7 +256,7 @@ lower_peak(Apart *a)
 /* ---- rows --------------------------------------------------------------------------------------------------- */
 
 static int64_t
-row_cost(const Apart *a, int32_t from, int32_t to)
+row_cost(const AntiAffinity *a, int32_t from, int32_t to)
 {
     int64_t cost = 0;
     for (int32_t i = a->list.first[from]; i < a->list.first[from + 1]; i++) {
@@ -266,7 +267,7 @@ row_cost(const Apart *a, int32_t from, int32_t to)
 }
 
 static void
-swap_rows(Apart *a, int32_t s, int32_t t)
+swap_rows(AntiAffinity *a, int32_t s, int32_t t)
 {
     for (int32_t e = 0; e < a->experts; e++) {
         ptrdiff_t one = s * a->experts + e, other = t * a->experts + e;
@@ -295,7 +296,7 @@ swap_rows(Apart *a, int32_t s, int32_t t)
 
 /* Equal servers exchange all they hold, which changes no load. */
 static void
-exchange_rows(Apart *a, const int64_t *slots_S)
+exchange_rows(AntiAffinity *a, const int64_t *slots_S)
 {
     const int32_t *first = a->list.first;
     for (int32_t e = 0; e < a->experts; e++) {
@@ -316,7 +317,7 @@ exchange_rows(Apart *a, const int64_t *slots_S)
 /* A cycle that passes an expert on twice may cost something other than the sum. It is two cycles then. Keeps one that
  * lowers the cost; returns its length. */
 static ptrdiff_t
-shorten(const Apart *a, Pass *cycle, ptrdiff_t length)
+shorten(const AntiAffinity *a, Pass *cycle, ptrdiff_t length)
 {
     for (ptrdiff_t i = 0; i < length; i++) {
         for (ptrdiff_t j = i + 1; j < length; j++) {
@@ -349,7 +350,7 @@ shorten(const Apart *a, Pass *cycle, ptrdiff_t length)
 
 /* The cycle that ends at a server, backwards. */
 static ptrdiff_t
-collect(const Apart *a, int32_t end, Pass *cycle)
+collect(const AntiAffinity *a, int32_t end, Pass *cycle)
 {
     ptrdiff_t length = 0;
     int32_t to = end;
@@ -362,7 +363,7 @@ collect(const Apart *a, int32_t end, Pass *cycle)
 
 /* Whether a server can begin a cycle of negative cost. */
 static bool
-is_misplaced(const Apart *a, int32_t s)
+is_misplaced(const AntiAffinity *a, int32_t s)
 {
     for (int32_t i = a->list.first[s]; i < a->list.first[s + 1]; i++) {
         int32_t e = a->list.expert[i];
@@ -375,7 +376,7 @@ is_misplaced(const Apart *a, int32_t s)
 
 /* A cycle of negative cost, by shortest paths (R. Bellman, L. Ford); its length, or 0: there is none. */
 static ptrdiff_t
-find_cycle(Apart *a, Pass *cycle)
+find_cycle(AntiAffinity *a, Pass *cycle)
 {
     ptrdiff_t head = 0, size = 0;
     for (int32_t s = 0; s < a->servers; s++) {
@@ -421,21 +422,22 @@ find_cycle(Apart *a, Pass *cycle)
 
 /* Changes holds and shares (L, S, E; shares may be NULL: equal) so that replicas of an expert are on different nodes.
  *
- * group_GS numbers the servers' nodes, then their racks, without gaps (all 0: unknown). Experts with up to `apart`
- * replicas get a node for each, others two at least. Fixed replicas (NULL: none) stay. Of equal swaps those with fewer
- * loads from `current` (NULL: unknown) are taken; with `save`, cycles save loads, whatever the peak. `rows`: servers of
- * a layer with the same slots, count and speed may exchange all they hold. risen_L: whether the layer's peak load has
- * risen. */
+ * group_GS numbers the servers' nodes, then their racks, without gaps (all 0: unknown). Experts with up to
+ * `spread_over` replicas get a node for each, others two at least. Fixed replicas (NULL: none) stay. Of equal swaps
+ * those with fewer loads from `current` (NULL: unknown) are taken; with `save`, cycles save loads, whatever the peak.
+ * `rows`: servers of a layer with the same slots, count and speed may exchange all they hold. risen_L: whether the
+ * layer's peak load has risen. */
 EXPORT int
-apart_layers(const double *load_LE, const int64_t *slots_LS, const double *speed_S, const int32_t *group_GS,
-             int64_t apart, bool save, bool rows, const uint8_t *current, const uint8_t *fixed, uint8_t *holds,
-             double *shares, bool *risen_L, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts,
-             ptrdiff_t groupings)
+anti_affinity_layers(const double *load_LE, const int64_t *slots_LS, const double *speed_S, const int32_t *group_GS,
+                     int64_t spread_over, bool save, bool rows, const uint8_t *current, const uint8_t *fixed,
+                     uint8_t *holds, double *shares, bool *risen_L, ptrdiff_t layers, ptrdiff_t servers,
+                     ptrdiff_t experts, ptrdiff_t groupings)
 {
     if (groupings != GROUPINGS) {
         return OUT_OF_RANGE;
     }
-    Apart a = {.experts = experts, .servers = servers, .apart = apart, .speed_S = speed_S, .groups = {1, 1}};
+    AntiAffinity a = {.experts = experts, .servers = servers, .spread_over = spread_over, .speed_S = speed_S};
+    a.groups[NODE] = a.groups[RACK] = 1;
     for (int g = NODE; g <= RACK; g++) {
         a.group_S[g] = group_GS + g * servers;
         for (ptrdiff_t s = 0; s < servers; s++) {

@@ -1,12 +1,10 @@
-"""The last pass behind every policy: replicas of an expert go to different nodes, and to different racks.
-
-    alone   an expert with two or more replicas, all of them on one node
+"""Anti-affinity, the last pass behind every policy: replicas of an expert go to different nodes and racks.
 
 Step 1. Without a current layout, servers that are alike exchange all they hold. No load changes.
 Step 2. Two servers exchange two experts. The pass takes the exchange that keeps the layer's peak load, then
         the one with the fewest loads of experts, then that of the most equal replicas.
 Step 3. Servers pass experts around cycles (M. Klein 1967), until no layout with the same counts has fewer
-        experts alone. Exchanges then lower the peak again as far as possible.
+        experts on one node. Exchanges then lower the peak again as far as possible.
 
 Every server keeps its number of replicas in each layer, and every expert its own: memory stays as it was. A
 replica takes its share with it. Racks come second, after nodes.
@@ -25,7 +23,7 @@ from balancer.policies import compiled
 from eaas.minmax import split
 from eaas.nodes import rack_of
 
-__all__ = ["ALL", "Nodes", "count_alone", "put_apart", "split_again"]
+__all__ = ["ALL", "Nodes", "apply_anti_affinity", "count_on_one_node", "split_again"]
 
 _Bool = npt.NDArray[np.bool_]
 _Float = npt.NDArray[np.float64]
@@ -69,7 +67,7 @@ class Nodes:
         return int(self.node_S.max(initial=-1)) + 1
 
 
-def put_apart(
+def apply_anti_affinity(
     holds_LSE: _Bool,
     shares_LSE: _Float | None,
     nodes: Nodes | None,
@@ -107,7 +105,7 @@ def put_apart(
         group_GS = np.zeros((2, servers), np.int32)
         if nodes is not None:
             group_GS[:] = nodes.node_S, nodes.rack_S
-        compiled.apart(
+        compiled.anti_affinity(
             np.ones((layers, experts)) if load_LE is None else np.ascontiguousarray(load_LE),
             np.zeros((layers, servers), np.int64) if slots_LS is None else slots_LS,
             np.ones(servers) if speeds_S is None else speeds_S,
@@ -128,8 +126,8 @@ def split_again(
 ) -> None:
     """Split a layer's load best, in place; exchange replicas while that lowers a peak above the one before.
 
-    For layers in which `put_apart` raised the peak, which the best split only partly undoes. Exchanges leave
-    no further expert alone. Time O(_TRIES) splits.
+    For layers in which `apply_anti_affinity` raised the peak, which the best split only partly undoes.
+    Exchanges leave no further expert on one node. Time O(_TRIES) splits.
     """
     shares_SE[:] = split(load_E, holds_SE, speeds_S)
     level_S = shares_SE @ load_E / speeds_S
@@ -166,7 +164,7 @@ def _exchanges(
                 yield s, t, e, f
 
 
-def count_alone(holds_LSE: _Bool, nodes: Nodes, *, replicas: int = 1) -> int:
+def count_on_one_node(holds_LSE: _Bool, nodes: Nodes, *, replicas: int = 1) -> int:
     """Count the experts, over all layers, that have all their replicas, at least so many, on one node."""
     on_LE = np.zeros(holds_LSE[:, 0].shape, np.int64)
     for node in range(nodes.count):
