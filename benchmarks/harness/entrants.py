@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ import httpx
 from eaas.config import load_config
 from eaas.cores import usable_cores
 from eaas.errors import ClusterError
+from eaas_cli.local.arguments import check_endpoint_port
 
 __all__ = ["ROOT", "cluster", "llama_server", "plain_vllm"]
 
@@ -32,7 +32,7 @@ _ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_H
 @contextlib.contextmanager
 def plain_vllm(python: Path, model: Path) -> Iterator[str]:
     """vLLM with local experts; yields its URL."""
-    port = _free_port()
+    port = check_endpoint_port("127.0.0.1", 0)
     words = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(model))
     names = ("--served-model-name", model.name)
     where = ("--host", "127.0.0.1", "--port", str(port))
@@ -46,7 +46,7 @@ def plain_vllm(python: Path, model: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def llama_server(binary: Path, gguf: Path, streams: int, tokens: int) -> Iterator[str]:
     """llama.cpp's server, with a slot of so many tokens for each stream; yields its URL."""
-    port = _free_port()
+    port = check_endpoint_port("127.0.0.1", 0)
     slots = ("--parallel", str(streams), "--ctx-size", str(streams * tokens))
     cores = str(usable_cores())
     # No copies of finished prompts: none comes again.
@@ -60,7 +60,7 @@ def llama_server(binary: Path, gguf: Path, streams: int, tokens: int) -> Iterato
 @contextlib.contextmanager
 def cluster(python: Path, model: Path, servers: int, engine: str) -> Iterator[str]:
     """A local cluster, each expert on two servers if there are two; yields the URL of its endpoint."""
-    port = _free_port()
+    port = check_endpoint_port("127.0.0.1", 0)
     sizes = ("--servers", str(servers), "--redundancy", str(min(servers, 2)))
     words = ("-m", "eaas_cli", "up", "--model", str(model), "--engine", engine, *sizes)
     with _endpoint([str(python), *words, "--port", str(port)], port) as url:
@@ -124,9 +124,3 @@ def _wait(process: subprocess.Popen[bytes], what: str, url: str, log: IO[bytes])
                 return
         time.sleep(0.5)
     raise ClusterError(f"{url} does not answer after {_START_S:.0f} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -76,13 +76,11 @@ def connected(
     *,
     slots: int,
     layers: int = 1,
-    client_id: str = "client",
 ) -> Iterator[Connection]:
     """Connect a client to a lone server.
 
     Args:
         shape, layers: Of the server.
-        client_id: A server frees the slots of a former client of that id.
 
     Raises:
         ClusterError: The server refuses the connection (its message).
@@ -97,7 +95,7 @@ def connected(
             1,
             lambda _opened: None,
             open_link=opener(transport),
-            client_id=client_id,
+            client_id="client",
             shape=model_shape(shape, layers),
             config=settings.attention_client.model_copy(update=changes),
             metrics=ClientMetrics(CollectorRegistry()),

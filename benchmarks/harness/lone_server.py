@@ -63,7 +63,6 @@ def lone_server(
     slots: int,
     threads: int = 0,
     layers: int = 1,
-    name: str = "server",
 ) -> Callable[..., Worker]:
     """Make the function that starts a server.
 
@@ -76,11 +75,10 @@ def lone_server(
         tokens: T that a slot holds.
         threads: Of the kernel; loading its random experts takes up to a minute. 0: it computes nothing.
         layers: Layers that have these experts.
-        name: Of the process.
     """
     return partial(
         Worker,
-        name,
+        "server",
         "benchmarks.harness.lone_server",
         shape=dataclasses.asdict(shape),
         tokens=tokens,

@@ -14,25 +14,29 @@ Commands of the process, one line of JSON each, answered when done:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
-import selectors
-import socket
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
-from benchmarks.scale.http2 import Call, Line, message
+import grpc
+
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.log import configure_logging
 from eaas.membership.session import PROTOCOL_VERSION
+from eaas.net.grpc_client import channel_options
+from eaas.net.grpc_secret import proof
 from eaas.rpc.v1 import monitor_pb2 as pb
+from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import Member, MemberState, ModelShape, Role
 
-__all__ = ["SimulatedMembers", "SnapshotReaders", "main"]
+__all__ = ["SimulatedMembers", "main"]
 
 # Model that members send when they register; a realistic one, of 48 layers.
 _SHAPE = ModelShape(
@@ -46,250 +50,163 @@ _SHAPE = ModelShape(
 )
 # Largest number of concurrent registrations.
 _JOINING = 32
-_TICK_S = 0.002
-
-
-class _SimulatedMember:
-    """One member and its connection.
-
-    Attributes:
-        sent_at: Monotonic seconds of the last heartbeat.
-        waits: Whether that heartbeat is unanswered.
-        overdue: Whether the next heartbeat became due before that answer.
-        revision: The last that its Watch stream told.
-    """
-
-    __slots__ = ("_beat", "_beats", "line", "number", "overdue", "revision", "sent_at", "waits")
-
-    def __init__(self, number: int, line: Line) -> None:
-        self.number = number
-        self.line = line
-        self._beats = 0
-        self._beat = b""
-        self.sent_at = 0.0
-        self.waits = self.overdue = False
-        self.revision = -1
-
-    def register(self, registered: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Register at the monitor; every second number is an expert server."""
-        server = self.number % 2 == 0
-        member = Member(
-            id=f"{'server' if server else 'client'}-{self.number}",
-            role=Role.EXPERT_SERVER if server else Role.ATTENTION_CLIENT,
-            pid=1 + self.number,
-            host="simulated",
-            address=f"192.0.2.1:{10_000 + self.number}",
-            state=MemberState.SERVING,
-            model=_SHAPE,
-            transports=("shm", "grpc") if server else (),
-        )
-
-        def answered(data: bytes) -> None:
-            heartbeat = pb.HeartbeatRequest(
-                id=member.id,
-                incarnation=pb.RegisterResponse.FromString(data).incarnation,
-                state=member.state.number,
-                progress=1_000_000,
-                experts=member.experts,
-                epoch=member.epoch,
-            )
-            self._beat = heartbeat.SerializeToString()
-            registered()
-
-        request = pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION)
-        self.line.call("Register", request.SerializeToString(), Call(answered, ended))
-
-    def beat(self, now: float, call: Call) -> None:
-        """Send a heartbeat to the monitor; the first one opens the stream, with the callbacks `call`."""
-        self.sent_at, self.waits, self.overdue = now, True, False
-        if self._beats:
-            self.line.send(self._beats, message(self._beat))
-        else:
-            self._beats = self.line.call("Heartbeat", self._beat, call, more=True)
 
 
 class SimulatedMembers:
-    """Members that each send a heartbeat every `interval_s`, once the last one is answered. One thread.
+    """Members that send a heartbeat every `interval_s`, and watchers that fetch snapshots, in one loop."""
 
-    What the selector reports as ready is called: its data is a function.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        numbers: Sequence[int],
-        interval_s: float,
-        selector: selectors.BaseSelector,
-    ) -> None:
-        self._selector = selector
+    def __init__(self, address: str, numbers: Sequence[int], interval_s: float) -> None:
+        self._address = address
+        self._proof = proof(address)
         self._interval_s = interval_s
-        self._members = [_SimulatedMember(number, Line(address)) for number in numbers]
-        for member in self._members:
-            selector.register(member.line, selectors.EVENT_READ, partial(self._ready, member.line))
-        self._dirty = {member.line for member in self._members}
-        self._to_join: deque[_SimulatedMember] = deque()
-        self._joining = 0
-        # Next heartbeats, ordered by time because all members have the same interval.
-        self._due: deque[tuple[float, _SimulatedMember]] = deque()
+        self._channels = {number: self._channel() for number in numbers}
+        # asyncio itself keeps no running task.
+        self._streams: list[asyncio.Task[None]] = []
+        self._readers: list[asyncio.Task[None]] = []
         self._delays_us: list[int] = []
         self._count: Counter[str] = Counter()
-        # The last message of a Watch stream, parsed once, because all watchers get the same bytes.
-        self._last, self._parsed = b"", pb.WatchResponse()
 
-    def join(self) -> None:
-        """Begin to register all members at the monitor; their heartbeats follow."""
-        self._to_join.extend(self._members)
+    def _channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self._address, channel_options(None, None))
 
-    @property
-    def joined(self) -> bool:
-        """Whether all members are registered."""
-        return not self._to_join and not self._joining
+    async def __aenter__(self) -> SimulatedMembers:
+        """Open all members' connections."""
+        await asyncio.gather(*(channel.channel_ready() for channel in self._channels.values()))
+        return self
+
+    async def __aexit__(self, *_failure: object) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    async def join(self) -> float:
+        """Register all members at the monitor; their heartbeats follow. Return the seconds that it took."""
+        began, joining = time.monotonic(), asyncio.Semaphore(_JOINING)
+        await asyncio.gather(*(self._join(number, joining) for number in self._channels))
+        return time.monotonic() - began
+
+    async def _join(self, number: int, joining: asyncio.Semaphore) -> None:
+        member = _member(number)
+        stub = monitor_pb2_grpc.MonitorServiceStub(self._channels[number])
+        request = pb.RegisterRequest(member=member.to_proto(), protocol_version=PROTOCOL_VERSION)
+        async with joining:
+            registered = await stub.Register(request, metadata=self._proof)
+        heartbeat = pb.HeartbeatRequest(
+            id=member.id,
+            incarnation=registered.incarnation,
+            state=member.state.number,
+            progress=1_000_000,
+            experts=member.experts,
+            epoch=member.epoch,
+        )
+        self._begin(self._beat(stub.Heartbeat(metadata=self._proof), heartbeat))
+
+    async def _beat(self, call: Any, heartbeat: pb.HeartbeatRequest) -> None:
+        """Send a heartbeat every interval, or at once when the answer to the last one comes later."""
+        due_at = time.monotonic()
+        while True:
+            await asyncio.sleep(due_at - time.monotonic())
+            sent_at = time.monotonic()
+            self._count["sent"] += 1
+            await call.write(heartbeat)
+            if await call.read() is grpc.aio.EOF:
+                return
+            now = time.monotonic()
+            self._delays_us.append(round(1e6 * (now - sent_at)))
+            due_at += self._interval_s
+            if due_at < now:
+                self._count["late"] += 1 + int((now - due_at) / self._interval_s)
+                due_at = now
+
+    def _begin(self, stream: Coroutine[Any, Any, None]) -> None:
+        async def until_it_ends() -> None:
+            with suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await stream
+            self._count["ended"] += 1
+
+        self._streams.append(asyncio.create_task(until_it_ends()))
 
     def watch(self, count: int, revision: int, life: int) -> None:
         """Make the first `count` members watch the membership from a revision."""
-        position = pb.WatchRequest(from_revision=revision, life=life, heartbeats_tell=True)
-        for member in self._members[:count]:
-            member.revision = revision
-            told = partial(self._told, member)
-            member.line.call("Watch", position.SerializeToString(), Call(told, self._ended))
-            self._dirty.add(member.line)
+        request = pb.WatchRequest(from_revision=revision, life=life, heartbeats_tell=True)
+        for channel in islice(self._channels.values(), count):
+            self._begin(self._watch(channel, request))
+
+    async def _watch(self, channel: grpc.aio.Channel, request: pb.WatchRequest) -> None:
+        async for _ in self._messages(channel, request):
+            self._count["watched"] += 1
+
+    def _messages(
+        self, channel: grpc.aio.Channel, request: pb.WatchRequest
+    ) -> AsyncIterator[bytes]:
+        """Begin a Watch stream; its messages are not parsed: that would cost more than the monitor's work."""
+        watch = channel.unary_stream("/eaas.rpc.v1.MonitorService/Watch")
+        messages: AsyncIterator[bytes] = watch(
+            request.SerializeToString(), metadata=self._proof
+        ).__aiter__()
+        return messages
+
+    def fetch(self, count: int) -> None:
+        """Let this many watchers fetch snapshots from now on, in place of those before."""
+        for reader in self._readers:
+            reader.cancel()
+        self._readers = [asyncio.create_task(self._fetch()) for _ in range(count)]
+
+    async def _fetch(self) -> None:
+        request = pb.WatchRequest(knows_left=True, knows_models=True, heartbeats_tell=True)
+        while True:
+            async with self._channel() as channel:
+                # The monitor may refuse; the next connection tries again.
+                with suppress(grpc.RpcError):
+                    self._count["snapshot_bytes"] += len(
+                        await anext(self._messages(channel, request))
+                    )
+                    self._count["snapshots"] += 1
 
     def take_figures(self) -> dict[str, Any]:
         """Return the counters since the last call, and reset them.
 
         Heartbeats: `sent`, `late` (turns before the last answer) and `delays_us` of the answers. `ended`:
-        streams that the monitor ended. Messages of Watch streams: `watched`; `gaps` of them out of turn.
+        streams that the monitor ended. `watched`: messages of Watch streams. `snapshots`, `snapshot_bytes`:
+        those that the watchers of `fetch` took.
         """
-        names = ("sent", "late", "ended", "watched", "gaps")
+        names = ("sent", "late", "ended", "watched", "snapshots", "snapshot_bytes")
         found = {name: self._count[name] for name in names} | {"delays_us": self._delays_us}
         self._count.clear()
         self._delays_us = []
         return found
 
-    def turn(self, now: float) -> float:
-        """Send due registrations and heartbeats; return the seconds until the next turn."""
-        while self._to_join and self._joining < _JOINING:
-            self._joining += 1
-            member = self._to_join.popleft()
-            member.register(partial(self._registered, member), self._join_ended)
-            self._dirty.add(member.line)
-        while self._due and self._due[0][0] <= now:
-            due_at, member = self._due.popleft()
-            if member.waits:
-                self._count["late"] += 1
-                member.overdue = True
+
+def _member(number: int) -> Member:
+    """Describe a member; every second number is an expert server."""
+    server = number % 2 == 0
+    return Member(
+        id=f"{'server' if server else 'client'}-{number}",
+        role=Role.EXPERT_SERVER if server else Role.ATTENTION_CLIENT,
+        pid=1 + number,
+        host="simulated",
+        address=f"192.0.2.1:{10_000 + number}",
+        state=MemberState.SERVING,
+        model=_SHAPE,
+        transports=("shm", "grpc") if server else (),
+    )
+
+
+async def _serve(wanted: dict[str, Any]) -> None:
+    commands, answers = await asyncio.open_unix_connection("\0" + wanted["control"])
+    numbers = range(*wanted["numbers"])
+    async with SimulatedMembers(wanted["address"], numbers, wanted["interval_s"]) as members:
+        announce(ready=wanted["address"])
+        while line := await commands.readline():
+            name, *words = json.loads(line)
+            answer: Any = None
+            if name == "join":
+                answer = await members.join()
+            elif name == "watch":
+                members.watch(*words)
+            elif name == "fetch":
+                members.fetch(*words)
             else:
-                self._beat(member, due_at)
-        self._flush()
-        wait_s = self._due[0][0] - now if self._due else self._interval_s
-        return max(_TICK_S, wait_s)
-
-    def close(self) -> None:
-        """Close all connections to the monitor."""
-        for member in self._members:
-            self._selector.unregister(member.line)
-            member.line.close()
-
-    def _ready(self, line: Line) -> None:
-        line.pump()
-        self._dirty.add(line)
-
-    def _beat(self, member: _SimulatedMember, due_at: float) -> None:
-        member.beat(time.monotonic(), Call(lambda _: self._answered(member), self._ended))
-        self._count["sent"] += 1
-        self._due.append((due_at + self._interval_s, member))
-        self._dirty.add(member.line)
-
-    def _registered(self, member: _SimulatedMember) -> None:
-        self._beat(member, time.monotonic())
-
-    def _answered(self, member: _SimulatedMember) -> None:
-        now = time.monotonic()
-        self._delays_us.append(round(1e6 * (now - member.sent_at)))
-        member.waits = False
-        if member.overdue:
-            self._beat(member, now)
-
-    def _told(self, member: _SimulatedMember, data: bytes) -> None:
-        self._count["watched"] += 1
-        if data != self._last:
-            self._last, self._parsed = data, pb.WatchResponse.FromString(data)
-        kind = self._parsed.WhichOneof("kind")
-        if kind == "event":
-            self._count["gaps"] += self._parsed.event.revision != member.revision + 1
-            member.revision = self._parsed.event.revision
-        elif kind == "snapshot":
-            member.revision = self._parsed.snapshot.revision
-
-    def _join_ended(self) -> None:
-        self._joining -= 1
-
-    def _ended(self) -> None:
-        self._count["ended"] += 1
-
-    def _flush(self) -> None:
-        for line in self._dirty:
-            line.flush()
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.unsent else 0)
-            key = self._selector.get_key(line)
-            if key.events != wanted:
-                self._selector.modify(line, wanted, key.data)
-        self._dirty.clear()
-
-
-class SnapshotReaders:
-    """Watchers that connect, take a snapshot, and connect anew, again and again."""
-
-    def __init__(self, address: str, selector: selectors.BaseSelector) -> None:
-        self._address = address
-        self._selector = selector
-        self._lines: set[Line] = set()
-        self._snapshots = self._bytes = 0
-
-    def fetch(self, count: int) -> None:
-        """Let this many watchers fetch snapshots from now on, in place of those before."""
-        for line in tuple(self._lines):
-            self._close(line)
-        for _ in range(count):
-            self._open()
-
-    def take_figures(self) -> dict[str, int]:
-        """Return the number and the bytes of the snapshots since the last call, and reset them."""
-        found = {"snapshots": self._snapshots, "snapshot_bytes": self._bytes}
-        self._snapshots = self._bytes = 0
-        return found
-
-    def _open(self) -> None:
-        line = Line(self._address)
-        self._lines.add(line)
-        request = pb.WatchRequest(knows_left=True, knows_models=True, heartbeats_tell=True)
-        sizes: list[int] = []
-
-        # Only the size is used, because parsing would cost more processor time than the monitor's work.
-        def answered(data: bytes) -> None:
-            sizes.append(len(data))
-
-        def ready() -> None:
-            # A command that the selector reported with it may have closed it.
-            if line not in self._lines:
-                return
-            line.pump()
-            line.flush()
-            if sizes:
-                self._snapshots += sizes[0] > 0
-                self._bytes += sizes[0]
-                self._close(line)
-                self._open()
-
-        refused = partial(sizes.append, 0)
-        line.call("Watch", request.SerializeToString(), Call(answered, refused))
-        line.flush()
-        self._selector.register(line, selectors.EVENT_READ, ready)
-
-    def _close(self, line: Line) -> None:
-        self._selector.unregister(line)
-        line.close()
-        self._lines.discard(line)
+                answer = members.take_figures()
+            answers.write(json.dumps(answer).encode() + b"\n")
 
 
 def main(arguments: str) -> None:
@@ -298,43 +215,7 @@ def main(arguments: str) -> None:
     configure_logging("bench-members")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    wanted: dict[str, Any] = json.loads(arguments)
-    with socket.socket(socket.AF_UNIX) as control, selectors.DefaultSelector() as selector:
-        control.connect("\0" + wanted["control"])
-        members = SimulatedMembers(
-            wanted["address"], range(*wanted["numbers"]), wanted["interval_s"], selector
-        )
-        readers = SnapshotReaders(wanted["address"], selector)
-        selector.register(control, selectors.EVENT_READ, None)
-        announce(ready=wanted["address"])
-        began = time.monotonic()
-        is_joining = False
-        while True:
-            wait_s = members.turn(time.monotonic())
-            for key, _ in selector.select(min(wait_s, 0.02)):
-                if key.data is not None:
-                    key.data()
-                    continue
-                # The launcher waits for each answer, so there is one command.
-                command = control.recv(65_536)
-                if not command:
-                    return
-                name, *words = json.loads(command)
-                answer: Any = None
-                if name == "join":
-                    members.join()
-                    began, is_joining = time.monotonic(), True
-                    continue
-                if name == "watch":
-                    members.watch(*words)
-                elif name == "fetch":
-                    readers.fetch(*words)
-                else:
-                    answer = members.take_figures() | readers.take_figures()
-                control.sendall(json.dumps(answer).encode() + b"\n")
-            if is_joining and members.joined:
-                is_joining = False
-                control.sendall(json.dumps(time.monotonic() - began).encode() + b"\n")
+    asyncio.run(_serve(json.loads(arguments)))
 
 
 if __name__ == "__main__":

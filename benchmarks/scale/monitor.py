@@ -50,13 +50,12 @@ _REPORTS_PER_S = 4.0
 _OTHER_FILES = 256
 
 
-def bench_monitor(members: int, servers: int, seconds: float = _SECONDS) -> dict[str, Any]:
+def bench_monitor(members: int, servers: int) -> dict[str, Any]:
     """Measure a monitor with simulated members, then with one client that reports its connections.
 
     Args:
         members: All of them; half are clients, which here report nothing.
         servers: Servers that the reporting client is connected to.
-        seconds: Of each measurement.
 
     Returns:
         Part `monitor` of the document (see the package).
@@ -71,7 +70,7 @@ def bench_monitor(members: int, servers: int, seconds: float = _SECONDS) -> dict
             f"{members} members need {members + _OTHER_FILES} open files in the monitor, and the system "
             f"allows {most}: raise `ulimit -Hn`"
         )
-    with _loaded_monitor(members, seconds) as load:
+    with _loaded_monitor(members) as load:
         empty_mb = load.measure(settle_s=0.0)["rss_mb"]
         join_s = max(load.ask(["join"]))
         quiet = load.measure()
@@ -105,12 +104,11 @@ def bench_monitor(members: int, servers: int, seconds: float = _SECONDS) -> dict
 class _Load:
     """A running monitor, its processes of simulated members, and a process of snapshot readers."""
 
-    def __init__(self, monitor: Worker, workers: list[Worker], seconds: float) -> None:
+    def __init__(self, monitor: Worker, workers: list[Worker]) -> None:
         assert monitor.address is not None
         self.address = monitor.address
         *self.members, self.readers = workers
         self._monitor = monitor
-        self._seconds = seconds
 
     def tell(self, worker: Worker, *command: object) -> Any:
         """Send a command to a process; return its answer."""
@@ -145,7 +143,7 @@ class _Load:
         time.sleep(settle_s)
         self._figures()
         began, ran_s = time.monotonic(), processor_s(self._monitor.pid)
-        time.sleep(self._seconds)
+        time.sleep(_SECONDS)
         found, holds = self._figures()
         ran_s = processor_s(self._monitor.pid) - ran_s
         took_s = time.monotonic() - began
@@ -176,7 +174,7 @@ class _Load:
 
 
 @contextmanager
-def _loaded_monitor(members: int, seconds: float) -> Iterator[_Load]:
+def _loaded_monitor(members: int) -> Iterator[_Load]:
     """Start a monitor, and processes of members that have not joined. Raises EaasError."""
     with working([partial(Worker, "monitor", "benchmarks.scale.monitor")]) as (monitor,):
         ends = [members * n // _PROCESSES for n in range(_PROCESSES + 1)]
@@ -194,7 +192,7 @@ def _loaded_monitor(members: int, seconds: float) -> Iterator[_Load]:
         ]
         try:
             with working(starts) as workers:
-                yield _Load(monitor, workers, seconds)
+                yield _Load(monitor, workers)
         except ClusterError as error:
             raise ClusterError(f"{error}; the monitor's: {monitor.last_words()}") from error
 

@@ -24,7 +24,8 @@ from eaas_cli.bench.stream import Answer, ask
 
 __all__ = ["Asked", "Load", "LoadResult", "Workload", "latencies", "poisson", "run_load"]
 
-_READ_S = 120.0
+# A slow processor takes minutes to the first token of many long prompts.
+_READ_S = 600.0
 _AGAIN_S = 0.05
 # Interval of the checks whether the load is stopped.
 _CHECK_S = 0.1

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eaas.checkpoint.source import local_directory
-from eaas.errors import ClusterError, ConfigError
+from eaas.errors import ClusterError
 from eaas.launcher_pipe import LAUNCHER_VARIABLE
 from eaas_cli.commands.options import MODEL_HELP, Join, Load, with_settings
 from eaas_cli.commands.roles import Id, begin, check_early, leave, member_id, ready
@@ -58,8 +57,9 @@ def vllm(
     check_early(model, tokenizer=True)
     from attention_client.engines.vllm import contract
     from attention_client.vllm_server import command
-    from eaas.net.grpc_server import check_port, host_to_tell, join_host_port
+    from eaas.net.grpc_server import host_to_tell, join_host_port
     from eaas.net.listen_policy import guarded_keys, identity
+    from eaas_cli.local.arguments import check_endpoint_port
     from eaas_cli.local.interrupt import Interrupt
 
     # It logs each request, and the readiness is asked for four times a second.
@@ -72,9 +72,8 @@ def vllm(
     loaded = cluster.attention_client
     own = identity(cluster.security, "attention-client")
     guarded_keys(cluster.security, loaded.host, loaded.api_key_file)
-    check_port(loaded.host, loaded.port)
     # vLLM does not tell a port that it chose itself.
-    at = loaded.port or _free_port(loaded.host)
+    at = check_endpoint_port(loaded.host, loaded.port)
     address = join_host_port(host_to_tell(loaded.host), at)
     with Interrupt() as interrupt:
         observer, is_quantized = _precheck(model, join, own)
@@ -192,20 +191,6 @@ def _is_healthy(host: str, address: str) -> bool:
         return httpx.get(f"{url}/health", timeout=_ASK_S, trust_env=False).is_success
     except httpx.HTTPError:
         return False
-
-
-def _free_port(host: str) -> int:
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(
-            host.strip("[]"), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(where)
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host}: {error.strerror}; give an address of this machine"
-        ) from error
 
 
 def _has_chat_template(model: Path) -> bool:

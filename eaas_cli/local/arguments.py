@@ -133,14 +133,14 @@ def make_log_dir(wanted: Path) -> None:
         ) from error
 
 
-def check_endpoint_port(host: str, port: int) -> None:
-    """Check that the HTTP endpoint's address is free, before any process starts.
+def check_endpoint_port(host: str, port: int) -> int:
+    """Check that the HTTP endpoint's address is free, before any process starts; 0 finds a free port.
 
     Raises ConfigError or PortInUseError.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
         raise ConfigError(
@@ -150,6 +150,7 @@ def check_endpoint_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
+            return int(probe.getsockname()[1])
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(

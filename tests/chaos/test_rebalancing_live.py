@@ -1,7 +1,8 @@
-"""Rebalances under load: real servers, and a client whose router prefers some experts."""
+"""Rebalances and spare replicas under load: real servers, and a client whose router prefers some experts."""
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +17,14 @@ import torch
 from chaos_world import ChaosWorld, Client, same
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.rpc.v1 import balancer_pb2 as pb
-from eaas.types import Placement, Role
+from eaas.types import Placement
 from eaas_cli.demo_model import write_demo_model
 from server_tokens import tokens_LE
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(4))
-LAYERS, EXPERTS, TOP_K, TOKENS = 2, 16, 2, 256
+LAYERS, EXPERTS, TOP_K, TOKENS, HIDDEN = 2, 16, 2, 256, 64
+# Different calls for each layer.
 CALLS = 24
 
 
@@ -30,58 +32,64 @@ CALLS = 24
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rebalancing") / "model"
     write_demo_model(
-        path, "qwen3_moe", layers=LAYERS, hidden=64, experts=EXPERTS, top_k=TOP_K, seed=1
+        path, "qwen3_moe", layers=LAYERS, hidden=HIDDEN, experts=EXPERTS, top_k=TOP_K, seed=1
     )
     return path
 
 
-class Biased:
-    """Layer calls with a skewed routing, and their right answers."""
+class Calls:
+    """Layer calls whose tokens prefer some experts, in a loop; none may fail, and all must be right.
 
-    def __init__(self, client: Client) -> None:
+    Attributes:
+        seconds: How long each took.
+    """
+
+    def __init__(self, client: Client, weight_LE: np.ndarray) -> None:
         self._client = client
         self._dice = np.random.default_rng(0)
-        self.failed: list[Exception] = []
-        self.wrong = 0
+        self._wrong: list[Any] = []
         self.seconds: list[float] = []
-        self._calls = [self._call(layer, n) for n in range(CALLS) for layer in range(LAYERS)]
-        self._expected = [self._ask(call) for call in self._calls]
+        self.prefer(weight_LE)
 
-    @staticmethod
-    def _call(layer: int, seed: int) -> tuple[Any, ...]:
-        weight_E = np.empty(EXPERTS)
-        weight_E[np.random.default_rng(10 * layer).permutation(EXPERTS)] = 0.7 ** np.arange(EXPERTS)
-        dice = torch.Generator().manual_seed(100 * layer + seed)
-        ids_TK = torch.multinomial(
-            torch.from_numpy(weight_E).repeat(TOKENS, 1), TOP_K, generator=dice
-        )
-        x_TH = torch.randn(TOKENS, 64, generator=dice)
-        return layer, x_TH, ids_TK, torch.rand(TOKENS, TOP_K, generator=dice), None
+    def prefer(self, weight_LE: np.ndarray) -> None:
+        """Draw other calls, with these weights of the experts."""
+        dice = torch.Generator().manual_seed(3)
+        load = []
+        for layer in list(range(LAYERS)) * CALLS:
+            weight_TE = torch.from_numpy(weight_LE[layer]).repeat(TOKENS, 1)
+            ids_TK = torch.multinomial(weight_TE, TOP_K, generator=dice)
+            x_TH = torch.randn(TOKENS, HIDDEN, generator=dice)
+            call = layer, x_TH, ids_TK, torch.rand(TOKENS, TOP_K, generator=dice), None
+            load.append((call, self._client.cluster.layer_call(*call)))
+        self._load = load
 
-    def _ask(self, call: tuple[Any, ...]) -> torch.Tensor:
-        return self._client.cluster.layer_call(*call)
+    def more(self, rounds: int) -> None:
+        """Wait until each call has been made so many times more."""
+        enough = len(self.seconds) + rounds * LAYERS * CALLS
+        self._client.until(lambda: len(self.seconds) > enough)
 
-    def round(self) -> None:
+    def _round(self) -> None:
         """Make each call once, in random order: a fixed order would meet the same dispatch draws."""
-        for place in self._dice.permutation(len(self._calls)):
+        load = self._load
+        for place in self._dice.permutation(len(load)):
+            call, expected_TH = load[place]
             began = time.monotonic()
             try:
-                out_TH = self._ask(self._calls[place])
-            except Exception as error:  # noqa: BLE001 (the test asserts on it)
-                self.failed.append(error)
+                out_TH = self._client.cluster.layer_call(*call)
+            except Exception as error:  # noqa: BLE001 (`running` asserts on it)
+                self._wrong.append(error)
                 return
             self.seconds.append(time.monotonic() - began)
-            expected_TH = self._expected[place]
-            self.wrong += not same(out_TH, expected_TH)
+            if not same(out_TH, expected_TH):
+                self._wrong.append(call)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Calls run in a loop during the context; none may fail, and all must be right."""
         over = threading.Event()
 
         def work() -> None:
-            while not over.is_set() and not self.failed:
-                self.round()
+            while not over.is_set() and not self._wrong:
+                self._round()
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -90,27 +98,33 @@ class Biased:
         finally:
             over.set()
             thread.join()
-        assert not self.failed
-        assert not self.wrong
+        assert not self._wrong
+
+
+def skewed_LE() -> np.ndarray:
+    """Weights by which few experts of each layer get most tokens."""
+    ranks = [np.random.default_rng(10 * layer).permutation(EXPERTS) for layer in range(LAYERS)]
+    return 0.7 ** np.argsort(ranks, axis=1)
+
+
+def tokens_SLE(client: Client) -> np.ndarray:
+    """Tokens that each server has computed so far."""
+    members = client.cluster.session.view.members
+    return np.stack([tokens_LE(members[name].address) for name in SERVERS])
 
 
 class Counters:
     """The servers' token counts since the last reading."""
 
     def __init__(self, client: Client) -> None:
-        self._members = {m.id: m for m in client.cluster.session.view.live(Role.EXPERT_SERVER)}
-        self._before = self._read()
-
-    def _read(self) -> np.ndarray:
-        """(L, S)"""
-        columns = [tokens_LE(self._members[name].address).sum(axis=1) for name in SERVERS]
-        return np.array(columns, float).T
+        self._client = client
+        self._before = tokens_SLE(client)
 
     def load_LS(self) -> np.ndarray:
         """Tokens since the last reading, by layer and server."""
-        now = self._read()
+        now = tokens_SLE(self._client)
         new, self._before = now - self._before, now
-        return new
+        return new.sum(axis=2).T.astype(float)
 
 
 def par(load_LS: np.ndarray) -> float:
@@ -120,11 +134,11 @@ def par(load_LS: np.ndarray) -> float:
 @pytest.fixture
 def start(
     chaos: ChaosWorld, model: Path
-) -> Iterator[Callable[..., tuple[Any, BalancerClient, Biased]]]:
-    """Start a cluster; return a client, the balancer's client and biased calls with weighted dispatch."""
+) -> Iterator[Callable[..., tuple[Any, BalancerClient, Calls]]]:
+    """Start a cluster; return a client, the balancer's client and skewed calls with weighted dispatch."""
     with ExitStack() as stack:
         # Stated speeds: measured ones would depend on the busy machine.
-        def begin(redundancy: int = 1, **balancer: Any) -> tuple[Any, BalancerClient, Biased]:
+        def begin(redundancy: int = 1, **balancer: Any) -> tuple[Any, BalancerClient, Calls]:
             fields = {"num_redundant_experts": 8, "step_s": 0.25, "window_size": 40}
             fields |= {"speeds": "stated"} | balancer
             cluster = chaos.start(
@@ -140,7 +154,7 @@ def start(
                 layer_timeout_s=30.0,
             )
             api = stack.enter_context(BalancerClient(cluster.children["balancer"].address))
-            return client, api, Biased(client)
+            return client, api, Calls(client, skewed_LE())
 
         yield begin
 
@@ -162,29 +176,29 @@ def rested(api: BalancerClient, client: Client, least_epoch: int) -> Placement:
 def test_one_rebalance_evens_the_load_out_while_requests_run(
     start: Callable[..., Any], redundancy: int
 ) -> None:
-    client, api, biased = start(redundancy, window_size=1000)
-    with biased.running():
+    client, api, calls = start(redundancy, window_size=1000)
+    with calls.running():
         counters = Counters(client)
         # A window of few rounds would not have the average load.
-        client.until(lambda: len(biased.seconds) > 10 * LAYERS * CALLS and api.hotness().steps >= 8)
+        calls.more(10)
+        client.until(lambda: api.hotness().steps >= 8)
         before = par(counters.load_LS())
         assert before > 1.15
-        usual = np.percentile(biased.seconds, 99)
-        biased.seconds.clear()
+        usual = np.percentile(calls.seconds, 99)
+        calls.seconds.clear()
         answer = api.rebalance("fractional")
         assert answer.applied
         assert answer.plan.par_now == pytest.approx(before, rel=0.1)
         if redundancy == 2:
             assert answer.plan.verdict == pb.VERDICT_SHARES, "replicas enough are there"
         placement = rested(api, client, 2)
-        meanwhile = np.percentile(biased.seconds, 99)
+        meanwhile = np.percentile(calls.seconds, 99)
         counters.load_LS()
         after: list[float] = []
 
         def is_even() -> bool:
             # One even measurement is enough: on a busy machine a server may be ejected for a while.
-            rounds = len(biased.seconds)
-            client.until(lambda: len(biased.seconds) > rounds + 8 * LAYERS * CALLS)
+            calls.more(8)
             after.append(par(counters.load_LS()))
             return after[-1] < 1.08
 
@@ -205,8 +219,8 @@ def test_shares_follow_the_speed_of_a_server_at_half_speed(
 ) -> None:
     for name in SERVERS:
         chaos.throttle(name).slow(0.001 * (2 if name == SERVERS[-1] else 1))
-    client, api, biased = start(2, policy="fractional", step_interval=16, speeds="measured")
-    with biased.running():
+    client, api, calls = start(2, policy="fractional", step_interval=16, speeds="measured")
+    with calls.running():
 
         def follows() -> bool:
             speeds = {s.server_id: s.speed for s in api.hotness().servers}
@@ -216,8 +230,7 @@ def test_shares_follow_the_speed_of_a_server_at_half_speed(
         counters = Counters(client)
 
         def even() -> bool:
-            rounds = len(biased.seconds)
-            client.until(lambda: len(biased.seconds) > rounds + LAYERS * CALLS)
+            calls.more(1)
             load_S = counters.load_LS().sum(axis=0)
             return bool(0.3 < load_S[3] / load_S[:3].mean() < 0.75)
 
@@ -225,3 +238,62 @@ def test_shares_follow_the_speed_of_a_server_at_half_speed(
         speeds = {s.server_id: s.speed for s in api.hotness().servers}
     print(f"speeds {speeds}")
     assert {speeds[name] for name in SERVERS[:3]} == {1.0}
+
+
+# -- spare replicas -----------------------------------------------------------------------------------
+
+
+def hot_experts(placement: Placement, pair: tuple[int, int]) -> np.ndarray:
+    """bool (L, E): the experts that these two servers have, and no others."""
+    holds_LSE = placement.holds_LSE
+    return holds_LSE[:, pair[0]] & holds_LSE[:, pair[1]]
+
+
+def busiest_pair(placement: Placement, *but: tuple[int, int]) -> tuple[int, int]:
+    """The two servers with most experts in common, of the layer that has fewest."""
+    pairs = [(a, b) for a in range(4) for b in range(a) if (a, b) not in but]
+    return max(pairs, key=lambda pair: hot_experts(placement, pair).sum(axis=1).min())
+
+
+def test_spare_replicas_follow_the_load_and_survive_a_kill(chaos: ChaosWorld, model: Path) -> None:
+    """First the experts of one pair of servers are hot, then those of another; then a server is killed."""
+    balancer = {"spare_slots": True, "step_s": 0.25, "speeds": "stated"}
+    cluster = chaos.start(model=model, servers=4, redundancy=2, settings={"balancer": balancer})
+    # A busy machine must not look like slow servers.
+    client = chaos.join(cluster, 4, hedge_share=0.0, attempt_timeout_s=5.0, layer_timeout_s=30.0)
+    placement = client.cluster.placement
+    assert placement is not None
+    is_extra_SLE = ~placement.holds_LSE.transpose(1, 0, 2)
+    first = busiest_pair(placement)
+    second = busiest_pair(placement, first)
+
+    def mostly(pair: tuple[int, int]) -> np.ndarray:
+        return np.where(hot_experts(placement, pair), 1.0, 0.01)
+
+    calls = Calls(client, mostly(first))
+
+    def helpers(pair: tuple[int, int]) -> list[bool]:
+        """Whether each layer's hot experts have a spare replica."""
+        hot_LE = hot_experts(placement, pair)
+        held = [p for places in client.cluster.view().spares.held.values() for p in places]
+        return [any(hot_LE[at, e] for at, e in held if at == layer) for layer in range(LAYERS)]
+
+    with calls.running():
+        client.until(lambda: all(helpers(first)))
+        before = tokens_SLE(client)
+        # How many depends on the servers' speeds, which other processes on the cores change.
+        client.until(lambda: ((tokens_SLE(client) - before) * is_extra_SLE).sum() > TOKENS)
+
+        calls.prefer(mostly(second))
+        client.until(lambda: all(helpers(second)))
+
+        victim = SERVERS[second[0]]
+        cluster.children[victim].signal(signal.SIGKILL)
+        client.until(lambda: not client.cluster.view().usable_S().all())
+        cluster.restart(victim)
+        client.wait(4)
+        calls.more(2)
+        client.until(lambda: all(helpers(second)))
+    # Spare replicas are no part of any placement, and of no server's share.
+    assert client.cluster.placement is placement
+    assert not client.cluster.uncovered()

@@ -120,13 +120,6 @@ def test_a_public_monitor_without_tls(home: Any) -> None:
     refused(home, done, "--host 0.0.0.0", "--tls DIR", "eaas certs", "--insecure")
 
 
-def test_no_servers(home: Any, model: Path) -> None:
-    done = up(home, model, "--servers", "0")
-    assert done.returncode == 2
-    assert "--servers" in done.stderr
-    assert done.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -212,10 +205,3 @@ def test_demo_model_does_not_overwrite(home: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     refused(home, home.run("demo-model", str(tmp_path)), str(tmp_path), "another path")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-@pytest.mark.parametrize("words", [("--arch", "llama"), ("--hidden", "3"), ("--top-k", "0")])
-def test_impossible_demo_model(home: Any, tmp_path: Path, words: tuple[str, str]) -> None:
-    done = home.run("demo-model", str(tmp_path / "demo"), *words)
-    refused(home, done, words[0].removeprefix("--").replace("-", "_")[:4])
-    assert not (tmp_path / "demo").exists()

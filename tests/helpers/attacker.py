@@ -15,23 +15,43 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from benchmarks.scale.http2 import (
-    CANCEL,
-    DATA,
-    HEADERS,
-    OPENING,
-    RST_STREAM,
-    frame,
-    message,
-    request_head,
-)
-
+DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
+CANCEL = struct.pack(">I", 8)
 CONNECT = "/eaas.rpc.v1.ExpertService/Connect"
 EXCHANGE = "/eaas.rpc.v1.ExpertService/Exchange"
-_CONTINUATION = 9
+_CONTINUATION, _END_HEADERS = 9, 4
 _RESETS = 100
 # Open connections; the oldest is closed for a new one.
 _KEPT = 200
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A frame of HTTP/2 (RFC 9113): length, kind, flags and stream, then the payload."""
+    size = len(payload)
+    return struct.pack(">BHBBI", size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+def request_head(stream: int, path: str, authority: str) -> bytes:
+    """HEADERS of a gRPC call (HPACK, RFC 7541: `:method: POST` and `:scheme: http`, then literals)."""
+    fields = {
+        ":path": path,
+        ":authority": authority,
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    entries = (b"\0" + _text(name) + _text(value) for name, value in fields.items())
+    return frame(HEADERS, _END_HEADERS, stream, b"\x83\x86" + b"".join(entries))
+
+
+def _text(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+def message(payload: bytes) -> bytes:
+    return struct.pack(">BI", 0, len(payload)) + payload
+
+
+OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
 
 
 def resets(authority: str) -> bytes:

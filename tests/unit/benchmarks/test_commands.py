@@ -11,25 +11,27 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from eaas.errors import EaasError
 
 ROOT = Path(__file__).parents[3]
-NAMES = ("caps", "client", "dispatch", "experts", "failover", "policies", "scale", "vllm")
+MODULES = (
+    *("caps", "client", "dispatch.__main__", "experts", "failover", "policies", "scale.__main__"),
+    "vllm",
+)
 
 
-def test_help_of_every_benchmark() -> None:
-    for name in NAMES:
-        done = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", "--help"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "Usage" in done.stdout
+def run(module: str, *words: str) -> Result:
+    return CliRunner().invoke(import_module(f"benchmarks.{module}").app, words)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_help_of_every_benchmark(module: str) -> None:
+    done = run(module, "--help")
+    assert done.exit_code == 0, done.output
+    assert "Usage" in done.stdout
 
 
 def test_a_strategy_is_judged_on_a_trace(tmp_path: Path) -> None:
@@ -70,21 +72,29 @@ def sigterm() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("caps", "judge", "--strategy", "best"), "'best'"),
-        (("caps", "judge", "--loads", "0.5,1.5"), "--loads 0.5,1.5"),
-        (("caps", "judge", "--step-us", "1,2"), "--step-us 1,2"),
-        (("caps", "judge", "--trace", "gone.csv"), "gone.csv"),
-        (("caps", "fit", "gone.json"), "gone.json"),
-        (("caps", "replay", "gone.jsonl"), "gone.jsonl"),
+        ("caps judge --strategy best", "'best'"),
+        ("caps judge --loads 0.5,1.5", "--loads 0.5,1.5"),
+        ("caps judge --step-us 1,2", "--step-us 1,2"),
+        ("caps judge --trace gone.csv", "gone.csv"),
+        ("caps fit gone.json", "gone.json"),
+        ("caps replay gone.jsonl", "gone.jsonl"),
+        ("dispatch.__main__ --transport pigeon", "--transport pigeon: give one of shm, grpc"),
+        ("dispatch.__main__ --hidden 0", "--hidden 0: give whole numbers of at least 1"),
+        ("dispatch.__main__ --device gpu", "--device gpu: give one of cpu, cuda"),
+        ("scale.__main__ --nodes 5", "--nodes 5"),
     ],
 )
-def test_a_mistake_is_named(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], named: str
-) -> None:
-    monkeypatch.chdir(ROOT)
-    app = import_module(f"benchmarks.{words[0]}").app
-    result = CliRunner().invoke(app, words[1:])
+def test_a_mistake_is_named(words: str, named: str) -> None:
+    result = run(*words.split())
     assert isinstance(result.exception, EaasError)
     assert named in str(result.exception)
     assert "\n" not in str(result.exception)
     assert result.stdout == ""
+
+
+def test_a_mistake_is_one_line() -> None:
+    words = [sys.executable, "-m", "benchmarks.scale", "--nodes", "5"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("eaas: error: --nodes 5")
+    assert done.stderr.count("\n") == 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,29 +12,6 @@ from benchmarks.harness.ratios import Turn, summary, take_turn
 from benchmarks.harness.worker import Worker, working
 from eaas.errors import ClusterError
 from eaas_cli.bench.experts.plan import Shape
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--transport pigeon", "--transport pigeon: give one of shm, grpc"),
-        ("--hidden 0", "--hidden 0: give whole numbers of at least 1"),
-        ("--device gpu", "--device gpu: give one of cpu, cuda"),
-    ],
-)
-def test_a_wrong_option_is_one_line(words: str, message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.dispatch", *words.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"eaas: error: {message}")
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_turn_is_all_of_its_calls() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import logging
 import pydoc
@@ -12,17 +11,14 @@ from typing import Any
 
 import pytest
 
+from scripts import script
+
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def maker() -> Any:
-    spec = importlib.util.spec_from_file_location("make_site", ROOT / "docs" / "make_site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(ROOT / "docs" / "make_site.py")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -120,13 +118,28 @@ def test_the_report_names_the_device_and_its_baselines() -> None:
     assert "batched_mm" not in result.stdout.partition("limit:")[0]
 
 
-@pytest.mark.parametrize("words", [(), ("--tune",)])
-def test_weights_that_the_kernel_lacks_are_refused_before_a_gpu_is_looked_for(
-    words: tuple[str, ...],
+NO_INT4 = "--dtype int4: this kernel does not quantise to int4"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--device cuda --dtype bfloat16 --dtype int4", NO_INT4),
+        ("--device cuda --dtype bfloat16 --dtype int4 --tune", NO_INT4),
+        ("--device cuda --kernel native", "--kernel native: give one of triton"),
+        ("--device gpu", "--device gpu: give one of cpu, cuda"),
+        ("--tune", "--tune measures a GPU's tiles: add --device cuda"),
+        ("--device cuda", "--device cuda: torch finds no GPU here"),
+    ],
+)
+def test_a_wrong_call_is_refused_before_a_gpu_is_used(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run("--dtype", "bfloat16", "--dtype", "int4", *words)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = CliRunner().invoke(app, ["bench", "experts", *words.split()])
     assert isinstance(result.exception, ConfigError)
-    assert "--dtype int4: this kernel does not quantise to int4" in str(result.exception)
+    assert message in str(result.exception)
+    assert result.stdout == ""
 
 
 @needs_triton
@@ -194,61 +207,49 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         Cuda()
 
 
-def test_a_kernel_of_the_cpu_is_refused() -> None:
-    result = run("--kernel", "native")
-    assert "--kernel native: give one of triton" in str(result.exception)
-    result = CliRunner().invoke(app, ["bench", "experts", "--device", "gpu"])
-    assert "--device gpu: give one of cpu, cuda" in str(result.exception)
-
-
-def test_without_a_gpu_one_line_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "eaas_cli", "bench", "experts", "--device", "cuda"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("eaas: error: --device cuda: torch finds no GPU here")
-    assert done.stderr.count("\n") == 1
-
-
 # -- tiles ---------------------------------------------------------------------------------------------
 
 
-@needs_triton
-def test_the_fastest_tiles_are_kept_for_the_devices_servers(
+@pytest.fixture
+def tuned(
     fake_cuda: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Times as of a device on which wide tiles are fast."""
-    interpreted_kernel()
-    from expert_server.kernels.gpu.tiles import Coding
-    from expert_server.kernels.gpu.tuned import tiles_of
-
+) -> Callable[..., tuple[list[dict[str, Any]], list[str]]]:
+    """Tunes a device on which a call takes `seconds(kernel, tokens)`; returns the entries and the lines."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Cuda, "warm_ups", 0)
     monkeypatch.setattr(tune, "CALLS", 1)
 
-    def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
-        kernel, batch = call.args
-        few, many = kernel.tiles.few, kernel.tiles.many
-        tile = many if len(batch.ids_TK) > 64 else few
-        return 1 / tile.columns - tile.warps / 10**6, torch.zeros(0)
+    def run(seconds: Callable[[Any, int], float], **asked: Any) -> Any:
+        def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
+            kernel, batch = call.args
+            return seconds(kernel, len(batch.ids_TK)), torch.zeros(0)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Cuda, "timed", timed)
-        plan = make_plan(
-            shapes=["64,32,4,2", "32,32,4,2"],
-            built_in=False,
-            tokens="1,8,80",
-            dtypes=["bfloat16", "mxfp4"],
-            threads=1,
-            device="cuda",
-        )
-        entries = tune.tune(plan, Cuda(), lambda _line: None)
+        interpreted_kernel()
+        lines: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Cuda, "timed", timed)
+            plan = make_plan(built_in=False, threads=1, device="cuda", **asked)
+            return tune.tune(plan, Cuda(), lines.append), lines
+
+    return run
+
+
+@needs_triton
+def test_the_fastest_tiles_are_kept_for_the_devices_servers(
+    tuned: Callable[..., Any], fake_cuda: Counter[str]
+) -> None:
+    """Times as of a device on which wide tiles are fast."""
+    from expert_server.kernels.gpu.tiles import Coding
+    from expert_server.kernels.gpu.tuned import tiles_of
+
+    def seconds(kernel: Any, tokens: int) -> float:
+        tile = kernel.tiles.many if tokens > 64 else kernel.tiles.few
+        return 1 / tile.columns - tile.warps / 10**6
+
+    shapes, dtypes = ["64,32,4,2", "32,32,4,2"], ["bfloat16", "mxfp4"]
+    entries, _ = tuned(seconds, shapes=shapes, tokens="1,8,80", dtypes=dtypes)
     assert [(entry["dtype"], entry["bucket"]) for entry in entries] == [
-        (dtype, bucket) for dtype in ("bfloat16", "mxfp4") for bucket in ("few", "many")
+        (dtype, bucket) for dtype in dtypes for bucket in ("few", "many")
     ]
     assert all(entry["share"] < 1 for entry in entries)
     for coding in (Coding.BFLOAT16, Coding.MXFP4):
@@ -261,39 +262,22 @@ def test_the_fastest_tiles_are_kept_for_the_devices_servers(
 
 
 @needs_triton
-@pytest.mark.usefixtures("fake_cuda")
 def test_a_tile_that_does_not_fit_is_skipped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tuned: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it fits one of two batch sizes only."""
-    interpreted_kernel()
     from expert_server.kernels.gpu.tiles import Coding, Tile, candidates
     from expert_server.kernels.gpu.tuned import tiles_of
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(Cuda, "warm_ups", 0)
-    monkeypatch.setattr(tune, "CALLS", 1)
     monkeypatch.setattr("expert_server.kernels.gpu.tiles.is_many", lambda _rows, _experts: False)
     fitting = candidates(Coding.BFLOAT16)["few"][1]
 
-    def timed(_place: Cuda, call: Any) -> tuple[float, torch.Tensor]:
-        kernel, batch = call.args
-        if kernel.tiles.few != fitting and len(batch.ids_TK) > 1:
+    def seconds(kernel: Any, tokens: int) -> float:
+        if kernel.tiles.few != fitting and tokens > 1:
             raise RuntimeError("OutOfResources: out of resource: shared memory")
-        return 1.0, torch.zeros(0)
+        return 1.0
 
-    lines: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(Cuda, "timed", timed)
-        plan = make_plan(
-            shapes=["64,32,4,2"],
-            built_in=False,
-            tokens="1,2",
-            dtypes=["bfloat16"],
-            threads=1,
-            device="cuda",
-        )
-        (entry,) = tune.tune(plan, Cuda(), lines.append)
+    (entry,), lines = tuned(seconds, shapes=["64,32,4,2"], tokens="1,2", dtypes=["bfloat16"])
     assert Tile(**entry["tile"]) == fitting == tiles_of("interpreted", Coding.BFLOAT16).few
     skipped = [line for line in lines if "skips" in line]
     assert len(skipped) == len(candidates(Coding.BFLOAT16)["few"]) - 1
@@ -317,8 +301,3 @@ def test_a_run_with_tuning_shows_what_it_chose(
         in result.stdout
     )
     assert (tmp_path / "eaas/tiles/interpreted.json").is_file()
-
-
-def test_tuning_refuses_what_it_cannot_measure() -> None:
-    result = CliRunner().invoke(app, ["bench", "experts", "--tune"])
-    assert "--tune measures a GPU's tiles: add --device cuda" in str(result.exception)

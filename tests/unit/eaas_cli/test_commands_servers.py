@@ -82,15 +82,6 @@ def test_scale_accepts_servers_without_experts_and_survives_a_failed_poll(
     assert next(left, "all were looked at") == "all were looked at"
 
 
-def test_scale_ends_when_the_endpoint_stays_silent(
-    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
-) -> None:
-    monkeypatch.setattr(servers, "SILENCE_S", 0.0)
-    show(monkeypatch, status("SERVING"), None, None)
-    with pytest.raises(ClusterError, match="nobody answers"):
-        servers.scale(2, "http://e")
-
-
 def test_every_server_that_joins_or_leaves_is_named(
     monkeypatch: pytest.MonkeyPatch, balancer: Balancer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,26 +130,36 @@ def test_without_a_live_balancer_the_error_says_what_starts_it(
         servers.monitor_addresses("http://e", {"members": []})
 
 
-def test_a_refusal_of_the_launcher_ends_the_wait(
-    monkeypatch: pytest.MonkeyPatch, balancer: Balancer
+REFUSAL = "2 servers started by hand: end one with `eaas drain`"
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "message"),
+    [
+        ({}, None, "nobody answers"),
+        ({"refusal": REFUSAL}, status("SERVING"), f"not 2 servers: {REFUSAL}"),
+        ({"wish": 8}, status("SERVING"), "a later request asked for another number"),
+    ],
+    ids=["a silent endpoint", "a refusal of the launcher", "a later request"],
+)
+def test_what_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+    balancer: Balancer,
+    state: dict[str, Any],
+    shown: dict[str, Any] | None,
+    message: str,
 ) -> None:
-    balancer.state.refusal = "2 servers started by hand: end one with `eaas drain`"
-    show(monkeypatch, *[status("SERVING", "SERVING")] * 3)
-    with pytest.raises(ClusterError, match="not 1 server: 2 servers started by hand"):
-        servers.scale(1, "http://e")
+    monkeypatch.setattr(servers, "SILENCE_S", 0.0)
+    balancer.state = pb.GetScaleResponse(**{"wish": 7} | state)
+    show(monkeypatch, status("SERVING"), shown, shown)
+    with pytest.raises(ClusterError, match=message):
+        servers.scale(2, "http://e")
 
 
 def test_an_older_refusal_is_ignored(monkeypatch: pytest.MonkeyPatch, balancer: Balancer) -> None:
     balancer.state = pb.GetScaleResponse(wish=6, refusal="an old one")
     show(monkeypatch, status("SERVING"), status("SERVING"), status("SERVING", "SERVING"))
     servers.scale(2, "http://e")
-
-
-def test_a_later_request_ends_the_wait(monkeypatch: pytest.MonkeyPatch, balancer: Balancer) -> None:
-    balancer.state = pb.GetScaleResponse(wish=8)
-    show(monkeypatch, *[status("SERVING")] * 3)
-    with pytest.raises(ClusterError, match="a later request asked for another number"):
-        servers.scale(2, "http://e")
 
 
 @pytest.mark.parametrize("number", ["-1", "4294967296", "100000000000000000000"])

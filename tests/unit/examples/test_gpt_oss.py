@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from scripts import script
 from simulator.routing import total_variation
 from simulator.traces import read_trace
 
@@ -17,13 +17,8 @@ TRACES = Path(__file__).parents[3] / "examples" / "traces" / "gpt-oss-20b"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_traces", TRACES / "make_traces.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def maker() -> ModuleType:
+    return script(TRACES / "make_traces.py")
 
 
 def test_the_shipped_traces() -> None:
@@ -64,7 +59,7 @@ def answer(path: Path, ids_NLK: np.ndarray) -> None:
 
 
 def test_the_script_counts_answers_as_they_are_batched(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    maker: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
     lengths = {
@@ -84,7 +79,7 @@ def test_the_script_counts_answers_as_they_are_batched(
     answer(again, routed["mmlu_dev/professional_law"])
     (again.parent / "False_True.json").write_text("{}")
 
-    script.main(tmp_path, tmp_path)
+    maker.main(tmp_path, tmp_path)
     assert capsys.readouterr().out.startswith("4 answers, 148 tokens: ")
     counted = [ids for subject, ids in routed.items() if "sorry" not in subject]
     total_LE = sum(
@@ -105,15 +100,15 @@ def test_the_script_counts_answers_as_they_are_batched(
 
 
 def test_continuous_batching_takes_a_token_of_each_answer(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+    maker: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "BATCH", 2)
+    monkeypatch.setattr(maker, "BATCH", 2)
     queue = [
         np.array([[[10 * number + i]] for i in range(length)])
         for number, length in enumerate((1, 4, 2))
     ]
     # The third answer begins in the step after the first one's last.
-    assert script.batched(queue).ravel().tolist() == [0, 10, 11, 20, 12, 21, 13]
+    assert maker.batched(queue).ravel().tolist() == [0, 10, 11, 20, 12, 21, 13]
 
 
 @pytest.mark.parametrize(
@@ -129,5 +124,5 @@ def test_continuous_batching_takes_a_token_of_each_answer(
         ("mmlu_dev/global_facts", "other"),
     ],
 )
-def test_each_subject_has_a_domain(script: ModuleType, subject: str, domain: str) -> None:
-    assert script.domain_of(subject) == domain
+def test_each_subject_has_a_domain(maker: ModuleType, subject: str, domain: str) -> None:
+    assert maker.domain_of(subject) == domain

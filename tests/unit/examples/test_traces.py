@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from scripts import script
 from simulator.traces import Trace, write_trace
 from simulator.traces.readers import read_trace
 
@@ -19,14 +19,7 @@ DOMAINS = ("code", "prose", "german", "manual")
 
 @pytest.fixture(scope="module")
 def compare_domains() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "compare_domains", EXAMPLES / "compare_domains.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(EXAMPLES / "compare_domains.py")
 
 
 @pytest.mark.parametrize("name", [*DOMAINS, "turns"])
