@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import attention_client
 
-__all__ = ["cluster_of", "eager", "generate", "prompts", "ragged"]
+__all__ = [
+    "answers",
+    "cluster_of",
+    "drawn",
+    "eager",
+    "generate",
+    "greedy",
+    "prompts",
+    "ragged",
+]
 
 
 @functools.lru_cache(maxsize=1)
@@ -53,3 +65,32 @@ def generate(
         **inputs, max_new_tokens=tokens, do_sample=False, **options
     )
     return out_BT
+
+
+def drawn(length: int, seed: int | None = None) -> list[int]:
+    """A random prompt."""
+    dice = torch.Generator().manual_seed(length if seed is None else seed)
+    return torch.randint(20, 250, (length,), generator=dice).tolist()
+
+
+def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
+    """The greedy continuation of one prompt, whatever its end token."""
+    ids_1T = torch.tensor([prompt])
+    inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
+    return generate(model, inputs, tokens, eos_token_id=-1)[0, len(prompt) :].tolist()
+
+
+def answers(
+    endpoint: str | None, asked: Sequence[list[int]], tokens: int, **fields: Any
+) -> list[str]:
+    """The greedy completions of prompts that are sent at once."""
+    body = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True} | fields
+
+    def ask(prompt: list[int]) -> str:
+        reply = httpx.post(
+            f"{endpoint}/v1/completions", json=body | {"prompt": prompt}, timeout=120
+        )
+        return str(reply.raise_for_status().json()["choices"][0]["text"])
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(ask, asked))

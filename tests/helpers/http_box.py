@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import openai
 import torch
-from tokenizers import processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -33,6 +32,7 @@ from attention_client.serving.app import build_app
 from attention_client.serving.limits import ServeLimits
 from attention_client.serving.network.server import HttpServer, bind
 from byte_tokenizer import byte_tokenizer
+from decoding import greedy
 from eaas_cli.demo_model import write_demo_model
 
 VOCABULARY = 260
@@ -84,15 +84,10 @@ SIZES = EngineSizes(num_blocks=24, page_size=8, max_batch_tokens=32)
 LIMITS = ServeLimits(max_body_bytes=100_000)
 
 
-def chat_tokenizer(*, begins: bool = False) -> Any:
-    """A byte tokenizer with a chat template; "</s>" is 257. Texts may begin with "<s>", 259."""
+def chat_tokenizer() -> Any:
+    """A byte tokenizer with a chat template; "</s>" is 257."""
     special = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
-    names = special | ({"bos_token": "<s>"} if begins else {})
-    tokenizer = byte_tokenizer(*special.values(), "<s>", **names)
-    if begins:
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 259)]
-        )
+    tokenizer = byte_tokenizer(*special.values(), "<s>", **special)
     tokenizer.chat_template = (
         "{% for m in messages %}"
         "{% if m.content == 'refuse' %}{{ raise_exception('no such turn') }}{% endif %}"
@@ -132,10 +127,9 @@ class Box:
         hosts: Any = None,
         origins: Any = (),
         chat_template: str | None = None,
-        begins: bool = False,
     ) -> None:
         self.model = tiny_model(kind)
-        self.tokenizer = chat_tokenizer(begins=begins)
+        self.tokenizer = chat_tokenizer()
         if chat_template is not None:
             self.tokenizer.chat_template = chat_template
         self.error: Exception | None = None
@@ -175,15 +169,7 @@ class Box:
             raise self.error
 
     def _greedy(self, prompt: str) -> list[int]:
-        prompt_1T = torch.tensor([self.tokenizer(prompt)["input_ids"]])
-        out_1T = self.model.generate(
-            prompt_1T,
-            attention_mask=torch.ones_like(prompt_1T),
-            max_new_tokens=24,
-            do_sample=False,
-            eos_token_id=-1,
-        )
-        return list(out_1T[0, prompt_1T.shape[1] :].tolist())
+        return greedy(self.model, self.tokenizer(prompt)["input_ids"], 24)
 
     def text(self, prompt: str, tokens: int = 24) -> str:
         return str(self.tokenizer.decode(self.expected[prompt][:tokens], skip_special_tokens=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 
+from arena_server import Views
 from attention_client.connections.connection import Connection
 from attention_client.connections.deadlines import HedgeBudget
 from attention_client.connections.messages import LayerInput
@@ -51,19 +51,11 @@ class Spans:
         return span
 
 
-@dataclass
-class OneServer:
+def one_server(connection: Connection) -> Views:
     """A view of one connection."""
-
-    connection: Connection
-
-    def view(self) -> ClusterView:
-        holds_LSE = np.ones((2, 1, EXPERTS), np.bool_)
-        placement = Placement(1, ("server",), holds_LSE, holds_LSE.astype(np.float32))
-        return ClusterView(placement, (self.connection,))
-
-    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        """Nothing changes."""
+    holds_LSE = np.ones((2, 1, EXPERTS), np.bool_)
+    placement = Placement(1, ("server",), holds_LSE, holds_LSE.astype(np.float32))
+    return Views([ClusterView(placement, (connection,))])
 
 
 class World:
@@ -76,7 +68,7 @@ class World:
         self.traces.watch(lambda: self.in_batch)
         self.in_batch: tuple[str, ...] = ("r1",)
         self.dispatcher = Dispatcher(
-            replicas=OneServer(self.client.connect(self.server.address)),
+            replicas=one_server(self.client.connect(self.server.address)),
             policy=dispatch_policy("weights"),
             timeout_s=CALL_S,
             attempt_timeout_s=CALL_S,

@@ -38,6 +38,14 @@ def box(shared_box: Box) -> Iterator[Box]:
     shared_box.wait_idle()
 
 
+@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
+    """A server with continuous batching, and one that runs one request at a time."""
+    box = Box(request.param)
+    yield box
+    box.close()
+
+
 @pytest.fixture
 def own_box() -> Iterator[Box]:
     """A server that the test may break."""

@@ -8,9 +8,8 @@ from typing import Any
 
 import openai
 import pytest
-import torch
 
-from eaas.errors import ExpertsUnavailableError
+from decoding import greedy
 from http_box import CHAT, Box, error_of, events, tiny_model
 
 pytestmark = pytest.mark.integration
@@ -99,67 +98,6 @@ def test_openai_models_and_errors(box: Box) -> None:
     assert box.openai.chat.completions.create(**alias).model == "tiny"
 
 
-@pytest.mark.parametrize("greedy_first", [True, False])
-def test_greedy_is_exact_beside_sampled_requests(box: Box, greedy_first: bool) -> None:
-    def ask(index: int) -> tuple[str, str]:
-        prompt = ("Hello", "abc", "zz top")[index % 3]
-        greedy = (index % 2 == 0) == greedy_first
-        fields = {"temperature": 0} if greedy else {"temperature": 1.5, "top_p": 0.95}
-        text = box.complete(prompt, **fields)["choices"][0]["text"]
-        return prompt if greedy else "", text
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(12)))
-    greedy = [(prompt, text) for prompt, text in answers if prompt]
-    assert len(greedy) == 6
-    assert all(text == box.text(prompt) for prompt, text in greedy)
-    sampled = [text for prompt, text in answers if not prompt]
-    assert len(set(sampled)) == len(sampled)
-
-
-def test_a_seed_repeats_its_answer_whatever_runs_beside_it(box: Box) -> None:
-    def ask(seed: int | None) -> str:
-        return str(box.complete(temperature=1.0, seed=seed)["choices"][0]["text"])
-
-    first = ask(5)
-    with ThreadPoolExecutor(6) as pool:
-        same, other, *_rest = pool.map(ask, [5, 6, None, None, 5, 8])
-    assert same == first
-    assert other != first
-
-
-def test_min_tokens_delays_the_end(box: Box) -> None:
-    # All tokens, including the end token, become about equally likely.
-    box.model.lm_head.weight.data.mul_(1e-3)
-    try:
-        options = {"temperature": 2.0, "ignore_eos": False, "min_tokens": 20}
-        with ThreadPoolExecutor(12) as pool:
-            answers = list(pool.map(lambda seed: box.complete(seed=seed, **options), range(12)))
-    finally:
-        box.model.lm_head.weight.data.mul_(1e3)
-    assert all(answer["usage"]["completion_tokens"] >= 20 for answer in answers)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings(box: Box, stream: bool) -> None:
-    text = box.text("Hello")
-    stop = text[8:11]
-    expected = text[: text.index(stop)]
-    body = {"prompt": "Hello", "max_tokens": 24, "ignore_eos": True, "stop": ["never?", stop]}
-    if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    response = box.http.post("/v1/completions", json=body)
-    if stream:
-        chunks = events(response.text)
-        got = "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1])
-        choice, usage = chunks[-2]["choices"][0], chunks[-1]["usage"]
-    else:
-        choice, usage = response.json()["choices"][0], response.json()["usage"]
-        got = choice["text"]
-    assert (got, choice["finish_reason"]) == (expected, "stop")
-    assert usage["completion_tokens"] < 24
-
-
 def test_an_end_token_at_the_last_position_is_a_stop(shared_box: Box) -> None:
     tokens = shared_box.expected["Hello"]
     first = tokens.index(tokens[5])
@@ -185,14 +123,7 @@ def test_default_budgets(box: Box) -> None:
 def test_the_context_is_the_extended_one() -> None:
     with closing(Box("yarn")) as box:
         prompt = list(range(40))  # more than max_position_embeddings
-        prompt_1T = torch.tensor([prompt])
-        expected = tiny_model("yarn").generate(
-            prompt_1T,
-            attention_mask=torch.ones_like(prompt_1T),
-            max_new_tokens=88,
-            do_sample=False,
-            eos_token_id=-1,
-        )[0, 40:]
+        expected = greedy(tiny_model("yarn"), prompt, 88)
         answer = box.complete(prompt, max_tokens=88)
         assert answer["choices"][0]["text"] == box.tokenizer.decode(
             expected, skip_special_tokens=True
@@ -233,16 +164,5 @@ def test_other_attentions(kind: str, batched: bool) -> None:
         assert [a["choices"][0]["text"] for a in answers] == [box.text(p) for p in box.expected]
         assert (box.forwards - before < 3 * 24) == batched
         assert box.model.config._attn_implementation == ("eaas_flash" if batched else "sdpa")
-        seeded = [box.complete(temperature=1.0, seed=3)["choices"][0]["text"] for _ in range(2)]
-        assert seeded[0] == seeded[1] != box.text("Hello")
-        assert box.complete(stop=box.text("Hello")[4])["choices"][0]["finish_reason"] == "stop"
-        box.error = ExpertsUnavailableError(1, [3], "gone")
-        response = box.http.post("/v1/completions", json={"prompt": "a"})
-        assert response.status_code == 503
-        assert error_of(response)["type"] == "experts_unavailable"
-        body = {"prompt": "a", "stream": True}
-        assert list(events(box.http.post("/v1/completions", json=body).text)[-1]) == ["error"]
-        box.error = None
-        assert box.complete()["choices"][0]["text"] == box.text("Hello")
     finally:
         box.close()

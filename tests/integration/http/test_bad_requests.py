@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from attention_client.serving.prompts.bodies import ChatRequest, CompletionRequest
 from http_box import Box, error_of
 
 pytestmark = pytest.mark.integration
@@ -94,51 +88,3 @@ def test_requests_beyond_the_context_length_are_refused(box: Box) -> None:
     assert response.status_code == 400
     box.complete("a" * 100, max_tokens=92)  # exactly fits
     assert box.complete("a" * (limit - 1), max_tokens=1)["usage"]["total_tokens"] == limit
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-NAMES = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields])
-SENSIBLE = st.fixed_dictionaries(
-    {},
-    optional={
-        "prompt": st.text(st.characters(), max_size=9) | st.lists(st.integers(-1, 261), max_size=4),
-        "messages": st.lists(
-            st.fixed_dictionaries(
-                {"role": st.sampled_from(["user", "assistant", "system", "tool"])},
-                optional={"content": st.text(st.characters(), max_size=9)},
-            ),
-            max_size=3,
-        ),
-        "temperature": st.floats(0, 2),
-        "top_p": st.floats(0, 1),
-        "top_k": st.integers(-1, 2**40),
-        "stop": st.lists(st.text(max_size=2), max_size=3),
-        "stream": st.booleans(),
-        "chat_template_kwargs": st.dictionaries(st.text(max_size=5), VALUES, max_size=2),
-    },
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
-    SENSIBLE,
-    st.dictionaries(NAMES, VALUES, max_size=2) | st.just({}),
-)
-def test_no_body_makes_a_500(
-    shared_box: Box, path: str, sensible: dict[str, Any], odd: dict[str, Any]
-) -> None:
-    body = {"max_tokens": 2} | sensible | odd
-    response = shared_box.http.post(
-        path, content=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-    )
-    assert response.status_code in (200, 400, 404), response.text
-    if response.status_code != 200:
-        error_of(response)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from attention_client.serving.limits import ServeLimits
-from eaas.errors import ExpertsUnavailableError
 from http_box import CHAT, Box, error_of, events
 
 pytestmark = pytest.mark.integration
@@ -17,14 +16,6 @@ pytestmark = pytest.mark.integration
 PROMPTS = ["Hello", "abc", "zz top"]
 DRAWN = {"temperature": 1.0, "seed": 5}
 FEW = 6
-
-
-@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
-    """A server with the batching or the sequential engine."""
-    box = Box(request.param)
-    yield box
-    box.close()
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +106,6 @@ def test_each_choice_stops_alone(box: Box) -> None:
         assert choice["text"] == before
         assert choice["finish_reason"] == ("stop" if found else "length")
     box.wait_idle()
-
-
-def test_a_failure_ends_all_choices(box: Box) -> None:
-    box.error = ExpertsUnavailableError(1, [3], "gone")
-    response = box.http.post("/v1/completions", json={"prompt": PROMPTS, "n": 3})
-    assert response.status_code == 503
-    body = {"prompt": PROMPTS, "n": 3, "stream": True}
-    assert list(events(box.http.post("/v1/completions", json=body).text)[-1]) == ["error"]
-    box.error = None
-    box.wait_idle()
-    assert texts(box.complete(PROMPTS)) == [box.text(prompt) for prompt in PROMPTS]
 
 
 def test_a_client_that_leaves_cancels_all_choices(engine: Box) -> None:

@@ -17,6 +17,7 @@ import pytest
 from few_files import few_files, no_files
 from half_sender import half_senders
 from http_box import LIMITS, Box, error_of
+from raw_http import connected, read_all
 
 pytestmark = pytest.mark.integration
 
@@ -32,11 +33,6 @@ def small_box() -> Iterator[Box]:
         box = Box()
         yield box
         box.close()
-
-
-def connect(box: Box) -> socket.socket:
-    host, port = box.server.address.split(":")
-    return socket.create_connection((host, int(port)), timeout=SOON_S)
 
 
 @pytest.mark.parametrize("kind", ["body", "head", "silent", "idle"])
@@ -63,14 +59,14 @@ def test_honest_clients_are_served_beside_useless_connections(
 
 
 def test_an_evicted_request_gets_an_answer(small_box: Box) -> None:
-    with connect(small_box) as ours:
+    with connected(small_box) as ours:
         ours.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b'Content-Length: 100\r\n\r\n{"prompt": '
         )
         time.sleep(0.1)
         with half_senders(small_box.server.address, "body", COUNT):
-            answer = b"".join(iter(lambda: ours.recv(65_536), b""))
+            answer = read_all(ours)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in head
@@ -123,7 +119,7 @@ def test_a_shortage_of_descriptors_logs_no_traceback(
         with no_files() as held:
             # One descriptor for this client's socket.
             os.close(held.pop())
-            ours = connect(small_box)
+            ours = connected(small_box)
             begun = time.process_time()
             time.sleep(1.0)
             assert time.process_time() - begun < 0.5

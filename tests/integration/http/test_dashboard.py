@@ -100,13 +100,6 @@ def test_buttons_follow_the_state_of_their_server(scene: Scene) -> None:
     assert questions(watched).count() == 0
 
 
-def test_an_unreachable_source_is_an_alert(scene: Scene) -> None:
-    watched = scene("monitor")
-    watched.wait_text("alerts", "monitor unreachable since 12 s (connection refused)")
-    assert watched.page.get_by_role("alert").filter(has_text="monitor").count() == 1
-    watched.wait_text("members", "expert-server-2")
-
-
 def test_the_banner_is_always_in_sight(scene: Scene) -> None:
     watched = scene("killed")
     page = watched.page

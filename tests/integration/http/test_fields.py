@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +13,6 @@ from http_box import CHAT, END, Box, error_of, events
 pytestmark = pytest.mark.integration
 
 LETTERS = range(33, 60)  # tokens that are letters
-
-
-@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_next"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Box]:
-    """A server with the batching or the sequential engine."""
-    box = Box(request.param)
-    yield box
-    box.close()
 
 
 def tokens_of(box: Box, **fields: Any) -> list[int]:
@@ -138,44 +128,3 @@ def test_echo_of_a_chat(box: Box, stream: bool, padding: str) -> None:
     go_on = {"continue_final_message": True}
     assert content(said, echo=True, **go_on) == "Once upon" + content(said, **go_on)
     assert content(CHAT["messages"], echo=True) == content(CHAT["messages"])
-
-
-def test_a_look_ahead_in_one_alternative(engine: Box) -> None:
-    number = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)\d*$"}]}
-    schema = {
-        "type": "object",
-        "properties": {"shop": {"type": "string", "maxLength": 5}, "amount": number},
-        "required": ["shop", "amount"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "Bill", "schema": schema}}
-    answer = chat(engine, response_format=form, max_tokens=90, logit_bias={"92": 50}).json()
-    value = json.loads(answer["choices"][0]["message"]["content"])
-    assert isinstance(value["amount"], int)
-
-
-@pytest.mark.parametrize(
-    ("fields", "content"),
-    [
-        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
-        (
-            {"structured_outputs": {"choice": ["</s>x", "<pad>x"]}, "logit_bias": {"258": 100}},
-            "</s>x|<pad>x",
-        ),
-        ({"json_schema": {"const": "<unk>"}}, '"<unk>"'),
-        ({"grammar": 'root ::= "a" [0-9]'}, "a[0-9]"),
-        ({"ebnf": 'root ::= "a" [0-9]'}, "a[0-9]"),
-        ({"regex": "[xyz]{3}"}, "[xyz]{3}"),
-        ({"format": {"enum": [7]}}, "7"),
-        ({"response_format": {"type": "json_object", "schema": {"enum": [7]}}}, "7"),
-    ],
-)
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_names_of_other_servers(box: Box, path: str, fields: dict[str, Any], content: str) -> None:
-    prompt = CHAT if "chat" in path else {"prompt": "a"}
-    response = box.http.post(path, json=prompt | {"max_tokens": 20} | fields)
-    (choice,) = response.json()["choices"]
-    assert re.fullmatch(
-        content, choice["text"] if "prompt" in prompt else choice["message"]["content"]
-    )
-    assert choice["finish_reason"] == "stop"

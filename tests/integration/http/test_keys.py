@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from eaas.net.api_keys import ApiKeys
 from http_box import CHAT, LIMITS, Box, error_of
+from raw_http import connected, read_all, read_until
 
 pytestmark = pytest.mark.integration
 
@@ -115,42 +115,31 @@ def test_health_and_metrics_are_open(locked: Box) -> None:
     assert KEY not in page.text
 
 
-def read_to_end(connection: socket.socket, timeout_s: float = 20.0) -> bytes:
-    connection.settimeout(timeout_s)
-    data = b""
-    while piece := connection.recv(65_536):
-        data += piece
-    return data
-
-
 def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
     """Row 34: slow senders, huge headers: caps hold."""
-    address = locked.server.address.rsplit(":", 1)
-    place = (address[0], int(address[1]))
     for opening in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n"):
-        with socket.create_connection(place) as slow:
+        with connected(locked) as slow:
             slow.sendall(opening)
             begun = time.monotonic()
-            assert read_to_end(slow) == b""
+            assert read_all(slow) == b""
             assert time.monotonic() - begun < 10
-    with socket.create_connection(place) as large:
+    with connected(locked) as large:
         large.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000)
-        assert read_to_end(large).startswith(b"HTTP/1.1 431 ")
+        assert read_all(large).startswith(b"HTTP/1.1 431 ")
     # Also if it arrives whole.
     for head in (
         b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 17_000,
         b"GET /health?" + b"a" * 17_000 + b" HTTP/1.1\r\nHost: x",
         b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"\r\n".join([b"X: " + b"a" * 90] * 200),
     ):
-        with socket.create_connection(place) as whole:
+        with connected(locked) as whole:
             whole.sendall(head + b"\r\nConnection: close\r\n\r\n")
-            assert read_to_end(whole).startswith(b"HTTP/1.1 431 ")
+            assert read_all(whole).startswith(b"HTTP/1.1 431 ")
     # The rest of a refused request's body does not keep the connection open.
-    with socket.create_connection(place) as dribbling:
+    with connected(locked) as dribbling:
         dribbling.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
         )
-        dribbling.settimeout(20)
         assert dribbling.recv(65_536).startswith(b"HTTP/1.1 401 ")
         deadline = time.monotonic() + 20
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -174,20 +163,15 @@ def test_row_34_a_head_that_does_not_end(locked: Box) -> None:
 
 def test_an_idle_connection_waits_for_its_next_request(locked: Box) -> None:
     ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    address = locked.server.address.rsplit(":", 1)
-    with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
+    with connected(locked) as connection:
         for _ in range(2):
             connection.sendall(ask)
-            answer = b""
-            while not answer.endswith(b"}"):
-                piece = connection.recv(65_536)
-                assert piece, "closed"
-                answer += piece
+            answer = read_until(connection, lambda seen: seen.endswith(b"}"))
             assert answer.startswith(b"HTTP/1.1 200 ")
             # The keep-alive time is longer than the timeout of the headers.
             time.sleep(2 * HEAD_S)
         # The timeout of the headers applies after their first byte.
         connection.sendall(ask[:20])
         begun = time.monotonic()
-        assert read_to_end(connection) == b""
+        assert read_all(connection) == b""
         assert time.monotonic() - begun < 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -95,33 +94,6 @@ def test_a_bug_in_the_model_fails_all_requests(own_box: Box) -> None:
     health = own_box.http.get("/health")
     assert health.status_code == 503
     assert "a bug" in health.json()["reason"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "stream"), [("qwen3_moe", True), ("qwen3_moe", False), ("qwen3_next", True)]
-)
-def test_a_client_that_leaves_frees_its_place(kind: str, stream: bool) -> None:
-    box = Box(kind)
-    try:
-        box.slow_s = 0.02
-        body = {"prompt": "Hello", "max_tokens": 180, "ignore_eos": True, "stream": stream}
-        before = box.forwards
-
-        async def leave() -> None:
-            async with httpx.AsyncClient(base_url=box.url, timeout=60) as client:
-                task = asyncio.ensure_future(client.post("/v1/completions", json=body))
-                while box.forwards < before + 3:
-                    await asyncio.sleep(0.005)
-                task.cancel()
-
-        asyncio.run(leave())
-        box.wait_idle()
-        assert box.forwards - before < 180
-        assert box.metric("eaas_request_success_total") == 1
-        box.slow_s = 0.0
-        assert box.complete()["choices"][0]["text"] == box.text("Hello")
-    finally:
-        box.close()
 
 
 def test_a_full_cache_admits_requests_after_the_running_ones_left() -> None:

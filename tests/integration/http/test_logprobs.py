@@ -14,6 +14,7 @@ import torch
 from attention_client.generation import sequential
 from attention_client.generation.live_admission import LiveAdmission
 from attention_client.serving.requests.logprobs import TokenTexts
+from decoding import greedy
 from http_box import CHAT, VOCABULARY, Box, events, tiny_model
 
 pytestmark = pytest.mark.integration
@@ -123,9 +124,7 @@ def harness_scores(choices: list[dict[str, Any]], contexts: list[int]) -> list[t
 def test_an_evaluation_harness(both: tuple[Box, Reference]) -> None:
     """Several prompts per request, each a context and its continuation."""
     box, reference = both
-    likely = reference.model.generate(
-        torch.tensor([LONG[:20]]), max_new_tokens=6, do_sample=False, eos_token_id=-1
-    )[0].tolist()
+    likely = LONG[:20] + greedy(reference.model, LONG[:20], 6)
     prompts = [LONG[:30], likely, LONG[5:45], LONG[:33]]
     contexts = [20, 20, 1, 32]
     body = {"prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}

@@ -14,7 +14,7 @@ import pytest
 
 from chat_prompts import assistant, call, result
 from eaas_cli.demo_model import ARCHITECTURES
-from http_box import CHAT, END, SIZES, Box, demo_endpoint, events
+from http_box import CHAT, SIZES, Box, demo_endpoint, events
 
 pytestmark = pytest.mark.integration
 
@@ -104,33 +104,9 @@ def test_free_answers(chatml: Box, answer: str, right: dict[str, Any]) -> None:
     assert same(ask(chatml, tools=[TOOL], **script(answer)), right)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": [TOOL], "tool_choice": "none"}])
-def test_without_tools_a_call_is_text(chatml: Box, fields: dict[str, Any]) -> None:
-    assert same(ask(chatml, **fields, **script(CALL)), told(CALL))
-
-
-def test_a_call_that_is_cut_off_is_text(chatml: Box) -> None:
-    found = ask(chatml, tools=[TOOL], **script(CALL) | {"max_tokens": 20})
-    assert same(found, told(CALL[:20], reason="length"))
-
-
-def test_one_call_at_a_time(chatml: Box) -> None:
-    fields = {"tools": [TOOL], "parallel_tool_calls": False}
-    found = ask(chatml, **fields, **script(f"{CALL}\n{CALL}"))
-    assert same(found, told("", "", [("f", '{"a": "b"}')], "tool_calls"))
-
-
 def test_tokens_of_reasoning_are_counted(chatml: Box) -> None:
     found = ask(chatml, **script("<think>Hm.</think>\nParis"))
     assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
-
-
-@pytest.mark.parametrize("thinks", [None, False])
-@pytest.mark.parametrize("answer", ["Paris", "\n\nParis", " Paris\n"])
-def test_text_arrives_as_it_is_written(chatml: Box, thinks: bool | None, answer: str) -> None:
-    kwargs = {} if thinks is None else {"thinks": thinks}
-    found = ask(chatml, chat_template_kwargs=kwargs, **script(answer))
-    assert same(found, told(answer))
 
 
 def test_a_thought_that_the_prompt_opened(chatml: Box) -> None:
@@ -158,62 +134,16 @@ def test_nothing_of_the_prompt_is_delivered(chatml: Box, text: str, fields: dict
     assert same(ask(chatml, messages=history, **fields, **script("Paris")), told("Paris"))
 
 
-def test_a_continued_answer(chatml: Box) -> None:
-    history = [*CHAT["messages"], {"role": "assistant", "content": "The <think>"}]
-    fields = {"messages": history, "add_generation_prompt": False, "continue_final_message": True}
-    assert same(ask(chatml, **fields, **script("x</think> y")), told("x</think> y"))
-
-
-def test_a_choice_is_exactly_that(chatml: Box) -> None:
-    for seed in range(4):
-        fields = {"structured_outputs": {"choice": ["yes", "no"]}, "temperature": 1.5, "seed": seed}
-        assert ask(chatml, **fields)["content"] in ("yes", "no")
-
-
-def test_markup_in_constrained_text(chatml: Box) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": FIXED}}
-    for tools in ({}, {"tools": [TOOL], "tool_choice": "none"}):
-        found = ask(chatml, response_format=form, **tools)
-        assert json.loads(found["content"]) == FIXED["const"]
-
-
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_markup_in_the_arguments_of_a_forced_call(chatml: Box, choice: Any) -> None:
     schema = {"type": "object", "properties": {"a": FIXED}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     fields = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
-    ((name, arguments),) = ask(chatml, **fields)["calls"]
-    assert (name, json.loads(arguments)) == ("f", {"a": FIXED["const"]})
-
-
-def test_a_forced_call_that_is_cut_off(chatml: Box) -> None:
-    schema = {"type": "object", "properties": {"a": FIXED}, "required": ["a"]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    found = ask(chatml, tools=[tool], tool_choice=NAMED, max_tokens=56)
+    found = ask(chatml, **fields)
     ((name, arguments),) = found["calls"]
-    assert name == "f"
-    assert arguments
-    whole = "".join(json.dumps({"a": FIXED["const"]}).split())
-    assert whole.startswith("".join(arguments.split()))
-    assert found["reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"stop_token_ids": [ord("!")]}, {"skip_special_tokens": False}]
-)
-def test_the_text_of_the_token_that_ends_the_answer_is_cut(
-    chatml: Box, fields: dict[str, Any]
-) -> None:
-    bytes_of = chatml.tokenizer
-    if "stop_token_ids" in fields:
-        (token,) = bytes_of("!")["input_ids"]
-        fields = {"stop_token_ids": [token]}
-        assert same(ask(chatml, **fields, **script("rain!")), told("rain"))
-        shown = {"include_stop_str_in_output": True}
-        assert same(ask(chatml, **fields, **shown, **script("rain!")), told("rain!"))
-    else:
-        assert bytes_of.convert_ids_to_tokens(END) == "</s>"
-        assert same(ask(chatml, **fields, **script("rain")), told("rain"))
+    assert (name, json.loads(arguments)) == ("f", {"a": FIXED["const"]})
+    reason = "tool_calls" if choice == "required" else "stop"
+    assert same(found, told("", "", found["calls"], reason))
 
 
 def test_choices_have_their_own_parts(chatml: Box) -> None:

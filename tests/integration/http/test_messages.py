@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
@@ -218,60 +218,3 @@ def test_keys(locked: Box) -> None:
 
 
 # Anthropic's own client, if it is there: pip install anthropic
-
-
-@pytest.fixture
-def client(box: Box) -> Iterator[Any]:
-    anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=box.url, api_key="none", max_retries=0) as client:
-        yield client
-
-
-def test_anthropics_client(box: Box, client: Any) -> None:
-    asked = {name: ASK[name] for name in ("model", "max_tokens", "messages")}
-    whole = client.messages.create(**asked)
-    assert whole.content[0].text == chat(box)["choices"][0]["message"]["content"]
-    with client.messages.stream(**asked) as stream:
-        assert "".join(stream.text_stream) == whole.content[0].text
-        assert stream.get_final_message().usage == whole.usage
-    counted = client.messages.count_tokens(model="tiny", messages=ASK["messages"])
-    assert counted.input_tokens == whole.usage.input_tokens
-    import anthropic
-
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(**asked | {"model": "claude"})
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
-        client.messages.create(**asked, system="a" * 600)
-
-
-def test_anthropics_client_runs_tools(client: Any) -> None:
-    asked = {name: FORCED[name] for name in ("model", "max_tokens", "messages", "tools")}
-    asked["tool_choice"] = {"type": "tool", "name": "warmth"}
-    with client.beta.messages.stream(**asked, betas=["context-1m-2025-08-07"]) as stream:
-        message = stream.get_final_message()
-    (block,) = message.content
-    assert block.type == "tool_use"
-    assert block.input["town"] in ("Oslo", "Łódź")
-    result = {"type": "tool_result", "tool_use_id": block.id, "content": "17"}
-    again = client.messages.create(
-        model="tiny",
-        max_tokens=4,
-        messages=[
-            *asked["messages"],
-            {"role": "assistant", "content": message.content},
-            {"role": "user", "content": [result]},
-        ],
-    )
-    assert again.stop_reason
-
-
-def test_anthropics_client_parses(client: Any) -> None:
-    import pydantic
-
-    class Town(pydantic.BaseModel):
-        name: Literal["Oslo", "Rome"]
-
-    parsed = client.messages.parse(
-        model="tiny", max_tokens=200, messages=ASK["messages"], output_format=Town
-    )
-    assert parsed.parsed_output.name in ("Oslo", "Rome")

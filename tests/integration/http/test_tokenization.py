@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -46,22 +45,6 @@ def test_tokens_of_messages(box: Box, fields: dict[str, Any], end: str) -> None:
     chat = {"messages": messages, "max_tokens": 1} | fields
     usage = box.http.post("/v1/chat/completions", json=chat).json()["usage"]
     assert usage["prompt_tokens"] == answer["count"]
-
-
-@pytest.mark.parametrize("template", ["<s>{{ messages[0].content }}", "{{ messages[0].content }}"])
-def test_a_first_token_comes_once(template: str) -> None:
-    """The tokenizer puts it before a text; before messages, only the template does."""
-    messages = [{"role": "user", "content": "hi"}]
-    with closing(Box(begins=True, chat_template=template)) as box:
-        assert post(box, "/tokenize", prompt="hi")["tokens"][0] == 259
-        assert post(box, "/tokenize", prompt="hi", add_special_tokens=False)["count"] == 2
-        found = post(box, "/tokenize", messages=messages)["tokens"]
-        assert found.count(259) == template.count("<s>")
-        chat = post(box, "/v1/chat/completions", messages=messages, max_tokens=1)
-        assert chat["usage"]["prompt_tokens"] == len(found)
-        for prompt in ("hi", ["hi"]):
-            answer = post(box, "/v1/completions", prompt=prompt, max_tokens=1)
-            assert answer["usage"]["prompt_tokens"] == 3
 
 
 @pytest.mark.parametrize("length", [1000, 9000, 60_000])

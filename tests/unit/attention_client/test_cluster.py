@@ -25,6 +25,7 @@ from eaas.errors import ClusterError
 from eaas.membership.cluster_view import MembershipView
 from eaas.spares import SpareReplicas
 from eaas.types import Member, MemberState, ModelShape, Placement, Role
+from waiting import eventually
 
 SHAPE = ModelShape("tiny", 8, 64, 2, ("l0",), "float32", "digest-a")
 PATIENCE_S = 20.0
@@ -209,13 +210,6 @@ class Connector:
         return made
 
 
-def until(wanted: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def connected(cluster: Cluster) -> Any:
     return cluster._servers._connections.get("s1")
 
@@ -227,12 +221,12 @@ def test_a_late_connection_to_a_former_process_replaces_nothing(
     cluster._servers._open = cast("Any", connector.connect)
     connector.ready["old:1"] = threading.Event()
     cluster._on_members(view(server("old:1", 1)))
-    until(lambda: cluster._servers._connecting)
+    eventually(lambda: cluster._servers._connecting)
     cluster._on_members(view(server("new:1", 2, pid=8)))
-    until(lambda: connected(cluster))
+    eventually(lambda: connected(cluster))
     present = connected(cluster)
     connector.ready["old:1"].set()
-    until(lambda: len(connector.made) == 2)
+    eventually(lambda: len(connector.made) == 2)
     late = connector.made[1]
     assert late.closed.wait(PATIENCE_S)
     assert connected(cluster) is present
@@ -252,7 +246,7 @@ def test_a_connection_lost_during_its_opening_is_opened_again(
         if len(connector.made) == 1:
             made.lose("its stream broke")
             assert made.closed.wait(PATIENCE_S)
-            until(lambda: not any(t.name == "after-loss" for t in threading.enumerate()))
+            eventually(lambda: not any(t.name == "after-loss" for t in threading.enumerate()))
 
     if moment == "before it returns":
         connector.before = lose
@@ -266,7 +260,7 @@ def test_a_connection_lost_during_its_opening_is_opened_again(
 
         monkeypatch.setattr(module._log, "info", note)
     cluster._on_members(view(server("a:1")))
-    until(lambda: len(connector.made) == 2 and connected(cluster) is connector.made[1])
+    eventually(lambda: len(connector.made) == 2 and connected(cluster) is connector.made[1])
     assert connector.made[1].lost_reason is None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +124,27 @@ def test_batches(
     pair: tuple[PreTrainedModel, PreTrainedModel], side: str, options: dict[str, Any]
 ) -> None:
     same(pair, **padded(side), **options)
+
+
+@torch.no_grad()
+def test_another_thread_wants_every_token(pair: tuple[PreTrainedModel, PreTrainedModel]) -> None:
+    """While one thread generates from padded prompts, a pass of another has every position."""
+    model, inputs, found = pair[1], padded("left"), []
+    expected = model(**inputs).logits
+
+    def in_another_thread() -> torch.Tensor:
+        with torch.no_grad():
+            return model(**inputs).logits
+
+    def between(*_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            with ThreadPoolExecutor(1) as other:
+                found.append(other.submit(in_another_thread).result())
+
+    with model.register_forward_pre_hook(between):
+        same(pair, **inputs, eos_token_id=ENDS)
+    assert found
+    assert all(torch.equal(each, expected) for each in found)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -12,64 +12,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from attention_client.connections.connection import Connection
-from attention_client.connections.deadlines import HedgeBudget
+from arena_server import ArenaServer, dispatcher_of
 from attention_client.connections.messages import LayerInput
-from attention_client.dispatch import dispatch_policy
-from attention_client.layer_call.call import ClusterView, Dispatcher, LayerCall
+from attention_client.layer_call.call import Dispatcher, LayerCall
 from attention_client.telemetry.metrics import ClientMetrics
 from eaas.errors import ExpertsUnavailableError
-from eaas.types import Placement
-from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.slot import Status, reply_bell, request_views, result_view
 
 HIDDEN, EXPERTS = 4, 4
 IDS = np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
 
 
-class Server:
-    """Answers on `answer`, or at once if `prompt`."""
+class Server(ArenaServer):
+    """Answers on `answer_all`, or at once if `prompt`."""
 
-    def __init__(self, name: str, slots: int, metrics: ClientMetrics, capacity: int = 1024) -> None:
-        self.arena = Arena.create_local(slots, capacity, capacity, 1)
-        self.payload_capacity = self.result_capacity = capacity
-        self.first_slot, self.slots, self.reply_bell, self.generation = 0, slots, reply_bell(0), 0
-        self.direct = True
-        self.prompt = False
-        self.requests = 0
-        self.connection = Connection(
-            name, 1, self, HIDDEN, 0, False, lambda c: None, lambda: None, metrics
-        )
+    prompt, requests = False, 0
 
     def kick(self, slot: int) -> None:
         self.requests += 1
         if self.prompt:
-            self.answer()
+            self.answer_all()
 
-    def close(self) -> None:
-        pass
-
-    def waiting(self) -> list[int]:
-        return self.arena.flags.scan(0, self.slots, SlotState.WRITTEN.mask)
-
-    def answer(self) -> None:
+    def answer_all(self) -> None:
         for slot in self.waiting():
-            offset = self.arena.request_offset(slot)
-            header = RequestHeader.unpack_from(self.arena.buffer, offset)
-            hidden, ids, scores = request_views(self.arena.buffer, offset, header)
-            weight_R = np.where(ids >= 0, scores * (ids + 1), 0).sum(axis=1, dtype=np.float32)
-            place = self.arena.result_offset(slot)
-            result_view(self.arena.buffer, place, len(ids), HIDDEN)[...] = (
-                hidden * weight_R[:, None]
-            )
-            ResultHeader.of(
-                Status.OK,
-                generation=0,
-                request_id=header.request_id,
-                rows=len(ids),
-                hidden_size=HIDDEN,
-            ).pack_into(self.arena.buffer, place)
-            assert self.arena.server_done(slot)
+            self.answer(slot)
 
 
 @dataclass
@@ -84,17 +49,8 @@ class Cluster:
         cls, servers: int, slots: int = 2, capacity: int = 1024, timeout_s: float = 5
     ) -> Cluster:
         metrics = ClientMetrics(CollectorRegistry())
-        made = [Server(f"s{i}", slots, metrics, capacity) for i in range(servers)]
-        holds_LSE = np.ones((1, servers, EXPERTS), dtype=np.bool_)
-        names = tuple(s.connection.server_id for s in made)
-        placement = Placement(1, names, holds_LSE, holds_LSE.astype(np.float32) / servers)
-        view = ClusterView(placement, tuple(s.connection for s in made))
-        return cls(
-            made,
-            Dispatcher(
-                Fixed(view), dispatch_policy("least_loaded"), timeout_s, 5.0, HedgeBudget(0.0), metrics
-            ),
-        )  # fmt: skip
+        made = [Server(f"s{i}", metrics, HIDDEN, slots, capacity) for i in range(servers)]
+        return cls(made, dispatcher_of(made, 1, EXPERTS, metrics, timeout_s, 5.0)[0])
 
     def call(self, seed: int = 0, ids_TK: np.ndarray = IDS) -> tuple[LayerCall, torch.Tensor]:
         """A call and its right answer, in whole numbers that sum exactly in any order."""
@@ -110,22 +66,11 @@ class Cluster:
         """Answer all waiting and future requests at once."""
         for server in self.servers:
             server.prompt = True
-            server.answer()
+            server.answer_all()
 
     def in_flight(self) -> int:
         # `owes_answer` frees the slots of late answers.
         return sum(s.connection.owes_answer() or s.connection.in_flight for s in self.servers)
-
-
-@dataclass
-class Fixed:
-    current: ClusterView
-
-    def view(self) -> ClusterView:
-        return self.current
-
-    def wait_for_change(self, seen: ClusterView, timeout_s: float) -> None:
-        time.sleep(timeout_s)
 
 
 def test_start_sends_and_does_not_wait() -> None:
@@ -239,7 +184,7 @@ def test_any_order_of_start_finish_and_cancel_leaks_no_slot(steps, slots: int) -
             open_calls[which][0].start()
         elif step == "answer":
             for server in cluster.servers:
-                server.answer()
+                server.answer_all()
         elif step != "start" and which in open_calls:
             call, right_TH = open_calls.pop(which)
             if step == "cancel":

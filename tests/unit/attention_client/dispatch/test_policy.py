@@ -36,11 +36,6 @@ def of(shares_SE: np.ndarray, layer: int = 0) -> Replicas:
     return Replicas.of(shares_LSE > 0, shares_LSE)
 
 
-def arrays_of(replicas: Replicas) -> tuple[np.ndarray, ...]:
-    """A layer's arguments of the compiled plan."""
-    return replicas.first_LX[0], replicas.server_N, replicas.share_N
-
-
 def plan(
     policy: DispatchPolicy,
     ids: list[int],
@@ -133,44 +128,6 @@ def test_a_plan_by_shares_equals_its_steps(drawn) -> None:
     assert (load.backlog_S == backlog_S).all()
 
 
-@st.composite
-def routings(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
-    experts = draw(st.integers(1, 9))
-    tokens, top_k = draw(st.integers(0, 40)), draw(st.integers(1, 4))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    wanted_TK = rng.random((tokens, top_k)) < draw(st.floats(0, 1))
-    return rng.integers(0, experts, (tokens, top_k)), wanted_TK, experts
-
-
-@settings(deadline=None)
-@given(routings(), st.integers(1, 8))
-def test_a_chunk_holds_a_bounded_number_of_one_experts_pairs(routing, chunk_pairs: int) -> None:
-    ids_TK, wanted_TK, experts = routing
-    (tokens, top_k), most = ids_TK.shape, max(ids_TK.size, 1)
-    # Equal shares of as many servers as there may be chunks, and draws to match: a server for each chunk.
-    rows_P = np.empty(tokens * min(most, top_k), np.int64)
-    ids_PK = np.empty((rows_P.size, top_k), np.int32)
-    replicas = of(np.ones((most, experts), np.float32))
-    left, shares = _dispatch.plan(
-        ids_TK, wanted_TK, tokens, top_k, *arrays_of(replicas), most, experts,
-        chunk_pairs, 0.5 / most, 1 / most if most > 1 else 0.0, None, None, rows_P, ids_PK,
-    )  # fmt: skip
-    assert left == 0
-    own: dict[int, list[int]] = {expert: [] for expert in range(experts)}
-    start = 0
-    for _, rows, work in shares:
-        found = ids_PK[start : start + rows]
-        start += rows
-        (expert,) = set(found[found >= 0].tolist())
-        own[expert].append(int((found >= 0).sum()))
-        assert work == pytest.approx(1 + own[expert][-1] / chunk_pairs)
-    for expert, counts in own.items():
-        pairs = int((ids_TK[wanted_TK] == expert).sum())
-        assert sum(counts) == pairs
-        assert len(counts) == -(-pairs // chunk_pairs)
-        assert not counts or max(counts) - min(counts) <= 1
-
-
 @settings(deadline=None)
 @given(situations())
 def test_parts_hold_each_pair_once_and_without_the_rest(drawn) -> None:
@@ -205,13 +162,6 @@ def test_shares_hold_over_many_calls(name: str) -> None:
         (part,) = plan(policy, [call % 2], shares_SE)
         counts_SE[part.server, call % 2] += 1
     assert np.abs(counts_SE / 1000 - shares_SE).max() < 0.02
-
-
-def test_shares_hold_within_a_call() -> None:
-    shares_SE = np.repeat(np.array([[0.6], [0.3], [0.1]], dtype=np.float32), 200, axis=1)
-    parts = plan(dispatch_policy("weights"), [*range(200)], shares_SE)
-    counts_S = np.array([part.rows_R.size for part in parts])
-    assert np.abs(counts_S / 200 - [0.6, 0.3, 0.1]).max() < 0.02
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 8, 48])

@@ -34,6 +34,7 @@ from attention_client.generation.sequential import SequentialEngine
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import Task, in_turns
+from decoding import greedy
 from eaas.config import SchedulerConfig
 from eaas.generation.sampling import GREEDY, Sampling
 from eaas.generation.work import Delivery, Engine, Work
@@ -212,14 +213,6 @@ def tokens_of(found: list[Delivery]) -> list[int]:
     return [token for delivery in found for token in delivery.tokens]
 
 
-def greedy(config: Any, prompt: list[int]) -> list[int]:
-    ids_1T = torch.tensor([prompt])
-    out_1T = tiny(config).generate(
-        ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=8, do_sample=False
-    )
-    return list(out_1T[0, len(prompt) :].tolist())
-
-
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -232,7 +225,7 @@ def test_a_model_that_computes_its_cache_again_runs_alone() -> None:
     assert isinstance(engine, SequentialEngine)
     for length in (40, 12, 3):
         prompt = list(range(length))
-        assert tokens_of(asyncio.run(answer(engine, prompt))) == greedy(config, prompt)
+        assert tokens_of(asyncio.run(answer(engine, prompt))) == greedy(tiny(config), prompt, 8)
 
 
 def test_one_request_at_a_time_forgets_the_one_before() -> None:
@@ -247,7 +240,7 @@ def test_one_request_at_a_time_forgets_the_one_before() -> None:
     assert isinstance(engine, SequentialEngine)
     asyncio.run(answer(engine, [1] * 60))
     prompt = list(range(20))
-    assert tokens_of(asyncio.run(answer(engine, prompt))) == greedy(config, prompt)
+    assert tokens_of(asyncio.run(answer(engine, prompt))) == greedy(tiny(config), prompt, 8)
 
     prompt = [(7 * i) % 100 for i in range(300)]
     sampling = Sampling(logprobs=0, prompt_logprobs=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,46 +200,3 @@ def test_on_the_cpu_nothing_is_copied() -> None:
 
 
 # -- the fake ------------------------------------------------------------------------------------------
-
-
-def test_a_copy_is_not_there_before_the_wait() -> None:
-    with FakeCuda() as cuda:
-        x = cuda.tensor(torch.ones(4))
-        host = torch.empty(4, pin_memory=True)
-        host.copy_(x, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        assert not torch.equal(host, torch.ones(4))
-        event.synchronize()
-        assert torch.equal(host, torch.ones(4))
-        # A result whose pinned memory is overwritten too early is wrong.
-        device = host.to(x.device, non_blocking=True)
-        host.zero_()
-        assert torch.equal(cuda.values(device), torch.zeros(4))
-
-
-@pytest.mark.parametrize(
-    ("wait", "what"),
-    [
-        (lambda x: x.cpu(), "stream"),
-        (lambda x: x.sum().item(), "stream"),
-        (lambda x: bool(x.any()), "stream"),
-        (lambda x: torch.empty(4).copy_(x, non_blocking=True), "stream"),
-        (lambda x: torch.ones(4).to(x.device, non_blocking=True), "stream"),
-        (lambda _x: torch.cuda.synchronize(), "device"),
-    ],
-)
-def test_what_waits_is_counted(wait: Callable[[torch.Tensor], object], what: str) -> None:
-    with FakeCuda() as cuda:
-        wait(cuda.tensor(torch.ones(4)))
-    assert cuda.waits == {what: 1}
-
-
-def test_host_and_device_do_not_mix() -> None:
-    with FakeCuda() as cuda:
-        x = cuda.tensor(torch.ones(4))
-        with pytest.raises(AssertionError, match="of host and device"):
-            x + torch.ones(4)
-        with pytest.raises(RuntimeError, match="numpy"):
-            x.numpy()
-        assert torch.equal(cuda.values(x * 2 + 1), torch.full((4,), 3.0))

@@ -19,6 +19,7 @@ from attention_client.generation.scheduler_metrics import SchedulerMetrics
 from attention_client.generation.sizes import EngineSizes
 from attention_client.layer_call.expert_attribution import ExpertAttribution
 from attention_client.layer_call.turns import micro_batch_tokens, pause
+from decoding import greedy
 from eaas.checkpoint import Checkpoint
 from eaas.config import SchedulerConfig
 from eaas.generation.sampling import GREEDY
@@ -129,16 +130,7 @@ def test_continuous_batching(checkpoint: Callable[..., Path]) -> None:
     for arch in ("qwen3_moe", "gpt_oss"):
         rig = Rig(checkpoint(arch), **({"sliding_window": 8} if arch == "gpt_oss" else {}))
         prompts = [list(range(20 + i, 20 + i + 3 + 11 * i)) for i in range(6)]
-        expected = [
-            rig.whole.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=NEW,
-                do_sample=False,
-                eos_token_id=None,
-            )[0, len(prompt) :].tolist()
-            for prompt in prompts
-        ]
+        expected = [greedy(rig.whole, prompt, NEW) for prompt in prompts]
         assert asyncio.run(engine_answers(rig.model, prompts)) == expected
         assert rig.count("overlap") >= NEW - 1, arch
 

@@ -186,12 +186,6 @@ def test_differencing_equals_the_slow_method(window_WE: np.ndarray, batch_size: 
     assert sorted(select("karmarkar_karp", window_WE, batch_size)) == sorted(mine)
 
 
-def test_karmarkar_karp_example() -> None:
-    """8, 7, 6, 5 in two pairs: 8 + 5 and 7 + 6 is best."""
-    window_WE = np.array([[8.0], [7.0], [6.0], [5.0]])
-    assert sorted(select("karmarkar_karp", window_WE, 2)) == [0, 3]
-
-
 def test_an_unknown_strategy_error_lists_the_names() -> None:
     with pytest.raises(ConfigError, match=r"'gredy'.*greedy_variance"):
         strategy("gredy")

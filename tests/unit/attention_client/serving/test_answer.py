@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from attention_client.serving.families.family import Family
+from attention_client.serving.families.markup import Markup
+from attention_client.serving.families.reader import Call, Calls, Reasoning
 from attention_client.serving.metrics import ServeMetrics
 from attention_client.serving.prompts.bodies import CompletionRequest
 from attention_client.serving.requests.form import Form
@@ -22,7 +26,8 @@ from eaas.generation.sampling import Sampling
 from eaas.generation.scores import Scores
 from eaas.generation.work import Delivery, Work
 
-TOKENIZER = byte_tokenizer("<end>", eos_token="<end>")
+TOKENIZER = byte_tokenizer("<|im_end|>", eos_token="<|im_end|>")
+MARKUP = Markup(Family.of(TOKENIZER, "hermes"), TOKENIZER)
 END = 256
 PROMPT = list(TOKENIZER("Hi")["input_ids"])
 
@@ -49,22 +54,31 @@ class Rig:
     """An answer of several sequences, named by their indices."""
 
     def __init__(
-        self, count: int, sampling: Sampling | None = None, echo: str | None = None, **fields: Any
+        self,
+        count: int,
+        sampling: Sampling | None = None,
+        echo: str | None = None,
+        form: Form | None = None,
+        tokenizer: Any = TOKENIZER,
+        **fields: Any,
     ) -> None:
         self.engine, self.registry = Engine(), CollectorRegistry()
         service: Any = SimpleNamespace(
-            engine=self.engine, tokenizer=TOKENIZER, metrics=ServeMetrics(self.registry)
+            engine=self.engine, tokenizer=tokenizer, metrics=ServeMetrics(self.registry)
         )
-        request = CompletionRequest(prompt="x", **fields)
+        request, ends = CompletionRequest(prompt="x", **fields), (tokenizer.eos_token_id,)
         works = [
-            Work(str(index), PROMPT, len(PROMPT), 9, (END,), sampling or Sampling())
+            Work(str(index), PROMPT, len(PROMPT), 9, ends, sampling or Sampling())
             for index in range(count)
         ]
         self.answer = Answer(
             "x",
-            [Generation(service, request, Form(), work, echo) for work in works],
+            [Generation(service, request, form or Form(), work, echo) for work in works],
             len(PROMPT),
         )
+
+    def count(self, name: str) -> float:
+        return self.registry.get_sample_value(f"eaas_{name}") or 0.0
 
     def ended(self, reason: str) -> float:
         labels = {"finished_reason": reason}
@@ -136,8 +150,9 @@ def test_one_failure_ends_all() -> None:
         send["2"](Delivery(ids("a"), finished=True))
         assert [await task, *await take(pieces, 1)] == [(2, "a"), (2, Finish("length"))]
         send["0"](Delivery([], finished=True, error=ExpertsUnavailableError(1, [2], "gone")))
-        with pytest.raises(ApiError, match="layer 1"):
+        with pytest.raises(ApiError, match="layer 1") as caught:
             await anext(pieces)
+        assert (caught.value.status, caught.value.type) == (503, "experts_unavailable")
 
     run(rig, script)
     assert rig.engine.running == {}
@@ -171,15 +186,28 @@ def test_a_client_that_leaves_ends_all() -> None:
     assert rig.ended("abort") == 4
 
 
-def one(delivery: Delivery, rig: Rig | None = None, **fields: Any) -> list[Any]:
+def collect(deliveries: list[Delivery], rig: Rig | None = None, **fields: Any) -> list[Any]:
+    """The pieces of an answer of one sequence."""
     rig = rig or Rig(1, **fields)
 
     async def script(begun: Any) -> list[Any]:
         task, pieces = begun
-        rig.engine.running["0"](delivery)
+        deliver = rig.engine.running["0"]
+        for delivery in deliveries:
+            deliver(delivery)
         return [piece for _, piece in [await task, *[each async for each in pieces]]]
 
-    return list(run(rig, script))
+    found = list(run(rig, script))
+    assert rig.engine.running == {}
+    return found
+
+
+def one(delivery: Delivery, rig: Rig | None = None, **fields: Any) -> list[Any]:
+    return collect([delivery], rig, **fields)
+
+
+def one_by_one(tokens: list[int]) -> list[Delivery]:
+    return [Delivery([t], finished=i == len(tokens) - 1) for i, t in enumerate(tokens)]
 
 
 def scores(count: int) -> Scores:
@@ -216,7 +244,7 @@ def test_an_empty_answer_has_no_tokens() -> None:
         ({}, "a"),
         ({"include_stop_str_in_output": True}, "a"),
         ({"skip_special_tokens": False}, "a"),
-        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, "a<end>"),
+        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, "a<|im_end|>"),
         ({"stop": "a"}, ""),
         ({"stop": "a", "include_stop_str_in_output": True}, "a"),
     ],
@@ -225,3 +253,91 @@ def test_the_end_of_a_text(fields: dict[str, Any], text: str) -> None:
     *pieces, finish = one(Delivery([*ids("a"), END], finished=True), **fields)
     assert "".join(pieces) == text
     assert finish == Finish("stop", "a" if "stop" in fields else None)
+
+
+def test_an_end_token_ends_the_text_and_is_not_shown() -> None:
+    tokens, rig = [*ids("héllo"), END], Rig(1)
+    *pieces, finish = collect(one_by_one(tokens), rig)
+    assert "".join(pieces) == "héllo"
+    assert finish == Finish("stop")
+    assert rig.ended("stop") == 1
+    assert rig.count("generation_tokens_total") == len(tokens)
+    for name, value in (("prompt", len(PROMPT)), ("generation", len(tokens))):
+        assert rig.count(f"request_{name}_tokens_count") == 1
+        assert rig.count(f"request_{name}_tokens_sum") == value
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "text", "reason"),
+    [
+        # What was held back is shown at the end.
+        (one_by_one([*ids("ab ST"), *ids("é")[:1]]), "ab ST\ufffd", Finish("length")),
+        ([Delivery(ids("ab STOP cd"))], "ab ", Finish("stop", "STOP")),
+        ([Delivery([*ids("ab STOP"), *ids("é")[:1]], True)], "ab ", Finish("stop", "STOP")),
+    ],
+)
+def test_stop_strings(deliveries: list[Delivery], text: str, reason: Finish) -> None:
+    *pieces, finish = collect(deliveries, stop="STOP")
+    assert ("".join(pieces), finish) == (text, reason)
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "a;;b"), (6, "a;;b;;c")])
+def test_stop_strings_do_not_match_before_min_tokens(min_tokens: int, text: str) -> None:
+    rig = Rig(1, Sampling(min_tokens=min_tokens), stop=";;")
+    *pieces, _ = collect(one_by_one(ids("a;;b;;c")), rig)
+    assert "".join(pieces) == text
+    assert len(rig.answer.generations[0].ids) > min_tokens
+
+
+def test_parts_of_an_answer() -> None:
+    answer = (
+        "<think>hm</think>Look."
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+        '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    )
+    form = Form(markup=MARKUP, reading={"calls": Calls.ANYWHERE})
+    *pieces, finish = collect(one_by_one([*ids(answer), END]), form=form)
+    assert "".join(p for p in pieces if isinstance(p, Reasoning)) == "hm"
+    text = [p for p in pieces if not isinstance(p, (Reasoning, Call))]
+    assert "".join(text) == "Look."
+    calls = [p for p in pieces if isinstance(p, Call)]
+    assert [(c.index, c.name, json.loads(c.arguments)) for c in calls] == [
+        (0, "f", {"a": 1}),
+        (1, "g", {}),
+    ]
+    assert finish.reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("family", "end", "answer", "arguments"),
+    [
+        ("hermes", "<|im_end|>", '<tool_call>\n{"name": "f", "arguments": {}}', "{}"),
+        (
+            "gpt_oss",
+            "<|call|>",
+            '<|channel|>commentary to=functions.f <|message|>{"a": 1}',
+            '{"a": 1}',
+        ),
+    ],
+)
+def test_an_end_token_closes_a_call_and_is_no_part_of_it(
+    family: str, end: str, answer: str, arguments: str
+) -> None:
+    tokenizer = byte_tokenizer(end, eos_token=end)
+    markup = Markup(Family.of(tokenizer, family), tokenizer)
+    form = Form(markup=markup, reading={"calls": Calls.ANYWHERE})
+    call, finish = collect(one_by_one([*ids(answer), END]), form=form, tokenizer=tokenizer)
+    assert (call.name, call.arguments, finish) == ("f", arguments, Finish("tool_calls"))
+
+
+def test_an_end_token_in_a_call_that_is_none_is_shown_once() -> None:
+    tokenizer = byte_tokenizer("[TOOL_CALLS]", "</s>", eos_token="</s>")
+    markup = Markup(Family.of(tokenizer, "mistral"), tokenizer, skips_special=False)
+    *pieces, _ = collect(
+        one_by_one([256, *ids("a"), 257]),
+        form=Form(markup=markup, reading={"calls": Calls.ANYWHERE}),
+        tokenizer=tokenizer,
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+    )
+    assert "".join(pieces) == "[TOOL_CALLS]a</s>"

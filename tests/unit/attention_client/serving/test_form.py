@@ -213,26 +213,3 @@ def test_calls_are_read_from_json(
     form: CallFormat, text: str, calls: list[tuple[str, str]]
 ) -> None:
     assert list(form.read(text, ["f", "fg"] if form is JSON_LIST else ["f"])) == calls
-
-
-@pytest.mark.parametrize("cut", range(1, 60))
-def test_a_forced_call_that_is_cut_off_has_the_part_that_was_written(
-    as_tokens: bool, cut: int
-) -> None:
-    tokenizer, markup = family_tokenizer("hermes", as_tokens=as_tokens)
-    arguments = '{"x": "a</tool_call>b"}'
-    whole = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
-    form = chat_form(asked({"tools": TOOLS, "tool_choice": "required"}), markup)
-    assert form.source is not None
-    tokens = tokenizer(whole)["input_ids"][:cut]
-    written = tokenizer.decode(tokens)
-    found = merged(pieces_of(form.reader(), tokenizer, markup, tokens))
-    _, begun, rest = written.partition('"arguments": ')
-    if begun and rest:
-        assert found == {
-            "content": "",
-            "reasoning": "",
-            "calls": [("f", rest if len(rest) < len(arguments) else arguments)],
-        }
-    else:
-        assert found == {"content": written, "reasoning": "", "calls": []}

@@ -109,20 +109,22 @@ class Cache:
         rows = count * self.blocks * self.block_rows
         # What no sequence has written must not matter.
         widths = (rows, 1 if batch.is_latent else kv_heads, max(size, v_size))
-        flat = torch.full(widths, torch.nan, dtype=batch.q.dtype).expand(-1, kv_heads, -1)
-        self.k = flat[2 * PAGE :, :, :size]
-        self.v = flat[(2 if batch.is_latent else 3) * PAGE :, :, :v_size]
-        for s, (keys, values, new) in enumerate(
-            zip(batch.keys, batch.values, batch.new, strict=True)
-        ):
-            for position in range(keys.shape[1] - new):
-                for head in range(kv_heads):
-                    self.k[self.row(s, position), head] = keys[head, position]
-                    self.v[self.row(s, position), head] = values[head, position]
+        flat = torch.full(widths, torch.nan, dtype=batch.q.dtype)
+        k = flat[2 * PAGE :, :, :size]
+        v = flat[(2 if batch.is_latent else 3) * PAGE :, :, :v_size]
+        for s, new in enumerate(batch.new):
+            rows, place = self.rows(s, new)
+            k[rows] = batch.keys[s][: k.shape[1], place].transpose(0, 1).to(k.dtype)
+            v[rows] = batch.values[s][: v.shape[1], place].transpose(0, 1).to(v.dtype)
+        self.k, self.v = k.expand(-1, kv_heads, -1), v.expand(-1, kv_heads, -1)
 
-    def row(self, sequence: int, position: int) -> int:
-        slot = position % self.batch.window if self.batch.window else position
-        return int(self.tables[sequence, slot // PAGE]) * self.block_rows + slot % PAGE
+    def rows(self, sequence: int, without: int = 0) -> tuple[torch.Tensor, slice]:
+        """The rows of a sequence's tokens, and which tokens: those in the window, without the last ones."""
+        window, end = self.batch.window, self.batch.keys[sequence].shape[1] - without
+        first = max(0, end - window) if window else 0
+        slots = torch.arange(first, end) % window if window else torch.arange(first, end)
+        blocks = self.tables[sequence, slots // PAGE].long()
+        return blocks * self.block_rows + slots % PAGE, slice(first, end)
 
     def new_of(self, all_tokens: list[torch.Tensor]) -> torch.Tensor:
         """(1, kv_heads, T, D), a transposed view as a model makes it."""
@@ -163,11 +165,14 @@ def close(out: torch.Tensor, expected: torch.Tensor) -> bool:
 @given(data=st.data())
 def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
     lengths = data.draw(
-        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 150)), min_size=1, max_size=5),
+        st.lists(st.tuples(st.integers(0, 90), st.integers(1, 150)), min_size=1, max_size=3),
         "(past, new)",
     )
-    group = data.draw(st.sampled_from([1, 2, 4, 7, 40]), "group")
-    heads = group * data.draw(st.integers(1, 3), "kv_heads")
+    # 40 heads of one kind suffice: the expected values, in float64, take longest.
+    group, kv_heads = data.draw(
+        st.tuples(st.sampled_from([1, 2, 4, 7]), st.integers(1, 3)) | st.just((40, 1)), "heads"
+    )
+    heads = group * kv_heads
     sizes = st.sampled_from([1, 8, 16, 24, 64, 80, 128, 192, 256])
     size, v_size = data.draw(sizes, "size"), data.draw(st.none() | sizes, "v_size")
     window = data.draw(st.sampled_from([0, 0, 1, 5, 32, 60, 200]), "window")
@@ -181,12 +186,10 @@ def test_each_sequence_has_its_own_attention(data: st.DataObject) -> None:
 
 
 def assert_written(batch: Batch, cache: Cache) -> None:
-    window = batch.window
     for s, (keys, values) in enumerate(zip(batch.keys, batch.values, strict=True)):
-        tokens = keys.shape[1]
-        for position in range(max(0, tokens - window) if window else 0, tokens):
-            assert torch.equal(cache.k[cache.row(s, position)], keys[:, position])
-            assert torch.equal(cache.v[cache.row(s, position)], values[:, position])
+        rows, place = cache.rows(s)
+        assert torch.equal(cache.k[rows], keys[:, place].transpose(0, 1))
+        assert torch.equal(cache.v[rows], values[:, place].transpose(0, 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -221,7 +224,7 @@ def test_threads_change_no_bit(
     for threads in (1, 2, 3):
         shared_by = pool(threads)
         # The first call is alone, the second is shared, and then the sooner one.
-        for _ in range(20):
+        for _ in range(6):
             out, _ = batch.run(pool=shared_by)
             assert torch.equal(out, alone)
 

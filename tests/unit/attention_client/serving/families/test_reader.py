@@ -105,50 +105,53 @@ def test_letters_are_markup_where_a_grammar_of_letters_wrote_the_answer(name: st
         assert found["reasoning"] == "Hm."
 
 
-@pytest.mark.parametrize("as_tokens", [True, False])
-@pytest.mark.parametrize(
-    "answer", [CALL, f"Look. {CALL}", f"<tool_call>x</tool_call>{CALL}", "<tool_call>"]
-)
-def test_without_tools_a_call_is_text(answer: str, as_tokens: bool) -> None:
-    assert read(answer, as_tokens=as_tokens, calls=Calls.NEVER) == text(answer)
+OPENED = f"{PROMPT}<think>\n"
+CLOSED = f"{PROMPT}<think>\n\n</think>\n\n"
+CONTENT, NO_TOOLS = {"is_content": True}, {"calls": Calls.NEVER}
+INSTEAD = {"calls": Calls.INSTEAD}
+CONTINUED = {"continues": True}
 
 
 @pytest.mark.parametrize("as_tokens", [True, False])
-@pytest.mark.parametrize("answer", [f'{{"a": "{CALL}"}}', '"<think>x</think>"', "<think>x</think>"])
-def test_nothing_in_constrained_text_is_markup(answer: str, as_tokens: bool) -> None:
-    assert read(answer, as_tokens=as_tokens, is_content=True) == text(answer)
-    right = text(answer, "Hm.")
-    opened = {"opening": f"{PROMPT}<think>\n", "is_content": True}
-    assert read(f"Hm.</think>\n{answer}", as_tokens=as_tokens, **opened) == right
-
-
-def test_calls_in_place_of_constrained_text() -> None:
-    assert read(CALL, calls=Calls.INSTEAD) == text("", "", ONE)
-    answer = f'{{"a": "{CALL}"}}'
-    assert read(answer, calls=Calls.INSTEAD) == text(answer)
-
-
 @pytest.mark.parametrize(
-    ("opening", "answer", "right"),
+    ("reading", "answer", "right"),
     [
-        (f"{PROMPT}<think>\n", "Hm.\n</think>\n\nSo.", text("So.", "Hm.")),
-        (f"{PROMPT}<think>\n", "Hm.", text("", "Hm.")),
-        (f"{PROMPT}<think>\n\n</think>\n\n", "\n\nSo.", text("\n\nSo.")),
-        (f"{PROMPT}<think>\n\n</think>\n\n", "<think>x</think>", text("<think>x</think>")),
-        (f"{PROMPT}</think>", "So.", text("So.")),
-        (PROMPT, "So.", text("So.")),
+        # Without tools a call is text.
+        *(
+            (NO_TOOLS, each, text(each))
+            for each in (CALL, f"Look. {CALL}", f"<tool_call>x</tool_call>{CALL}", "<tool_call>")
+        ),
+        # Nothing in constrained text is markup.
+        *(
+            (reading, reason + each, text(each, thought))
+            for each in (f'{{"a": "{CALL}"}}', '"<think>x</think>"', "<think>x</think>")
+            for reading, reason, thought in (
+                (CONTENT, "", ""),
+                (CONTENT | {"opening": OPENED}, "Hm.</think>\n", "Hm."),
+            )
+        ),
+        (INSTEAD, CALL, text("", "", ONE)),
+        (INSTEAD, f'{{"a": "{CALL}"}}', text(f'{{"a": "{CALL}"}}')),
+        # The prompt opens or closes the thought.
+        ({"opening": OPENED}, "Hm.\n</think>\n\nSo.", text("So.", "Hm.")),
+        ({"opening": OPENED}, "Hm.", text("", "Hm.")),
+        ({"opening": CLOSED}, "\n\nSo.", text("\n\nSo.")),
+        ({"opening": CLOSED}, "<think>x</think>", text("<think>x</think>")),
+        ({"opening": f"{PROMPT}</think>"}, "So.", text("So.")),
+        ({"opening": PROMPT}, "So.", text("So.")),
+        # A call comes after a tag that opens none.
+        ({}, f"The tag <tool_call>: {CALL}", text("The tag <tool_call>:", "", ONE)),
+        ({}, f"<tool_call><tool_call>{{{CALL}", text("<tool_call><tool_call>{", "", ONE)),
+        ({}, f"<tool_call>{CALL}", text("<tool_call>", "", ONE)),
+        # A continued answer does not begin.
+        (CONTINUED | {"opening": "So "}, "<think>x</think>y", text("<think>x</think>y")),
+        (CONTINUED | {"opening": "<think>a"}, "b</think>y", text("y", "b")),
     ],
 )
-def test_the_prompt_opens_or_closes_the_thought(
-    opening: str, answer: str, right: dict[str, Any]
+def test_readings(
+    reading: dict[str, Any], answer: str, right: dict[str, Any], as_tokens: bool
 ) -> None:
-    assert read(answer, opening=opening) == right
-
-
-def test_a_continued_answer_does_not_begin() -> None:
-    answer = "<think>x</think>y"
-    assert read(answer, opening="So ", continues=True) == text(answer)
-    assert read("b</think>y", opening="<think>a", continues=True) == text("y", "b")
+    assert read(answer, as_tokens=as_tokens, **reading) == right
 
 
 def test_an_answer_of_one_call_ends_after_it() -> None:
@@ -170,24 +173,54 @@ def test_tokens_of_reasoning_are_counted(answer: str, count: int) -> None:
         assert reader.reasoning_tokens == count
 
 
-def test_channels() -> None:
-    assert read(HARMONY, "gpt_oss") == text("I look.", "Hm.", ONE)
-    final = "<|start|>assistant<|channel|>analysis<|message|>More.<|end|><|start|>assistant"
-    final += "<|channel|>final<|message|>So."
-    assert read(HARMONY + final, "gpt_oss") == text("I look.\nSo.", "Hm.\nMore.", ONE)
-    assert read("Plain.", "gpt_oss") == text("Plain.")
+TAGS = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+INVOKED = '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>'
+BETWEEN = '"<｜tool▁calls▁end｜><｜tool▁call▁begin｜>function"'
+FINAL = (
+    "<|start|>assistant<|channel|>analysis<|message|>More.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>So."
+)
 
 
-def test_an_answer_in_channels_that_is_cut_off_has_no_markup() -> None:
-    tokenizer, markup = family_tokenizer("gpt_oss")
-    tokens = tokenizer(HARMONY)["input_ids"]
-    for count in range(len(tokens) + 1):
-        reader = AnswerReader(markup, calls=Calls.ANYWHERE)
-        found = merged(pieces_of(reader, tokenizer, markup, tokens[:count]))
-        assert "Hm.".startswith(found["reasoning"])
-        content, begun, call = found["content"].partition("commentary to=functions.f json")
-        assert "I look.".startswith(content)
-        assert not begun or '{"a": 1}'.startswith(call)
+def forced(form: str) -> dict[str, Any]:
+    return {"forced": CallFormat(form), "tools": {"f": {}}}
+
+
+@pytest.mark.parametrize(
+    ("family", "reading", "answer", "right"),
+    [
+        ("gpt_oss", {}, HARMONY, text("I look.", "Hm.", ONE)),
+        ("gpt_oss", {}, HARMONY + FINAL, text("I look.\nSo.", "Hm.\nMore.", ONE)),
+        ("gpt_oss", {}, "Plain.", text("Plain.")),
+        # Tags around a call are markup.
+        ("qwen3_coder", {}, f"{TAGS}\n{TAGS}\n", text("", "", [("f", "{}")] * 2)),
+        ("qwen3_coder", {"as_tokens": False}, f"{TAGS}\n", text("", "", [("f", "{}")])),
+        ("minimax_m2", {}, f"{INVOKED} So.", text("So.", "", [("f", "{}")])),
+        # A grammar makes the answer text.
+        *(
+            ("deepseek_v3", reading, each, text(each))
+            for reading in (CONTENT, INSTEAD)
+            for each in (BETWEEN, BETWEEN[:-1])
+        ),
+        # Calls that are cut off.
+        ("deepseek_v3", NO_TOOLS, "a<｜tool▁call▁begin｜>f", text("a<｜tool▁call▁begin｜>f")),
+        ("deepseek_v3", {}, "a<｜tool▁call▁begin｜>f", text("a")),
+        (
+            "mistral_v11",
+            forced("[TOOL_CALLS]{name}[ARGS]{arguments}"),
+            "[TOOL_CALLS]f[ARGS]",
+            text("f"),
+        ),
+        *(
+            ("minimax_m2", forced("{arguments}"), each, text("", "", [("f", each)]))
+            for each in ('{"x": "a <minimax:tool_call>', '{"x": "a <minimax:tool_call><invo')
+        ),
+    ],
+)
+def test_other_families(
+    family: str, reading: dict[str, Any], answer: str, right: dict[str, Any]
+) -> None:
+    assert read(answer, family, **reading) == right
 
 
 def test_ids_that_a_template_demands() -> None:
@@ -208,50 +241,6 @@ def test_values_have_the_types_of_the_schema() -> None:
     schema = {"properties": {name: {"type": kind} for name, kind in kinds.items()}}
     ((_, arguments),) = read(answer, "qwen3_coder", tools={"f": schema})["calls"]
     assert json.loads(arguments) == {"n": 1, "s": "1", "l": [1]}
-
-
-def test_tags_around_a_call_are_markup() -> None:
-    call = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
-    for as_tokens in (True, False):
-        found = read(f"{call}\n{call}\n", "qwen3_coder", as_tokens=as_tokens)
-        assert found == text("", "", [("f", "{}")] * 2)
-    call = '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>'
-    assert read(f"{call} So.", "minimax_m2") == text("So.", "", [("f", "{}")])
-
-
-@pytest.mark.parametrize("as_tokens", [True, False])
-@pytest.mark.parametrize(
-    "before", ["The tag <tool_call>: ", "<tool_call><tool_call>{", "<tool_call>"]
-)
-def test_a_call_after_a_tag_that_opens_none(before: str, as_tokens: bool) -> None:
-    assert read(before + CALL, as_tokens=as_tokens) == text(before.rstrip(), "", ONE)
-
-
-def test_markup_between_calls_is_text_where_a_grammar_makes_the_answer_text() -> None:
-    answer = '"<｜tool▁calls▁end｜><｜tool▁call▁begin｜>function"'
-    for reading in ({"is_content": True}, {"calls": Calls.INSTEAD}):
-        assert read(answer, "deepseek_v3", **reading) == text(answer)
-        assert read(answer[:-1], "deepseek_v3", **reading) == text(answer[:-1])
-
-
-def test_without_tools_a_call_that_is_cut_off_is_text() -> None:
-    answer = "a<｜tool▁call▁begin｜>function"
-    assert read(answer, "deepseek_v3", calls=Calls.NEVER) == text(answer)
-    assert read(answer, "deepseek_v3") == text("a")
-
-
-def test_special_tokens_of_a_forced_call_that_is_cut_off_are_no_text() -> None:
-    forced = CallFormat("[TOOL_CALLS]{name}[ARGS]{arguments}")
-    assert read("[TOOL_CALLS]f[ARGS]", "mistral_v11", forced=forced, tools={"f": {}}) == text("f")
-
-
-def test_markup_in_forced_arguments_that_are_cut_off_is_kept() -> None:
-    forced, tools = CallFormat("{arguments}"), {"f": {}}
-    for cut in ("<minimax:tool_call>", "<minimax:tool_call><invo"):
-        answer = f'{{"x": "a {cut}'
-        assert read(answer, "minimax_m2", forced=forced, tools=tools) == text(
-            "", "", [("f", answer)]
-        )
 
 
 def test_the_family_that_fits() -> None:
