@@ -109,7 +109,7 @@ def test_row_40_a_server_that_the_client_cannot_attach_gets_no_experts(
     assert len(said) == 1
     assert client in said[0]
     assert why in said[0]
-    with Load(cluster.endpoint, ["hello"], 8).running():
+    with Load(cluster.endpoint, 1, 8).running():
         cluster.children["expert-server-1"].signal(signal.SIGKILL)
         time.sleep(ASKED_S)
         eventually(lambda: fetch_status(cluster.endpoint)["coverage"]["min_replicas"] >= 1)

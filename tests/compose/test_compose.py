@@ -16,7 +16,7 @@ import pytest
 
 from browser import chromium, open_page
 from completions import Load
-from compose_box import PATIENCE_S, PROMPTS, ROOT, TOKENS, Compose, why_not
+from compose_box import PATIENCE_S, ROOT, STREAMS, TOKENS, Compose, why_not
 from waiting import eventually
 
 pytestmark = [
@@ -82,7 +82,7 @@ def compose(engine: None, model: Path) -> Iterator[Compose]:
 
 @pytest.fixture
 def load(compose: Compose) -> Load:
-    return Load(compose.endpoint, PROMPTS, TOKENS)
+    return Load(compose.endpoint, STREAMS, TOKENS)
 
 
 def test_everything_is_healthy(compose: Compose) -> None:
@@ -236,7 +236,7 @@ def test_shared_memory(model: Path) -> None:
         # Each arena is mapped by its server and by the client.
         assert len(set(arenas)) == 3
         assert all(arenas.count(arena) >= 2 for arena in arenas)
-        load = Load(compose.endpoint, PROMPTS, TOKENS)
+        load = Load(compose.endpoint, STREAMS, TOKENS)
         with load.running():
             victim = compose.containers("expert-server")[0]
             compose.docker("kill", victim)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from eaas.cores import usable_cores
+from helper_process import output_of
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -22,15 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def document(*words: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "--device", "cuda", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=220,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    command = (sys.executable, "-m", *words, "--device", "cuda", "--json")
+    return json.loads(output_of(*command, timeout_s=220, cwd=ROOT))
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from expert_layers import FORMS, batch, expert
+from expert_layers import FORMS, batch, expert, in_slots
 from expert_server.kernels import KernelSpec
 
 pytestmark = [
@@ -52,24 +52,15 @@ def test_from_slot_to_slot(kernel, is_pinned: bool, caplog: pytest.LogCaptureFix
     if is_pinned:
         kernel.pin_slots(memory)
         assert "cannot be page-locked" not in caplog.text
-    slots = torch.frombuffer(memory, dtype=torch.uint8)
-    assert slots.is_pinned() == is_pinned
-    requests, results, at = [], [], 0
-    for seed, tokens in enumerate((3, 1, 300)):
-        there = []
-        for each in (*request(tokens, seed), torch.zeros(tokens, HIDDEN)):
-            there.append(slots[at : at + each.nbytes].view(each.dtype).view(each.shape))
-            there[-1].copy_(each)
-            at += -(-each.nbytes // 64) * 64
-        requests.append(tuple(there[:3]))
-        results.append(there[3])
+    requests, results = in_slots(memory, [request(n, seed) for seed, n in enumerate((3, 1, 300))])
+    assert results[0].is_pinned() == is_pinned
     for _ in range(50):
         kernel.compute_slots(requests, results, 0)
         for one, result in zip(requests, results, strict=True):
             torch.testing.assert_close(result, kernel(*one, 0), rtol=1e-2, atol=1e-2)
             result.zero_()
     kernel.close()
-    assert not slots.is_pinned()
+    assert not results[0].is_pinned()
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 16, 100, 256])

@@ -1,72 +1,65 @@
-"""A load of greedy completions that checks its answers."""
+"""A load of greedy completions, each of which must equal the first answer to its prompt."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 
-import httpx
-
+from eaas_cli.bench import load
+from eaas_cli.bench.stream import Answer
 from waiting import eventually
 
 __all__ = ["Load"]
 
 
 class Load:
-    """Greedy completions, a thread for each prompt; each answer must equal the prompt's first one.
+    """So many streamed answers at a time, to prompts that come again and again.
 
-    Only a float32 model promises that: in bf16, near ties depend on which servers compute.
+    Only a float32 model promises equal answers: in bf16, near ties depend on which servers compute.
 
     Attributes:
-        right: The first answer to each prompt.
+        answers: All answers, after the context.
     """
 
-    def __init__(self, endpoint: str, prompts: Sequence[str], tokens: int) -> None:
-        self._endpoint, self._prompts, self._tokens = endpoint, prompts, tokens
-        self.right = {prompt: self.ask(prompt) for prompt in prompts}
-        self._over = threading.Event()
-        self._counting = threading.Lock()
-        self.answers = 0
-        self.failures: list[str] = []
+    def __init__(
+        self, endpoint: str, streams: int, tokens: int, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._endpoint, self._tokens, self._headers = endpoint, tokens, headers or {}
+        self._prompts = [list(range(40 + i, 60 + i)) for i in range(streams)]
+        self.answers: list[Answer] = []
+        right = load.Load(endpoint, self._prompts, tokens, most_at_once=1, headers=self._headers)
+        assert not any(answer.error for answer in right.result().answers), right.result()
+        self._right = [answer.text for answer in right.result().answers]
 
-    def ask(self, prompt: str) -> str:
-        """One completion."""
-        body = {"prompt": prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(f"{self._endpoint}/v1/completions", json=body, timeout=120)
-        text: str = answer.raise_for_status().json()["choices"][0]["text"]
-        return text
-
-    def _ask_on(self, prompt: str) -> None:
-        while not self._over.is_set():
-            failure = None
-            try:
-                if self.ask(prompt) != self.right[prompt]:
-                    failure = f"another answer to {prompt!r}"
-            except httpx.HTTPError as error:
-                failure = f"{prompt!r}: {error!r}"
-            with self._counting:
-                self.answers += 1
-                if failure is not None:
-                    self.failures.append(failure)
+    @property
+    def worst_pause_s(self) -> float:
+        """Longest time between two pieces of text, or before the first one."""
+        firsts = (a.stamps_s[0] - a.sent_s for a in self.answers if a.stamps_s)
+        return max((*firsts, *(answer.stall_s for answer in self.answers)), default=0.0)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Requests run during the context; none may fail."""
-        threads = [threading.Thread(target=self._ask_on, args=(p,)) for p in self._prompts]
-        for thread in threads:
-            thread.start()
+        """Streams run during the context; none may fail, and all must have another answer after it."""
+        count = len(self._prompts)
+        self._load = load.Load(
+            *(self._endpoint, self._prompts, self._tokens),
+            ((0.0, number) for number in itertools.cycle(range(count))),
+            most_at_once=count,
+            headers=self._headers,
+        )
         try:
             self.some_more()
             yield
             self.some_more()
         finally:
-            self._over.set()
-            for thread in threads:
-                thread.join()
-        assert not self.failures, self.failures
+            result = self._load.stop(60.0)
+            self.answers += result.answers
+        texts = {(a.prompt, a.answer.text if a.answer else "no answer") for a in result.asked}
+        assert not any(answer.error for answer in result.answers), result.answers
+        assert texts == set(enumerate(self._right))
 
     def some_more(self) -> None:
-        """Wait until each thread has had another answer or two."""
-        wanted = self.answers + 2 * len(self._prompts)
-        eventually(lambda: self.answers >= wanted, 120.0)
+        """Wait for more answers; of those that are sent, all but one for each stream are answered."""
+        wanted = self._load.sent + 2 * len(self._prompts)
+        eventually(lambda: self._load.sent >= wanted, 120.0, what="answers")

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from helper_process import output_of
 from service_box import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -18,15 +19,7 @@ ROOT = Path(__file__).parents[2]
 _UP_S = 1500.0
 _CALL_S = 300.0
 PATIENCE_S = 120.0
-PROMPTS = (
-    "Once upon a time",
-    "The river begins",
-    "Nobody knew",
-    "In the old town",
-    "She said",
-    "A",
-)
-TOKENS = 48
+STREAMS, TOKENS = 6, 48
 
 
 def why_not() -> str | None:
@@ -70,16 +63,7 @@ class Compose:
         return self._run(["docker", *arguments], _CALL_S)
 
     def _run(self, command: list[str], timeout_s: float) -> str:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return output_of(*command, timeout_s=timeout_s, env=self._environment, cwd=ROOT)
 
     def up(self, *options: str) -> None:
         """Start the services and wait until all are healthy."""

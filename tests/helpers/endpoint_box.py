@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import time
-
 from eaas.net.grpc_client import channel
-from eaas.net.grpc_server import Service, serve
 from eaas.rpc.v1 import expert_pb2_grpc
-from eaas.types import ModelShape
-from eaas.wire import Arena, RequestHeader
+from eaas.wire import RequestHeader
 from eaas.wire.header import WireDtype
-from expert_server.experts.placements import PlacementHandler
-from expert_server.load_report.hotness import HotnessHandler
-from expert_server.service import SERVICE, ExpertService, add_expert_service
-from expert_server.transports.slot_ownership import Grant, SlotTable
-from expert_server.weights.sharing import CheckpointSharer
+from expert_server.transports.slot_ownership import Grant
+from transport_bench import Server
 
 __all__ = ["EndpointBox", "header_of"]
 
-SHAPE = ModelShape("tiny", 4, 8, 2, ("layer.0",), "float32", "digest")
 
-
-class EndpointBox:
+class EndpointBox(Server):
     """Four slots; the test acts as the client and as the loop."""
 
     def __init__(self) -> None:
-        self.arena = Arena.create_local(4, 512, 512, time.monotonic_ns())
-        self.table = SlotTable(self.arena)
-        self.service = ExpertService(
-            self.arena,
-            self.table,
-            SHAPE,
-            PlacementHandler(None, SHAPE, print, print),  # type: ignore[arg-type]
-            CheckpointSharer(None, 1),
-            HotnessHandler(SHAPE, None, None),  # type: ignore[arg-type]
-            lambda: None,
-        )
-        self.server = serve([Service(SERVICE, add_expert_service, self.service)], "127.0.0.1", 0)
-        self.channel = channel(self.server.address)
+        super().__init__(run=False, slots=4, tokens=8)
+        self.channel = channel(self.address)
         self.stub = expert_pb2_grpc.ExpertServiceStub(self.channel)
 
     def close(self) -> None:
         """End the server."""
         self.channel.close()
-        self.service.close()
-        self.server.stop(0)
+        super().close()
 
     def grant(self, slots: int = 2) -> Grant:
         """Slots for the client."""

@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eaas.errors import DeviceLostError
 from expert_server.kernels.gpu.device import Event, Interpreter
 
-__all__ = ["FakeDevice", "OnDevice"]
+__all__ = ["FakeDevice", "Waits"]
 
 _READS = {
     torch.Tensor.numpy,
@@ -265,3 +266,37 @@ class FakeDevice(Interpreter):
             self._back.append(happen)
         else:
             happen()
+
+
+# Operators whose result's shape or value the host needs: with a GPU, they wait for it.
+WAITING = {
+    "aten::_local_scalar_dense",
+    "aten::bincount",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::unique_dim",
+    "aten::_unique2",
+    "aten::repeat_interleave",
+}
+
+
+class Waits(TorchDispatchMode):
+    """Lists the operators that would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition(".")[0]
+        self.operators += 1
+        # A mask as an index is turned into numbers.
+        is_mask = name.startswith("aten::index") and any(
+            each is not None and each.dtype is torch.bool for each in args[1]
+        )
+        if name in WAITING or is_mask:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))

@@ -1,6 +1,6 @@
-"""Machines for a test: namespaces with their own network, processes, host name and shared memory.
+"""Machines for a test: namespaces with their own network, processes, host name and mounts.
 
-All of them see the files of this machine, except /tmp/ray and /dev/shm. Needs root.
+All of them see the files of this machine, except what is mounted over them. Needs root.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ __all__ = ["Host", "Hosts", "run_all", "why_no_hosts"]
 _CALL_S = 60.0
 # The first process of the namespaces: bash, since it reaps orphans.
 _FIRST = """
-hostname {name}; mount --make-rprivate /; mount -t proc proc /proc; mount -t tmpfs tmpfs /dev/shm
-mkdir -p /tmp/ray; mount -t tmpfs tmpfs /tmp/ray; ip link set lo up
+hostname {name}; mount --make-rprivate /; mount -t proc proc /proc
+{mounts}
+ip link set lo up
 while :; do sleep 1000 & wait $!; done
 """
 _NAMESPACES = ("--net", "--pid", "--mount", "--uts", "--ipc")
@@ -51,18 +52,15 @@ class Host:
         address: IP address.
     """
 
-    def __init__(self, name: str, bridge: str, link: str, address: str, gateway: str) -> None:
+    def __init__(
+        self, name: str, bridge: str, link: str, address: str, gateway: str, mounts: str
+    ) -> None:
         self.name, self.address = name, address
         self._link = link
         self._outer = subprocess.Popen(
             [
-                "unshare",
-                *_NAMESPACES,
-                "--fork",
-                "--kill-child",
-                "bash",
-                "-c",
-                _FIRST.format(name=name),
+                *("unshare", *_NAMESPACES, "--fork", "--kill-child"),
+                *("bash", "-ec", _FIRST.format(name=name, mounts=mounts)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -74,19 +72,8 @@ class Host:
         eventually(lambda: bool(children.read_text().split()), what="the namespaces")
         self.pid = int(children.read_text().split()[0])
         eventually(lambda: Path("/proc/self/ns/net").readlink() != self._net(), what="the network")
-        _call(
-            "ip",
-            "link",
-            "add",
-            link,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            str(self.pid),
-        )
+        peer = ("peer", "name", "eth0", "netns", str(self.pid))
+        _call("ip", "link", "add", link, "type", "veth", *peer)
         _call("ip", "link", "set", link, "master", bridge, "up")
         self.check("ip", "addr", "add", f"{address}/24", "dev", "eth0")
         self.check("ip", "link", "set", "eth0", "up")
@@ -155,12 +142,17 @@ class Host:
 class Hosts:
     """Machines on one bridge; this machine reaches them and they reach it.
 
+    Args:
+        count: Number of machines.
+        mounts: Shell commands that mount what each of them has for itself.
+
     Attributes:
         hosts: The machines.
         gateway: Address of this machine.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, mounts: str) -> None:
+        self._mounts = mounts
         number = random.SystemRandom().randrange(1, 250)
         self._tag = f"t{os.getpid() % 100_000}"
         self._bridge = f"{self._tag}br"
@@ -187,6 +179,7 @@ class Hosts:
             f"{self._tag}v{number}",
             f"{self._network}.{number}",
             self.gateway,
+            self._mounts,
         )
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ _EAAS = [sys.executable, "-m", "eaas_cli"]
 _KEY = "a-key-for-the-tests"
 _START_S = 240.0
 _PORT = 6379
+_MOUNTS = "mkdir -p /tmp/ray; for d in /dev/shm /tmp/ray; do mount -t tmpfs tmpfs $d; done"
 _CHECKPOINT = Path(__file__).parents[2] / "examples" / "demo"
 
 
@@ -59,7 +60,7 @@ class RayHosts:
         }
         # A Ray cluster that runs this test must not be found.
         os.environ.pop("RAY_ADDRESS", None)
-        self.world = Hosts(count)
+        self.world = Hosts(count, _MOUNTS)
         self.endpoint = ""
         self._head_environment: dict[str, str] = {}
         try:

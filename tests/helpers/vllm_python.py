@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from helper_process import output_of
+
 __all__ = ["NEEDS_VLLM", "PYTHON", "ROOT", "environment", "generate", "run"]
 
 ROOT = Path(__file__).parents[2]
@@ -44,16 +46,7 @@ def environment() -> dict[str, str]:
 
 def run(code: str, timeout_s: float = 100.0) -> str:
     """Run code in vLLM's Python; return its output."""
-    done = subprocess.run(
-        [PYTHON, "-c", code],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(PYTHON, "-c", code, timeout_s=timeout_s, env=environment(), cwd=ROOT)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

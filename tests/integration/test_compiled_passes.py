@@ -136,7 +136,7 @@ def test_answers_do_not_change_when_the_pass_is_ready(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = checkpoint("qwen3_moe")
     cluster = start(path, 2)
-    load = Load(cluster.endpoint, ["The sea"], TOKENS)
+    load = Load(cluster.endpoint, 1, TOKENS)
     with load.running():
         assert not is_compiled(cluster)
         compiled(cluster)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from completions import Load
 from hosts import Host
 from ray_hosts import RayHosts
-from stream_load import StreamLoad
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(900)]
 
@@ -22,7 +22,7 @@ _SLACK = float(os.environ.get("NODES_SLACK", "4"))
 
 def under_load(world: RayHosts, event: Callable[[], None], servers: int, most_s: float) -> None:
     """Streams run while the event happens and until the cluster is whole again; none may fail."""
-    load = StreamLoad(world.endpoint, streams=2, tokens=64, headers=world.headers)
+    load = Load(world.endpoint, streams=2, tokens=64, headers=world.headers)
     with load.running():
         event()
         world.wait_whole(servers)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from eaas_cli.bench.load import Load, LoadResult
-from slurm_box import Node, SlurmBox, why_not
+from hosts import Host
+from slurm_box import SlurmBox, processes_of, why_not
 from waiting import eventually
 
 pytestmark = [pytest.mark.nightly, pytest.mark.integration, pytest.mark.timeout(900)]
@@ -108,18 +109,18 @@ def strike(
         assert [a.text for a in faulted.answers] == [a.text for a in quiet.answers]
 
 
-def processes(node: Node, role: str, more: str = "") -> list[str]:
+def processes(node: Host, role: str, more: str = "") -> list[str]:
     """Ids of a role's processes on a node; the line of the loop that starts one again begins otherwise."""
-    return node.processes(rf"^\S+ \S*eaas {role} .*{more}")
+    return processes_of(node, rf"^\S+ \S*eaas {role} .*{more}")
 
 
 def left_behind(box: SlurmBox) -> list[str]:
     """Processes and files of ours on the nodes. Python's and torch's own caches in /tmp are not ours."""
     found = []
     for node in box.nodes:
-        found += [f"{node.name}: {p}" for p in node.processes(r"eaas|slurmstepd")]
-        found += [f"{node.name}: {f}" for f in node.run("ls", "-A", "/dev/shm").split()]
-        files = node.run("find", "/tmp", "-mindepth", "1", "-not", "-path", f"{ROOT}*").split()
+        found += [f"{node.name}: {p}" for p in processes_of(node, r"eaas|slurmstepd")]
+        found += [f"{node.name}: {f}" for f in node.check("ls", "-A", "/dev/shm").split()]
+        files = node.check("find", "/tmp", "-mindepth", "1", "-not", "-path", f"{ROOT}*").split()
         found += [f"{node.name}: {f}" for f in files if re.search(r"eaas|/tmp\.", f)]
     return found
 
@@ -149,12 +150,12 @@ def test_it_serves(box: SlurmBox, job: Job) -> None:
     assert httpx.get(f"{job.endpoint}/v1/models", timeout=30).status_code == 401
     for node, rack in zip(box.nodes, ("rack1", "rack1", "rack2"), strict=True):
         server, _ = processes(node, "expert-server")
-        environment = node.run("cat", f"/proc/{server}/environ").split("\0")
+        environment = node.check("cat", f"/proc/{server}/environ").split("\0")
         assert f"EAAS_EXPERT_SERVER__NODE=top.{rack}/{node.name}" in environment
-        line = node.run("cat", f"/proc/{server}/cmdline").split("\0")
+        line = node.check("cat", f"/proc/{server}/cmdline").split("\0")
         copy = line[line.index("--model") + 1]
         assert copy == f"/tmp/eaas-{job.id}/demo"
-        assert {"config.json", "model.safetensors"} <= set(node.run("ls", copy).split())
+        assert {"config.json", "model.safetensors"} <= set(node.check("ls", copy).split())
 
 
 def test_a_server_that_is_killed(box: SlurmBox, job: Job, quiet: LoadResult) -> None:
@@ -164,7 +165,7 @@ def test_a_server_that_is_killed(box: SlurmBox, job: Job, quiet: LoadResult) -> 
     strike(
         job,
         quiet,
-        lambda: node.run("kill", "-KILL", victim),
+        lambda: node.check("kill", "-KILL", victim),
         lambda: (job.member(name)["incarnation"], job.member(name)["state"]) == (2, "SERVING"),
     )
     assert job.status()["coverage"]["min_replicas"] == 2
@@ -179,7 +180,7 @@ def test_a_control_process_that_is_killed(
     strike(
         job,
         quiet,
-        lambda: node.run("kill", "-KILL", victim),
+        lambda: node.check("kill", "-KILL", victim),
         lambda: processes(node, role) not in ([], [victim]),
     )
     eventually(lambda: job.status()["coverage"]["min_replicas"] == 2, PATIENCE_S)
@@ -247,4 +248,4 @@ def test_the_first_node_is_lost(box: SlurmBox) -> None:
     assert job.status()["coverage"]["min_nodes"] == 2
     box.slurm("scancel", job.id)
     eventually(lambda: job.state == "CANCELLED", PATIENCE_S)
-    assert box.nodes[1].processes(r"eaas \S+ --") == []
+    assert processes_of(box.nodes[1], r"eaas \S+ --") == []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
+
+from helper_process import output_of
 
 PROGRAM = """
 import importlib, json, os, sys
@@ -41,13 +42,7 @@ CORE = [
 def test_imports_are_few_and_leave_the_environment_alone(
     modules: list[str], absent: set[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *modules],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    imported, unchanged = json.loads(done.stdout)
+    printed = output_of(sys.executable, "-c", PROGRAM, *modules)
+    imported, unchanged = json.loads(printed)
     assert not absent & set(imported)
     assert unchanged

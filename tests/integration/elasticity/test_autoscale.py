@@ -72,7 +72,7 @@ def test_servers_come_with_load_and_go_without(
     cluster = start_cluster(checkpoint("qwen3_moe"), servers=2)
     config, said = tmp_path / "cluster.yaml", tmp_path / "said.txt"
     config.write_text(CONFIG)
-    load = Load(cluster.endpoint, ["Once", "upon", "a", "time"], 40)
+    load = Load(cluster.endpoint, 4, 40)
 
     with ExitStack() as cleanup:
         launcher = Launcher(cluster)
@@ -93,7 +93,8 @@ def test_servers_come_with_load_and_go_without(
         _, errors = process.communicate(timeout=20)
         assert process.returncode == 0, errors
         # Not earlier: even one request can add a server.
-        assert load.ask("Once") == load.right["Once"]
+        with load.running():
+            pass
     lines = said.read_text().splitlines()
     changes = [line for line in lines if "->" in line]
     # Once up and once down; again only if the machine stalled meanwhile.

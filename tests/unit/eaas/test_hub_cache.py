@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from eaas.config import AttentionClientConfig
 from eaas.errors import NotACheckpointError
 from eaas.hub_cache import complete_download, find_checkpoint, model_name
+from helper_process import output_of
 
 NAMES = st.from_regex(r"[a-z0-9](?:[-._]?[a-z0-9])*", fullmatch=True)
 
@@ -130,15 +130,8 @@ def test_the_environment_names_the_cache(tmp_path: Path, variable: str, under: s
     folder = repository(tmp_path / under / "models--org--demo", "aaa", main="aaa")
     code = "from eaas.hub_cache import find_checkpoint; print(find_checkpoint('org/demo'))"
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "XDG_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=kept | {variable: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert Path(done.stdout.strip()) == folder / "snapshots" / "aaa"
+    printed = output_of(sys.executable, "-c", code, env=kept | {variable: str(tmp_path)})
+    assert Path(printed.strip()) == folder / "snapshots" / "aaa"
 
 
 @given(NAMES, NAMES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from eaas.wire.slot import (
     validate_result,
     verify,
 )
+from eaas_cli.demo_model import ARCHITECTURES
 from expert_server.kernels import ExpertKernel, KernelSpec
 from expert_server.kernels.native import NativeKernel
 from expert_server.loop.loop import ServeLoop
@@ -191,6 +194,18 @@ class Bench:
         assert self.written() or self.loop.in_flight
         with torch.inference_mode():
             self.loop.step(self.arena.flags.seq(DOORBELL))
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def path(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Path:
+    """A checkpoint of each architecture, in many shards."""
+    return checkpoint(request.param, shard_size="40KB")
+
+
+@pytest.fixture
+def copy(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of a checkpoint in many shards, to damage."""
+    return Path(shutil.copytree(checkpoint(shard_size="40KB"), tmp_path / "copy"))
 
 
 @pytest.fixture(autouse=True)

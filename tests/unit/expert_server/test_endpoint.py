@@ -36,8 +36,6 @@ def endpoint() -> Iterator[Endpoint]:
     endpoint = Endpoint()
     yield endpoint
     endpoint.go.set()
-    endpoint.channel.close()
-    eventually(lambda: "exchange" not in [t.name for t in threading.enumerate()])
     endpoint.close()
 
 

@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,29 +16,12 @@ from transformers.core_model_loading import Interleave, Transpose, WeightConvert
 
 from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.errors import CorruptShardError, UnsupportedModelError
-from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.weights import reader as reader_module
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertWeights
 from quantized_checkpoint import SCHEMES, quantized_copy
 
-TINY: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 WANTED = [7, 0, 3, 4, 6]
-
-
-def demo(path: Path, architecture: str) -> Path:
-    write_demo_model(path, architecture, max_shard_size="40KB", **TINY)
-    return path
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return demo(tmp_path_factory.mktemp("demo") / request.param, request.param)
-
-
-@pytest.fixture
-def qwen(tmp_path: Path) -> Path:
-    return demo(tmp_path / "qwen", "qwen3_moe")
 
 
 def tensors(weights: ExpertWeights) -> list[torch.Tensor]:
@@ -107,20 +91,20 @@ def rewrite(path: Path, change: dict[str, torch.dtype | tuple[int, ...]]) -> Che
     return Checkpoint.open(path)
 
 
-def test_parts_of_different_dtypes(qwen: Path) -> None:
+def test_parts_of_different_dtypes(copy: Path) -> None:
     """Step 1 of transformers' loading casts each tensor."""
     key = "model.layers.0.mlp.experts.{}.gate_proj.weight"
-    checkpoint = rewrite(qwen, {key.format(3): torch.bfloat16, key.format(4): torch.float64})
+    checkpoint = rewrite(copy, {key.format(3): torch.bfloat16, key.format(4): torch.float64})
     with quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(qwen, experts_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(copy, experts_implementation="eager")
     experts = model.get_submodule(checkpoint.shape.layer_names[0])
     expected = {e: [experts.gate_up_proj[e], experts.down_proj[e]] for e in WANTED}
     assert_same(read(checkpoint), expected)
 
 
-def test_one_expert_of_another_shape_is_corrupt(qwen: Path) -> None:
+def test_one_expert_of_another_shape_is_corrupt(copy: Path) -> None:
     key = "model.layers.0.mlp.experts.3.gate_proj.weight"
-    checkpoint = rewrite(qwen, {key: (16, 64)})
+    checkpoint = rewrite(copy, {key: (16, 64)})
     assert read(checkpoint, [0, 1, 2])
     with pytest.raises(CorruptShardError, match=r"experts\.gate_up_proj .*of one version"):
         read(checkpoint, [2, 3])
@@ -138,15 +122,19 @@ def test_one_expert_of_another_shape_is_corrupt(qwen: Path) -> None:
     ids=["transpose", "checked", "interleave"],
 )
 def test_rules_that_do_more_than_stack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: list[Any], undo: Any
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operations: list[Any],
+    undo: Any,
 ) -> None:
     """Rules as in other architectures, here for one tensor of all experts."""
-    checkpoint = Checkpoint.open(demo(tmp_path / "oss", "gpt_oss"))
-    name = f"{checkpoint.shape.layer_names[0]}.gate_up_proj"
-    whole = checkpoint.slice(name)[...]
-    shape = checkpoint.expert_modules()[checkpoint.shape.layer_names[0]].gate_up_proj.shape
+    opened = Checkpoint.open(shutil.copytree(checkpoint("gpt_oss"), tmp_path / "oss"))
+    name = f"{opened.shape.layer_names[0]}.gate_up_proj"
+    whole = opened.slice(name)[...]
+    shape = opened.expert_modules()[opened.shape.layer_names[0]].gate_up_proj.shape
     stored = undo(whole).contiguous()
-    shard = checkpoint.path / checkpoint.keys[name]
+    shard = opened.path / opened.keys[name]
     save_file({**load_file(shard), name: stored}, shard, metadata={"format": "pt"})
 
     mapping = Checkpoint.weight_mapping
@@ -157,7 +145,7 @@ def test_rules_that_do_more_than_stack(
         return [*mapping(self), rule]
 
     monkeypatch.setattr(Checkpoint, "weight_mapping", with_rule)
-    found = read(Checkpoint.open(checkpoint.path))
+    found = read(Checkpoint.open(opened.path))
     assert whole.shape == shape
     for expert in WANTED:
         assert torch.equal(found[expert][0], whole[expert])
@@ -180,30 +168,30 @@ def test_an_expert_stays_whole_while_the_next_ones_are_read(
 
 
 def test_reading_ahead_ends_with_the_reader_and_says_what_failed(
-    qwen: Path, monkeypatch: pytest.MonkeyPatch
+    copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 1)
-    reader = ExpertReader(Checkpoint.open(qwen))
+    reader = ExpertReader(Checkpoint.open(copy))
     with ThreadPoolExecutor(1) as ahead:
         first = reader.read(0, WANTED, ahead=ahead)
         next(first)
         first.close()  # type: ignore[attr-defined]
         reader.release()
-        for shard in qwen.glob("*.safetensors"):
+        for shard in copy.glob("*.safetensors"):
             os.truncate(shard, shard.stat().st_size - 1000)
         with pytest.raises(CorruptShardError, match="safetensors"):
             list(reader.read(1, range(8), ahead=ahead))
 
 
-def test_nothing_is_left_open_or_kept_after_release(qwen: Path) -> None:
+def test_nothing_is_left_open_or_kept_after_release(copy: Path) -> None:
     def state() -> tuple[int, int]:
         gc.collect()
-        shards = [e for e in Path("/proc/self/fd").iterdir() if e.resolve().parent == qwen]
+        shards = [e for e in Path("/proc/self/fd").iterdir() if e.resolve().parent == copy]
         return len(shards), sum(
             buffer.nbytes for buffers in reader._buffers for buffer in buffers.values()
         )
 
-    reader = ExpertReader(Checkpoint.open(qwen))
+    reader = ExpertReader(Checkpoint.open(copy))
     for _ in reader.read(0, WANTED):
         pass
     opened, kept = state()
@@ -216,9 +204,13 @@ def test_nothing_is_left_open_or_kept_after_release(qwen: Path) -> None:
 @pytest.mark.parametrize("name", ["fp8", "gptq-desc_act", "ct-int4", "awq", "mxfp4"])
 @pytest.mark.parametrize("in_chunk", [1, 3])
 def test_quantised_experts_are_read_as_they_are_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_chunk: int
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    in_chunk: int,
 ) -> None:
-    source = demo(tmp_path / "source", "gpt_oss" if name == "mxfp4" else "qwen3_moe")
+    source = checkpoint("gpt_oss" if name == "mxfp4" else "qwen3_moe")
     plain = ExpertReader(Checkpoint.open(quantized_copy(source, tmp_path / "m", SCHEMES[name])))
     reader = ExpertReader(Checkpoint.open(tmp_path / "m"))
     assert reader.stored is not None
@@ -239,9 +231,10 @@ def test_quantised_experts_are_read_as_they_are_stored(
             torch.testing.assert_close(got, wanted, rtol=0, atol=SCHEMES[name].atol)
 
 
-def test_experts_of_several_formats_are_refused(tmp_path: Path) -> None:
-    source = demo(tmp_path / "source", "qwen3_moe")
-    plain = quantized_copy(source, tmp_path / "m", SCHEMES["fp8"])
+def test_experts_of_several_formats_are_refused(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    plain = quantized_copy(checkpoint(), tmp_path / "m", SCHEMES["fp8"])
     stored, exact = (load_file(path / "model.safetensors") for path in (tmp_path / "m", plain))
     for name in [name for name in stored if ".layers.1.mlp.experts." in name]:
         del stored[name]

@@ -2,8 +2,8 @@
 
 import json
 import os
-import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,35 +17,13 @@ from eaas.checkpoint import Checkpoint, quiet_transformers
 from eaas.checkpoint.pieces import PIECE_BYTES, Pause
 from eaas.checkpoint.shard import TensorSlice
 from eaas.errors import CheckpointError, CorruptShardError, MissingShardError
-from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
+from eaas_cli.demo_model import write_demo_model
 from expert_server.experts.store import ExpertStore
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, _native
 from expert_server.kernels.native import NativeKernel
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertForm, ExpertWeights
 from quantized_checkpoint import Scheme, fp8, mxfp4, quantized_copy
-
-TINY: dict[str, Any] = {"layers": 3, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("demo") / request.param
-    write_demo_model(path, request.param, max_shard_size="40KB", **TINY)
-    return path
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("demo") / "qwen"
-    write_demo_model(path, "qwen3_moe", max_shard_size="40KB", **TINY)
-    return path
-
-
-@pytest.fixture
-def copy(qwen: Path, tmp_path: Path) -> Path:
-    """A copy of `qwen`, to damage."""
-    return Path(shutil.copytree(qwen, tmp_path / "copy"))
 
 
 def held(
@@ -219,8 +197,8 @@ def test_an_expert_that_cannot_be_quantised_is_named(copy: Path) -> None:
     assert store.count == 2
 
 
-def test_a_failed_load_leaves_the_replica_that_was_there(qwen: Path) -> None:
-    store, kernel = held(Checkpoint.open(qwen), Quantization.INT8)
+def test_a_failed_load_leaves_the_replica_that_was_there(copy: Path) -> None:
+    store, kernel = held(Checkpoint.open(copy), Quantization.INT8)
     one = store.load({0: [0]})
     before = weights(kernel, 0, 0)
     bad = ExpertWeights(torch.full_like(before.up, torch.inf), before.down)
@@ -247,8 +225,8 @@ def test_a_layer_without_tensors_is_missing(copy: Path) -> None:
         store.load({1: [0]})
 
 
-def test_computation_continues_during_loads(qwen: Path) -> None:
-    store, kernel = held(Checkpoint.open(qwen))
+def test_computation_continues_during_loads(copy: Path) -> None:
+    store, kernel = held(Checkpoint.open(copy))
     store.load({0: [0]})
     x_TH, scores_TK = torch.ones(2, 64), torch.ones(2, 1)
     ids_TK = torch.zeros(2, 1, dtype=torch.int32)
@@ -277,7 +255,7 @@ def test_computation_continues_during_loads(qwen: Path) -> None:
     assert store.count == 1
 
 
-def test_loads_while_serving_take_one_core(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_while_serving_take_one_core(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first load has all threads; later ones run with one."""
     threads: list[int] = []
     pack = ReferenceKernel.pack
@@ -290,7 +268,7 @@ def test_loads_while_serving_take_one_core(qwen: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ReferenceKernel, "pack", seen)
     torch.set_num_threads(2)
-    store = new_store(Checkpoint.open(qwen))
+    store = new_store(Checkpoint.open(copy))
     store.load({0: [0]})
     store.load({0: [1]})
     assert threads == [2, 1]
@@ -299,8 +277,8 @@ def test_loads_while_serving_take_one_core(qwen: Path, monkeypatch: pytest.Monke
     assert torch.get_num_threads() == 2
 
 
-def test_layers_are_loaded_in_the_given_order(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = new_store(Checkpoint.open(qwen))
+def test_layers_are_loaded_in_the_given_order(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = new_store(Checkpoint.open(copy))
     layers: list[int] = []
     plain = ExpertReader.read
 
@@ -317,7 +295,9 @@ def test_the_loader_checks_for_requests_before_each_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if a tensor has many pieces: here one of 2.4 MB."""
-    write_demo_model(tmp_path / "m", "qwen3_moe", **TINY | {"hidden": 1104, "experts": 3})
+    write_demo_model(
+        tmp_path / "m", "qwen3_moe", layers=1, hidden=1104, experts=3, top_k=2, vocab=400
+    )
     # Bytes read and pieces packed since the last check.
     read, packed = [0], [0]
 
@@ -356,7 +336,7 @@ def test_the_loader_checks_for_requests_before_each_piece(
     kernel.close()
 
 
-def test_loads_while_serving_keep_the_rate(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_while_serving_keep_the_rate(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     took: list[int] = []
 
     class Pace:
@@ -367,7 +347,7 @@ def test_loads_while_serving_keep_the_rate(qwen: Path, monkeypatch: pytest.Monke
             took.append(count)
 
     monkeypatch.setattr("expert_server.experts.store.Pace", Pace)
-    reader = ExpertReader(Checkpoint.open(qwen))
+    reader = ExpertReader(Checkpoint.open(copy))
     kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype))
     store = ExpertStore(reader, kernel, bytes_per_s=1234)
     store.load({0: [0, 1]})
@@ -403,18 +383,21 @@ def test_the_progress_of_a_load_ends_at_its_total(path: Path, bytes_read: list[i
     ("architecture", "scheme"), [("qwen3_moe", fp8((16, 16))), ("gpt_oss", mxfp4())]
 )
 def test_quantised_experts_count_as_they_are_stored(
-    tmp_path: Path, bytes_read: list[int], architecture: str, scheme: Scheme
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    bytes_read: list[int],
+    architecture: str,
+    scheme: Scheme,
 ) -> None:
-    write_demo_model(tmp_path / "demo", architecture, **TINY)
-    quantized_copy(tmp_path / "demo", tmp_path / "model", scheme)
+    quantized_copy(checkpoint(architecture), tmp_path / "model", scheme)
     bytes_read.clear()
     seen = progress_of(new_store(Checkpoint.open(tmp_path / "model")), {1: range(8)})
     total = sum(bytes_read)
     assert seen == [(total, total * done // 8) for done in range(1, 9)]
 
 
-def test_nothing_loads_after_a_load_that_ended_early(qwen: Path, copy: Path) -> None:
-    store = new_store(Checkpoint.open(qwen))
+def test_nothing_loads_after_a_load_that_ended_early(copy: Path) -> None:
+    store = new_store(Checkpoint.open(copy))
     seen: list[tuple[int, int]] = []
     store.load({0: range(8)}, lambda: bool(seen.append(store.loading)) or len(seen) == 2)
     total = seen[0][0]
@@ -429,8 +412,8 @@ def test_nothing_loads_after_a_load_that_ended_early(qwen: Path, copy: Path) -> 
     assert store.loading == (0, 0)
 
 
-def test_spare_replicas_are_no_part_of_the_share(qwen: Path) -> None:
-    store = new_store(Checkpoint.open(qwen))
+def test_spare_replicas_are_no_part_of_the_share(copy: Path) -> None:
+    store = new_store(Checkpoint.open(copy))
     one = store.load({0: [0, 1], 1: [2]}) // 3
     store.load_spares({(0, 3), (1, 2), (2, 5)}, lambda: False, {})
     # (1, 2) is of the share already.
@@ -448,9 +431,9 @@ def test_spare_replicas_are_no_part_of_the_share(qwen: Path) -> None:
     assert (store.count, store.bytes) == (4, 4 * one)
 
 
-def test_spare_replicas_keep_to_the_memory(qwen: Path) -> None:
-    reader = ExpertReader(Checkpoint.open(qwen))
-    one = new_store(Checkpoint.open(qwen)).load({0: [0]})
+def test_spare_replicas_keep_to_the_memory(copy: Path) -> None:
+    reader = ExpertReader(Checkpoint.open(copy))
+    one = new_store(Checkpoint.open(copy)).load({0: [0]})
     kernel = ReferenceKernel(reader.forms, KernelSpec(reader.dtype, Quantization.NONE))
     store = ExpertStore(reader, kernel, memory_bytes=4 * one)
     store.load({0: [0, 1]})

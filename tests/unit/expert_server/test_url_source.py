@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from eaas.errors import (
     MissingShardError,
     NotACheckpointError,
 )
-from eaas_cli.demo_model import write_demo_model
 from expert_server.weights import reader as reader_module
 from expert_server.weights import url_source
 from expert_server.weights.reader import ExpertReader
@@ -38,20 +38,12 @@ from quantized_checkpoint import SCHEMES, quantized_copy
 from range_server import RangeServer
 
 SINGLE = "model.safetensors"
-SIZES: dict[str, Any] = {"layers": 2, "hidden": 64, "experts": 8, "top_k": 2, "vocab": 400}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+@pytest.fixture(scope="session")
+def single(checkpoint: Callable[..., Path]) -> Callable[..., Path]:
     """Make a small checkpoint of an architecture in a single file."""
-    directory = tmp_path_factory.mktemp("single")
-
-    def make(arch: str = "qwen3_moe") -> Path:
-        if not (directory / arch).exists():
-            write_demo_model(directory / arch, arch, max_shard_size="1GB", **SIZES)
-        return directory / arch
-
-    return make
+    return partial(checkpoint, shard_size="1GB")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +55,7 @@ class Store:
     """A directory of fsspec's memory file system; counts the bytes that are read from it."""
 
     def __init__(self, directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.url = f"memory://{name}"
+        self.directory, self.url = directory, f"memory://{name}"
         self.read: list[tuple[str, int, int]] = []
         self.fs = fsspec.filesystem("memory")
         for file in directory.iterdir():
@@ -101,6 +93,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Store]]:
 
 
 @pytest.fixture
+def box(store: Callable[[Path], Store], single: Callable[..., Path]) -> Store:
+    """A store with a small checkpoint."""
+    return store(single())
+
+
+@pytest.fixture
 def source() -> Iterator[Callable[..., UrlSource]]:
     made: list[UrlSource] = []
 
@@ -114,8 +112,8 @@ def source() -> Iterator[Callable[..., UrlSource]]:
 
 
 @pytest.fixture
-def server(checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[RangeServer]:
-    with RangeServer(Path(shutil.copytree(checkpoint(), tmp_path / "served"))) as server:
+def server(single: Callable[..., Path], tmp_path: Path) -> Iterator[RangeServer]:
+    with RangeServer(Path(shutil.copytree(single(), tmp_path / "served"))) as server:
         yield server
 
 
@@ -140,12 +138,12 @@ def assert_same_experts(
 @pytest.mark.parametrize("arch", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_only_headers_and_wanted_experts_are_read(
     arch: str,
-    checkpoint: Callable[..., Path],
+    single: Callable[..., Path],
     store: Callable[[Path], Store],
     source: Callable[..., UrlSource],
 ) -> None:
     """Also where one tensor holds all experts."""
-    path = checkpoint(arch)
+    path = single(arch)
     here, box = Checkpoint.open(path), store(path)
     there = Checkpoint.open(source(box.url))
     assert there.shape == here.shape
@@ -170,13 +168,13 @@ def test_only_headers_and_wanted_experts_are_read(
 @pytest.mark.parametrize("name", ["fp8", "mxfp4"])
 def test_quantised_experts_are_read_as_they_are_stored(
     name: str,
-    checkpoint: Callable[..., Path],
+    single: Callable[..., Path],
     store: Callable[[Path], Store],
     source: Callable[..., UrlSource],
     tmp_path: Path,
 ) -> None:
     arch = "gpt_oss" if name == "mxfp4" else "qwen3_moe"
-    quantized_copy(checkpoint(arch), tmp_path / "m", SCHEMES[name])
+    quantized_copy(single(arch), tmp_path / "m", SCHEMES[name])
     box = store(tmp_path / "m")
     theirs = ExpertReader(Checkpoint.open(source(box.url)))
     ours = ExpertReader(Checkpoint.open(tmp_path / "m"))
@@ -187,11 +185,13 @@ def test_quantised_experts_are_read_as_they_are_stored(
 
 
 def test_a_checkpoint_in_shards(
-    store: Callable[[Path], Store], source: Callable[..., UrlSource], tmp_path: Path
+    checkpoint: Callable[..., Path],
+    store: Callable[[Path], Store],
+    source: Callable[..., UrlSource],
 ) -> None:
-    write_demo_model(tmp_path / "m", "mixtral", max_shard_size="40KB", **SIZES)
-    box = store(tmp_path / "m")
-    here, there = Checkpoint.open(tmp_path / "m"), Checkpoint.open(source(box.url))
+    path = checkpoint("mixtral", shard_size="40KB")
+    box = store(path)
+    here, there = Checkpoint.open(path), Checkpoint.open(source(box.url))
     assert there.shape == here.shape
     assert len(set(here.keys.values())) > 4
     box.read.clear()
@@ -200,13 +200,9 @@ def test_a_checkpoint_in_shards(
 
 
 def test_the_first_load_reads_ahead_in_several_threads(
-    checkpoint: Callable[..., Path],
-    store: Callable[[Path], Store],
-    source: Callable[..., UrlSource],
-    monkeypatch: pytest.MonkeyPatch,
+    box: Store, source: Callable[..., UrlSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two reads must be on the way at once, else this would wait for ever."""
-    box = store(checkpoint())
     reader = ExpertReader(Checkpoint.open(source(box.url)))
     monkeypatch.setattr(reader_module, "_CHUNK_BYTES", reader.expert_bytes(0))
     both = threading.Barrier(2, timeout=20)
@@ -293,44 +289,28 @@ def test_not_there(
 
 @pytest.mark.parametrize("cut", [5, 100, -1])
 def test_a_truncated_object_is_refused_by_its_header(
-    cut: int,
-    checkpoint: Callable[..., Path],
-    store: Callable[[Path], Store],
-    source: Callable[..., UrlSource],
+    cut: int, box: Store, source: Callable[..., UrlSource]
 ) -> None:
     """The checks of local files."""
-    path = checkpoint()
-    box = store(path)
-    box.put(SINGLE, (path / SINGLE).read_bytes()[:cut])
-    assert f"{box.url}/{SINGLE}" in raised(
-        lambda: Checkpoint.open(source(box.url)), CorruptShardError
-    )
+    box.put(SINGLE, (box.directory / SINGLE).read_bytes()[:cut])
+    text = raised(lambda: Checkpoint.open(source(box.url)), CorruptShardError)
+    assert f"{box.url}/{SINGLE}" in text
 
 
-def test_a_lying_header(
-    checkpoint: Callable[..., Path],
-    store: Callable[[Path], Store],
-    source: Callable[..., UrlSource],
-) -> None:
-    path = checkpoint()
-    box = store(path)
-    box.put(SINGLE, (1 << 40).to_bytes(8, "little") + (path / SINGLE).read_bytes()[8:])
+def test_a_lying_header(box: Store, source: Callable[..., UrlSource]) -> None:
+    box.put(SINGLE, (1 << 40).to_bytes(8, "little") + (box.directory / SINGLE).read_bytes()[8:])
     text = raised(lambda: Checkpoint.open(source(box.url)), CorruptShardError)
     assert "header of 1099511627776 bytes in a file of" in text
     assert box.bytes < 10_000
 
 
 def test_an_object_that_changes_after_its_header(
-    checkpoint: Callable[..., Path],
-    store: Callable[[Path], Store],
-    source: Callable[..., UrlSource],
+    box: Store, source: Callable[..., UrlSource]
 ) -> None:
     """Also with the same size: experts of two versions must not mix."""
-    path = checkpoint()
-    box = store(path)
     reader = ExpertReader(Checkpoint.open(source(box.url)))
     assert len(list(reader.read(0, [0]))) == 1
-    box.put(SINGLE, (path / SINGLE).read_bytes())
+    box.put(SINGLE, (box.directory / SINGLE).read_bytes())
     text = raised(lambda: list(reader.read(0, [1])), CorruptShardError)
     assert text.startswith(f"{box.url}/{SINGLE} has changed since its header was read")
     box.fs.rm(f"{box.url}/{SINGLE}")
@@ -340,13 +320,9 @@ def test_an_object_that_changes_after_its_header(
 
 
 def test_a_stalled_read_ends_at_its_deadline(
-    checkpoint: Callable[..., Path],
-    store: Callable[[Path], Store],
-    source: Callable[..., UrlSource],
-    monkeypatch: pytest.MonkeyPatch,
+    box: Store, source: Callable[..., UrlSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that blocks, without asyncio."""
-    box = store(checkpoint())
     reader = ExpertReader(Checkpoint.open(source(box.url, 0.2)))
     stalled, calls = threading.Event(), []
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import mmap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from eaas.errors import ConnectionLostError
 from eaas.one_sided import Agent, Region, why_not
+from waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there")
 LARGE = 4 << 20
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 class End:

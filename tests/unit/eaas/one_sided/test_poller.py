@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eaas.one_sided.poller import Poller, pause_us
+from waiting import eventually
 
 
 @given(st.integers(0, 10**9))
@@ -46,13 +47,6 @@ def watched() -> Iterator[Watched]:
     yield watched
     watched.poller.close()
     assert "watched" not in [thread.name for thread in threading.enumerate()]
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_no_polls_while_there_is_nothing_to_wait_for(watched: Watched) -> None:

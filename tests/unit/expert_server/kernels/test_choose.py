@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +13,6 @@ from eaas.checkpoint import Checkpoint
 from eaas.checkpoint.quantized import QuantizedMatrix, WeightFormat
 from eaas.config import ExpertServerConfig
 from eaas.errors import ConfigError
-from eaas_cli.demo_model import ARCHITECTURES, write_demo_model
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel, StoredFormat, choose
 from expert_server.kernels.choose import KERNELS, ON_REQUEST, ExpertSizes, choose_kernel
 from expert_server.kernels.kernel import UnsupportedError
@@ -217,16 +217,6 @@ def test_no_kernel_supports_the_quantisation(install: Install) -> None:
     assert choose_kernel([FORM], INT8, SIZES, "reference").kernel.name == "reference"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
-def test_the_compiled_kernel_serves_quantised_weights_of_each_dtype(
-    dtype: torch.dtype, quantization: Quantization
-) -> None:
-    kernel = choose_kernel([FORM], KernelSpec(dtype, quantization), SIZES).kernel
-    assert kernel.name == "native"
-    kernel.close()
-
-
 STORED = [
     StoredFormat(WeightFormat.FP8, 128),
     StoredFormat(WeightFormat.MXFP4, 32),
@@ -239,12 +229,17 @@ each_stored = pytest.mark.parametrize("stored", STORED, ids=str)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@each_stored
-def test_the_compiled_kernel_serves_stored_weights(
-    dtype: torch.dtype, stored: StoredFormat
-) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"quantization": quantization} for quantization in Quantization),
+        *({"stored": stored} for stored in STORED),
+    ],
+    ids=str,
+)
+def test_the_compiled_kernel_serves_each_format(dtype: torch.dtype, given: dict[str, Any]) -> None:
     sizes = ExpertSizes(300, 130, 4, 2)
-    kernel = choose_kernel([FORM], KernelSpec(dtype, stored=stored), sizes).kernel
+    kernel = choose_kernel([FORM], KernelSpec(dtype, **given), sizes).kernel
     assert kernel.name == "native"
     kernel.close()
 
@@ -306,22 +301,13 @@ def test_replica_bytes_of_stored_weights(stored: StoredFormat) -> None:
 # -- the real ones -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def checkpoint(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Checkpoint:
-    path = tmp_path_factory.mktemp("demo") / request.param
-    write_demo_model(path, request.param, layers=2, hidden=48, experts=3, top_k=2, vocab=262)
-    return Checkpoint.open(path)
-
-
 def sizes_of(checkpoint: Checkpoint) -> ExpertSizes:
     return ExpertSizes.of(next(iter(checkpoint.expert_modules().values())), 2)
 
 
-def test_sizes_come_from_the_model(checkpoint: Checkpoint) -> None:
-    is_gpt_oss = checkpoint.shape.model_type == "gpt_oss"
-    assert sizes_of(checkpoint) == ExpertSizes(48, 24, 3, 2, has_bias=is_gpt_oss)
+def test_sizes_come_from_the_model(path: Path) -> None:
+    is_gpt_oss = Checkpoint.open(path).shape.model_type == "gpt_oss"
+    assert sizes_of(Checkpoint.open(path)) == ExpertSizes(64, 32, 8, 2, has_bias=is_gpt_oss)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +320,8 @@ def test_sizes_come_from_the_model(checkpoint: Checkpoint) -> None:
     ],
     ids=["float32", "bfloat16", "int8", "mxfp4"],
 )
-def test_native_serves(checkpoint: Checkpoint, spec: KernelSpec) -> None:
+def test_native_serves(path: Path, spec: KernelSpec) -> None:
+    checkpoint = Checkpoint.open(path)
     choice = choose_kernel(ExpertReader(checkpoint).forms, spec, sizes_of(checkpoint))
     assert (choice.kernel.name, choice.passed_over) == ("native", {})
     choice.kernel.close()

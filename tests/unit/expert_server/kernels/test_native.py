@@ -1,8 +1,6 @@
 """Properties of the compiled kernel only; test_kernels.py compares it with the reference."""
 
-import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +16,8 @@ from expert_server.kernels.activation import Activation, ActivationKind
 from expert_server.kernels.native import NativeKernel
 from expert_server.kernels.panels import pack_expert
 from expert_server.weights.weights import ExpertForm, ExpertWeights
+from helper_process import output_of
+from waiting import eventually
 
 FORMS = [ExpertForm(False, False, functional.relu)]
 
@@ -73,9 +73,7 @@ def test_close_ends_the_threads() -> None:
     for _ in range(2):  # idempotent
         kernel.close()
     # A join returns shortly before the system removes the thread.
-    deadline = time.monotonic() + 10
-    while started & tids():
-        assert time.monotonic() < deadline, "threads are left"
+    eventually(lambda: not started & tids(), 10, "the threads' end")
 
 
 @pytest.mark.parametrize(
@@ -146,10 +144,7 @@ for dtype in (np.int32, np.int64):
 
 def test_ids_that_change_during_a_call_do_not_crash() -> None:
     """The ids are in memory that a client can write."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CHANGING_IDS], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(sys.executable, "-c", _CHANGING_IDS)
 
 
 @given(

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from eaas.checkpoint.quantized import QuantizedMatrix
 from eaas.errors import CheckpointError
+from expert_layers import swiglu
 from expert_server.kernels import KernelSpec, Quantization, ReferenceKernel
 from expert_server.kernels.quantize import (
     GROUP,
@@ -20,11 +21,6 @@ from expert_server.weights.weights import ExpertForm, ExpertWeights
 HIDDEN, INTERMEDIATE = 256, 192
 LARGEST = {Quantization.INT8: (-127, 127), Quantization.INT4: (-8, 7)}
 both = pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
-
-
-def swiglu(product: torch.Tensor) -> torch.Tensor:
-    gate, up = product.chunk(2, dim=-1)
-    return functional.silu(gate) * up
 
 
 def form(is_transposed: bool = False) -> ExpertForm:

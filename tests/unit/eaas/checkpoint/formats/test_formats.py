@@ -1,7 +1,9 @@
 """Each format is read as its own tool wrote it, and what does not fit is refused in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from eaas.checkpoint.files import read_files
 from eaas.checkpoint.quantized_slice import QuantizedSlice
 from eaas.checkpoint.shard import LocalShard
 from eaas.errors import CheckpointError, CorruptShardError, UnsupportedModelError
-from quantized_checkpoint import SCHEMES, Packed, Scheme
+from quantized_checkpoint import SCHEMES, Packed, Scheme, gptq
 
 ROWS, INPUTS = 96, 384
 
@@ -50,14 +52,33 @@ def opened(path: Path, name: str = "m.weight") -> QuantizedSlice:
     return QuantizedSlice(matrix, parts, matrix.shape)
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "mxfp4"])
-def test_a_matrix_is_what_its_tool_wrote(tmp_path: Path, name: str) -> None:
-    scheme = SCHEMES[name]
-    packed = scheme.pack(weight())
-    found = opened(write(tmp_path, scheme, stored(packed)))
-    assert found.shape == (ROWS, INPUTS)
-    torch.testing.assert_close(found[...], packed.weight_NK, rtol=0, atol=scheme.atol)
-    torch.testing.assert_close(found[3:9], packed.weight_NK[3:9], rtol=0, atol=scheme.atol)
+def changed(name: str, **fields: object) -> Scheme:
+    """A scheme whose section states other things."""
+    return replace(SCHEMES[name], config=SCHEMES[name].config | fields)
+
+
+def of_group(**weights: object) -> dict[str, Any]:
+    """Fields of compressed-tensors with other arguments of the weights; drops those that are None."""
+    (group,) = json.loads(json.dumps(SCHEMES["ct-int4"].config["config_groups"])).values()
+    group["weights"] = {k: v for k, v in (group["weights"] | weights).items() if v is not None}
+    return {"config_groups": {"group_0": group}}
+
+
+def transforms(*locations: str | None) -> dict[str, object]:
+    """Fields of compressed-tensors with transforms in these places."""
+    steps = [{"location": location, "targets": ["Linear"]} for location in locations]
+    return {"transform_config": {"config_groups": {"u": {"type": "hadamard", "apply": steps}}}}
+
+
+def of_modelopt(algorithm: str) -> list[dict[str, object]]:
+    """Fields of ModelOpt that name an algorithm for all layers, and for one of them."""
+    layers = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": algorithm}}
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    return [{"quantization": {"quant_algo": algorithm}}, {"quantization": mixed}]
+
+
+INVALID_TARGET = of_group()
+INVALID_TARGET["config_groups"]["group_0"]["targets"] = ["re:*["]
 
 
 def test_mxfp4_of_each_expert(tmp_path: Path) -> None:
@@ -67,17 +88,6 @@ def test_mxfp4_of_each_expert(tmp_path: Path) -> None:
     assert found.shape == (2, ROWS, INPUTS)
     assert torch.equal(found[...], packed.weight_NK)
     assert torch.equal(found.row(1)[...], packed.weight_NK[1])
-
-
-@pytest.mark.parametrize("group", [16, 31, 32, 48])
-def test_a_short_last_group(tmp_path: Path, group: int) -> None:
-    """compressed-tensors refuses them; GPTQ does not."""
-    from quantized_checkpoint import gptq
-
-    scheme = gptq(group, symmetric=False)
-    packed = scheme.pack(weight(inputs=104))
-    found = opened(write(tmp_path, scheme, stored(packed)))
-    assert torch.equal(found[...], packed.weight_NK)
 
 
 @pytest.mark.parametrize("name", ["fp8", "gptq", "awq", "ct-int4", "ct-fp8"])
@@ -145,15 +155,29 @@ def test_scales_of_another_matrix_are_refused(tmp_path: Path, name: str) -> None
         ("ct-int4", {"ignore": ["re:*["]}, r"ignore has an invalid .*\*\["),
         ("fp8", {"quant_method": "bitsandbytes"}, "'bitsandbytes', which is not supported"),
         ("fp8", {"quant_method": None}, "no quant_method"),
+        ("ct-int4", of_group(group_size=float("inf")), "group_size is inf, not an integer"),
+        ("ct-int4", of_group(block_structure=[0, 0]), r"is \[0, 0\], not two sizes"),
+        ("ct-int4", of_group(block_structure="128"), "block_structure is '128', not two sizes"),
+        ("ct-int4", of_group(num_bits=float("nan")), "num_bits is nan, not an integer"),
+        ("ct-int4", INVALID_TARGET, r"targets has an invalid .*\*\["),
+        *(
+            ("ct-int4", transforms("weight_input", place), rf"transform_config .* the {place} of")
+            for place in ("input", "output", "k_cache", None)
+        ),
+        *(
+            ("modelopt-fp8", fields, rf"'{algorithm}'")
+            for algorithm in ("NVFP4", "W4A16_AWQ", "MXFP8")
+            for fields in of_modelopt(algorithm)
+        ),
     ],
 )
 def test_unknown_variants_are_refused(
     tmp_path: Path, name: str, change: dict[str, object], words: str
 ) -> None:
-    scheme = Scheme(SCHEMES[name].config | change, SCHEMES[name].pack)
+    scheme = changed(name, **change)
     with pytest.raises(UnsupportedModelError, match=words) as caught:
-        read_files(write(tmp_path, scheme, stored(SCHEMES[name].pack(weight()))))
-    assert str(tmp_path / "config.json") in str(caught.value)
+        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
+    assert str(tmp_path / scheme.file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -180,20 +204,11 @@ def test_the_scheme_of_a_module_is_the_one_that_names_it(tmp_path: Path) -> None
         torch.testing.assert_close(found, packed.weight_NK, rtol=0, atol=1e-6)
 
 
-def changed(name: str, **fields: object) -> Scheme:
-    return Scheme(SCHEMES[name].config | fields, SCHEMES[name].pack)
-
-
-def of_group(**weights: object) -> dict[str, object]:
-    """Sections of compressed-tensors with other arguments of the weights; drops those that are None."""
-    (group,) = json.loads(json.dumps(SCHEMES["ct-int4"].config["config_groups"])).values()
-    group["weights"] = {k: v for k, v in (group["weights"] | weights).items() if v is not None}
-    return {"group_0": group}
-
-
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
+        *((name, {}) for name in SCHEMES if name != "mxfp4"),
+        # What a section states wrongly, or not at all.
         ("gptq", {"bits": 8, "group_size": 32}),
         ("gptq", {"bits": 3}),
         ("gptq", {"bits": None, "group_size": None}),
@@ -210,21 +225,35 @@ def of_group(**weights: object) -> dict[str, object]:
         ("fp8", {"fmt": "float8_e4m3fn"}),  # MiniMax
         ("fp8", {"quant_method": "FP8"}),
         ("gptq", {"quant_method": "GPTQ"}),
-        ("ct-int4", {"config_groups": of_group(num_bits=8)}),
-        ("ct-int4", {"config_groups": of_group(group_size=128)}),
-        ("ct-int4", {"config_groups": of_group(group_size=None)}),
-        ("ct-fp8", {"transform_config": {"config_groups": {"u": {
-            "type": "hadamard", "apply": [{"location": "weight_output", "targets": ["Linear"]}]}}}}),
+        ("ct-int4", of_group(num_bits=8)),
+        ("ct-int4", of_group(group_size=128)),
+        ("ct-int4", of_group(group_size=None)),
+        ("ct-fp8", transforms("weight_output")),
     ],
 )  # fmt: skip
-def test_tensors_decide_what_a_section_states_wrongly(
+def test_a_matrix_is_what_its_tool_wrote(
     tmp_path: Path, name: str, fields: dict[str, object]
 ) -> None:
-    scheme = SCHEMES[name]
-    packed = scheme.pack(weight())
-    found = opened(write(tmp_path, changed(name, **fields), stored(packed)))
-    assert found.shape == (ROWS, INPUTS)
-    torch.testing.assert_close(found[...], packed.weight_NK, rtol=0, atol=scheme.atol)
+    """The tensors decide, not what the section says of them."""
+    check_value(tmp_path, changed(name, **fields))
+
+
+@pytest.mark.parametrize("group", [16, 31, 32, 48])
+def test_a_short_last_group(tmp_path: Path, group: int) -> None:
+    """compressed-tensors refuses them; GPTQ does not."""
+    check_value(tmp_path, gptq(group, symmetric=False), inputs=104)
+
+
+def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
+    check_value(tmp_path, replace(SCHEMES["fp8"], config={"quant_method": "fp8"}))
+
+
+def check_value(path: Path, scheme: Scheme, inputs: int = INPUTS) -> None:
+    packed = scheme.pack(weight(inputs=inputs))
+    found, wanted_NK = opened(write(path, scheme, stored(packed))), packed.weight_NK.float()
+    assert found.shape == (ROWS, inputs)
+    torch.testing.assert_close(found[...], wanted_NK, rtol=0, atol=scheme.atol)
+    torch.testing.assert_close(found[3:9], wanted_NK[3:9], rtol=0, atol=scheme.atol)
 
 
 @pytest.mark.parametrize(("sym", "has_zeros"), [(True, False), (False, True), (None, True)])
@@ -235,55 +264,11 @@ def test_zero_points_of_gptq(tmp_path: Path, sym: bool | None, has_zeros: bool) 
     assert found.matrix.stored.has_zeros is has_zeros
 
 
-def test_blocks_of_128_where_a_section_names_none(tmp_path: Path) -> None:
-    packed = SCHEMES["fp8"].pack(weight())
-    scheme = Scheme({"quant_method": "fp8"}, SCHEMES["fp8"].pack)
-    assert torch.equal(
-        opened(write(tmp_path, scheme, stored(packed)))[...], packed.weight_NK.float()
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"group_size": float("inf")}, "group_size is inf, not an integer"),
-        ({"block_structure": [0, 0]}, r"block_structure is \[0, 0\], not two sizes"),
-        ({"block_structure": "128"}, "block_structure is '128', not two sizes"),
-        ({"num_bits": float("nan")}, "num_bits is nan, not an integer"),
-    ],
-)
-def test_numbers_of_a_scheme_that_cannot_be(
-    tmp_path: Path, fields: dict[str, object], words: str
-) -> None:
-    scheme = changed("ct-int4", config_groups=of_group(**fields))
-    with pytest.raises(UnsupportedModelError, match=words) as caught:
-        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("location", ["input", "output", "k_cache", None])
-def test_transforms_while_computing_are_refused(tmp_path: Path, location: str) -> None:
-    steps = [{"location": "weight_input", "targets": ["Linear"]}, {"location": location}]
-    transform = {"config_groups": {"u": {"type": "hadamard", "apply": steps}}}
-    scheme = changed("ct-int4", transform_config=transform)
-    with pytest.raises(UnsupportedModelError, match=rf"transform_config .* the {location} of"):
-        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
-
-
-def test_an_invalid_expression_of_a_target_is_refused(tmp_path: Path) -> None:
-    groups = of_group()
-    groups["group_0"]["targets"] = ["re:*["]  # type: ignore[index]
-    scheme = changed("ct-int4", config_groups=groups)
-    with pytest.raises(UnsupportedModelError, match=r"targets has an invalid .*\*\[") as caught:
-        read_files(write(tmp_path, scheme, stored(scheme.pack(weight()))))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("name", "missing", "fields"),
     [
         ("gptq-desc_act", "m.g_idx", {}),
-        ("ct-int4", "m.weight_g_idx", {"config_groups": of_group(actorder="group")}),
+        ("ct-int4", "m.weight_g_idx", of_group(actorder="group")),
         ("ct-int4-zeros", "m.weight_zero_point", {}),
     ],
 )
@@ -378,21 +363,6 @@ def test_another_file_that_cannot_be_read(tmp_path: Path, text: str, words: str)
     with pytest.raises(CheckpointError, match=rf"quant_config\.json.* {words}") as caught:
         read_files(path)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_AWQ", "MXFP8"])
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_other_algorithms_of_modelopt_are_refused(
-    tmp_path: Path, algorithm: str, is_mixed: bool
-) -> None:
-    section: dict[str, object] = {"quant_algo": algorithm}
-    if is_mixed:
-        layers = {"a": {"quant_algo": "FP8"}, "b": section}
-        section = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    pack = SCHEMES["modelopt-fp8"].pack
-    scheme = Scheme({"quantization": section}, pack, file="hf_quant_config.json")
-    with pytest.raises(UnsupportedModelError, match=rf"hf_quant_config\.json: .*'{algorithm}'"):
-        read_files(write(tmp_path, scheme, stored(pack(weight()))))
 
 
 @pytest.mark.parametrize("name", SCHEMES)

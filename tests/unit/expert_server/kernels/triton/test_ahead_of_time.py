@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from helper_process import output_of
 from interpreted_triton import needs_triton
 
 # Ten seconds for each architecture on a core of its own.
@@ -67,15 +68,10 @@ def test_no_program_spills_or_needs_more_than_there_is(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("architecture", SHARED)
 def test_no_tile_that_may_be_chosen_spills(tmp_path: Path, architecture: int) -> None:
-    done = subprocess.run(
-        [sys.executable, HELPER, f"sm_{architecture}", "candidates"],
-        capture_output=True,
-        text=True,
-        timeout=1100,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-    programs = [json.loads(line) for line in done.stdout.splitlines()]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    command = (sys.executable, HELPER, f"sm_{architecture}", "candidates")
+    printed = output_of(*command, timeout_s=1100, env=environment)
+    programs = [json.loads(line) for line in printed.splitlines()]
     assert len(programs) > 2 * PROGRAMS
     check(programs, architecture)
 

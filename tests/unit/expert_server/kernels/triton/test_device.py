@@ -14,15 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_waits import Waits
 from eaas.checkpoint.pieces import PIECE_BYTES
 from eaas.errors import CheckpointError, ConfigError, DeviceFullError, DeviceLostError
-from expert_layers import FORMS, batch, expert
+from expert_layers import FORMS, batch, expert, in_slots
 from expert_server.kernels import KernelSpec
 from expert_server.kernels.gpu.memory import memory_limit, taken
 from expert_server.kernels.gpu.uploads import Uploads
 from expert_server.kernels.trial import ExpertSizes
-from fake_device import FakeDevice
+from fake_device import FakeDevice, Waits
 from interpreted_triton import interpreted_kernel, needs_triton, round_rows_alike
 
 pytestmark = needs_triton
@@ -71,18 +70,13 @@ def test_from_slot_to_slot(
     assert (
         "cannot be page-locked (cudaHostRegister: out of memory; ulimit" in caplog.text
     ) != can_pin
-    slots = torch.frombuffer(memory, dtype=torch.uint8)
-    requests, results, at = [], [], 0
-    for seed, tokens in enumerate((3, 1, 9)):
-        one = batch(tokens, 64, some_ids(tokens, seed).tolist(), 2, dtype, seed)
-        there = []
-        for each in (*one, torch.full((tokens, 64), 7.0)):
-            each = each.int() if each.dtype is torch.int64 else each
-            there.append(slots[at : at + each.nbytes].view(each.dtype).view(each.shape))
-            there[-1].copy_(each)
-            at += -(-each.nbytes // 64) * 64
-        requests.append(tuple(there[:3]))
-        results.append(there[3])
+    requests, results = in_slots(
+        memory,
+        [
+            batch(tokens, 64, some_ids(tokens, seed).tolist(), 2, dtype, seed)
+            for seed, tokens in enumerate((3, 1, 9))
+        ],
+    )
     kernel.compute_slots(requests, results, 0)
     copies = 3 if can_pin else 1
     assert device.calls == {"copy to": copies + 1, "copy back": copies, "wait": 1}
@@ -269,13 +263,7 @@ def test_ids_that_change_after_the_check_do_not_count() -> None:
     right_TH = kernel(*one, 0).clone()
     memory = mmap.mmap(-1, 1 << 16)
     kernel.pin_slots(memory)
-    slots = torch.frombuffer(memory, dtype=torch.uint8)
-    there, at = [], 0
-    for each in (one[0], one[1].int(), one[2], torch.zeros(5, 64)):
-        there.append(slots[at : at + each.nbytes].view(each.dtype).view(each.shape))
-        there[-1].copy_(each)
-        at += -(-each.nbytes // 64) * 64
-    x_TH, ids_TK, scores_TK, result_TH = there
+    [(x_TH, ids_TK, scores_TK)], [result_TH] = in_slots(memory, [one])
 
     def change(_copies: int) -> None:
         ids_TK.fill_(1 << 20)

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from device_waits import Waits
 from eaas.errors import DeviceLostError
 from eaas.wire import SlotState
 from eaas.wire.header import WireDtype
 from eaas.wire.slot import Status
 from expert_server.kernels import KernelSpec
 from expert_server.weights.weights import ExpertForm, ExpertWeights
-from fake_device import FakeDevice
+from fake_device import FakeDevice, Waits
 from interpreted_triton import interpreted_kernel, needs_triton
 
 pytestmark = needs_triton

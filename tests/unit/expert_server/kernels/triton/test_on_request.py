@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from eaas.errors import ConfigError
 from expert_layers import FORMS
 from expert_server.kernels import KernelSpec, StoredFormat
 from expert_server.kernels.choose import ExpertSizes, choose_kernel
+from helper_process import output_of
 from interpreted_triton import interpreted_kernel, needs_triton
 
 SIZES = ExpertSizes(hidden=32, intermediate=16, num_experts=4, top_k=2)
@@ -80,14 +80,7 @@ except ConfigError as error:
 
 
 def test_the_fork_server_asks_for_no_gpu_and_without_a_request_the_kernel_is_not_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"TRITON_INTERPRET": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
+    printed = output_of(sys.executable, "-c", PROGRAM, env=os.environ | {"TRITON_INTERPRET": "0"})
+    assert printed.count("\n") == 1
     for words in ("expert_server.kernel triton", "expert_server.device is cpu", "--device cuda"):
-        assert words in done.stdout
+        assert words in printed
