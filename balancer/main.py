@@ -23,9 +23,8 @@ from balancer.metrics import BalancerMetrics
 from balancer.persistence.idempotency import IdempotencyCache
 from balancer.persistence.snapshot import BalancerSnapshot
 from balancer.persistence.write_ahead import WriteAheadState
-from balancer.planner.layout import Layout, Settings, check_node_budget
+from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Planner
-from balancer.policies.registry import find
 from balancer.rollout import Rollout
 from balancer.service import ROLES, BalancerService
 from balancer.spare_slots import SpareSlots
@@ -86,7 +85,7 @@ class Balancer:
         latency_target_ms: float = 0.0,
     ) -> None:
         load = LoadState(config)
-        layout = Layout(_settings_of(config), load.situation)
+        layout = Layout(Settings.of(config), load.situation)
         planner = _planner_of(config, layout)
         self._config, self._tls = config, tls
         self._on_stopping = on_stopping
@@ -290,30 +289,6 @@ class Balancer:
             self._metrics_server.server_close()
         self._service.close()
         self._server.stop(_GRACE_S)
-
-
-def _settings_of(config: BalancerConfig) -> Settings:
-    """Return the settings in force at start. Raises ConfigError: no such policy, or no node budgets."""
-    try:
-        find(config.policy)
-    except ValueError as error:
-        raise ConfigError(f"balancer.policy: {error}") from error
-    if config.node_budget >= 0:
-        if config.spare_slots:
-            raise ConfigError(
-                "balancer.spare_slots ignores nodes: set it to false, or balancer.node_budget to -1"
-            )
-        try:
-            check_node_budget(config.policy)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-    return Settings(
-        policy=config.policy,
-        redundancy=config.redundancy,
-        num_redundant_experts=config.num_redundant_experts,
-        link_bytes_per_s=config.link_bytes_per_s,
-        node_budget=None if config.node_budget < 0 else config.node_budget,
-    )
 
 
 def _planner_of(config: BalancerConfig, layout: Layout) -> Planner:

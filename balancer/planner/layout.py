@@ -18,11 +18,13 @@ import numpy.typing as npt
 
 import balancer.policies as policies
 from balancer.planner.backups import deal, primaries, with_backups, with_least_shares
-from balancer.policies.anti_affinity import Nodes, count_on_one_node, apply_anti_affinity
+from balancer.policies.anti_affinity import Nodes, apply_anti_affinity, count_on_one_node
 from balancer.policies.registry import find
 from balancer.policies.repair import even_shares, repair
 from balancer.policies.spread import spread
 from balancer.policies.types import Float, Holds, Int
+from eaas.config import BalancerConfig
+from eaas.errors import ConfigError
 from eaas.log import get_logger
 from eaas.minmax import split
 
@@ -75,6 +77,27 @@ class Settings:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     node_budget: int | None = None
     pins: frozenset[tuple[int, int, str]] = frozenset()
+
+    @classmethod
+    def of(cls, config: BalancerConfig) -> Settings:
+        """Return the settings at start. Raises ConfigError: no such policy, or it knows no node budget."""
+        try:
+            find(config.policy)
+            if config.node_budget >= 0:
+                check_node_budget(config.policy)
+        except ValueError as error:
+            raise ConfigError(f"balancer.policy: {error}") from error
+        if config.node_budget >= 0 and config.spare_slots:
+            raise ConfigError(
+                "balancer.spare_slots ignores nodes: set it to false, or balancer.node_budget to -1"
+            )
+        return cls(
+            policy=config.policy,
+            redundancy=config.redundancy,
+            num_redundant_experts=config.num_redundant_experts,
+            link_bytes_per_s=config.link_bytes_per_s,
+            node_budget=None if config.node_budget < 0 else config.node_budget,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ from eaas_cli.local.running_clusters import recorded
 from eaas_cli.option_values import log_directory
 
 if TYPE_CHECKING:
+    from eaas.config import ClusterConfig
     from eaas_cli.local import LocalCluster
     from eaas_cli.local.interrupt import Interrupt
     from eaas_cli.local.scaling import Scaler
@@ -149,10 +150,7 @@ def up(
         from eaas_cli.local import LocalCluster
 
         settings = load()
-        if settings.attention_client.response_template:
-            from attention_client.serving.families.family import Family
-
-            Family.named(settings.attention_client.response_template)
+        _check_names(settings)
         try:
             if on == "ray":
                 if log_dir is not None:
@@ -187,6 +185,18 @@ def _only(model: Path | None, directory: Path | None) -> Path:
     if given:
         raise ConfigError(f"{directory} and --model {model} are two checkpoints: give one")
     raise ConfigError("no checkpoint: give its directory, as in `eaas up DIR` or --model DIR")
+
+
+def _check_names(settings: ClusterConfig) -> None:
+    """Raise ConfigError for a policy, strategy or template that the roles would refuse once they run."""
+    from attention_client.scheduler import strategy
+    from attention_client.serving.families.family import Family
+    from balancer.planner.layout import Settings
+
+    Settings.of(settings.balancer)
+    strategy(settings.attention_client.scheduler.strategy)
+    if settings.attention_client.response_template:
+        Family.named(settings.attention_client.response_template)
 
 
 def _run(cluster: LocalCluster, engine: str, interrupt: Interrupt, start_s: float) -> None:

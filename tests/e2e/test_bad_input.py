@@ -149,6 +149,22 @@ def test_wrong_environment(
     refused(home, up(home, model), *named)
 
 
+@pytest.mark.parametrize(
+    ("variable", "known"),
+    [
+        ("EAAS_BALANCER__POLICY", "fractional"),
+        ("EAAS_ATTENTION_CLIENT__SCHEDULER__STRATEGY", "fcfs"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_a_process_starts(
+    home: Any, model: Path, variable: str, known: str
+) -> None:
+    home.environment[variable] = "nope"
+    done = up(home, model)
+    refused(home, done, "'nope'", known)
+    assert done.stdout == ""
+
+
 # -- the roles and the clients of a cluster that is not there -----------------------------------------
 
 
