@@ -45,9 +45,9 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_the_endpoints_port_is_free_or_refused() -> None:
     port = check_endpoint_port("127.0.0.1", 0)
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(PortInUseError, match=rf"127\.0\.0\.1:{port}: .* --port, or stop"):
-            check_endpoint_port("127.0.0.1", port)
+    in_use = pytest.raises(PortInUseError, match=rf"127\.0\.0\.1:{port}: .* --port, or stop")
+    with socket.create_server(("127.0.0.1", port)), in_use:
+        check_endpoint_port("127.0.0.1", port)
     assert check_endpoint_port("[127.0.0.1]", port) == port
     with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1: .*an address of this machine"):
         check_endpoint_port("192.0.2.1", 0)
