@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from eaas.config import load_config
-from eaas.errors import ConfigError
-from eaas_cli.local.arguments import client_words, make_log_dir, vllm_words
+from eaas.errors import ConfigError, PortInUseError
+from eaas_cli.local.arguments import (
+    check_endpoint_port,
+    client_words,
+    make_log_dir,
+    vllm_words,
+)
 from eaas_cli.local.process import ChildProcess
 
 
@@ -35,3 +41,13 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "monitor.log").mkdir()
     with pytest.raises(ConfigError, match=r"the log of monitor: .*--log-dir"):
         ChildProcess("monitor", ("--version",), tmp_path)
+
+
+def test_the_endpoints_port_is_free_or_refused() -> None:
+    port = check_endpoint_port("127.0.0.1", 0)
+    in_use = pytest.raises(PortInUseError, match=rf"127\.0\.0\.1:{port}: .* --port, or stop")
+    with socket.create_server(("127.0.0.1", port)), in_use:
+        check_endpoint_port("127.0.0.1", port)
+    assert check_endpoint_port("[127.0.0.1]", port) == port
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1: .*an address of this machine"):
+        check_endpoint_port("192.0.2.1", 0)
