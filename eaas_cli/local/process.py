@@ -13,18 +13,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, Protocol
 
 from eaas.errors import ClusterError, ConfigError, EaasError
 from eaas.launcher_pipe import ENDED_VARIABLE, LAUNCHER_VARIABLE, READY_VARIABLE
 from eaas_cli.local.interrupt import Interrupt
 from eaas_cli.local.pidfd import PidfdProcess
 
-if TYPE_CHECKING:
-    from eaas_cli.local.fork_server import ForkServer
-
 __all__ = [
     "ChildProcess",
+    "Forks",
     "how_it_ended",
     "lifeline",
     "program",
@@ -72,6 +70,20 @@ def _open_log(log_dir: Path | None, name: str) -> IO[bytes]:
         ) from error
 
 
+class Forks(Protocol):
+    """What forks processes: a `ForkServer`."""
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log_fd: int,
+        ready_fd: int,
+        ended_pids: Sequence[int] = (),
+    ) -> PidfdProcess:
+        """Fork `python -m module arguments`, with its log and the pipe of its announcements."""
+
+
 class ChildProcess:
     """A child process of the launcher: a role, the fork server or part of a benchmark.
 
@@ -97,7 +109,7 @@ class ChildProcess:
         log_dir: Path | None,
         module: str = "eaas_cli",
         pass_fds: Sequence[int] = (),
-        fork_server: ForkServer | None = None,
+        fork_server: Forks | None = None,
         ended_pids: Sequence[int] = (),
     ) -> None:
         self.name = name
