@@ -117,8 +117,7 @@ def test_any_process_may_die_in_a_rebalance(chaos: ChaosWorld) -> None:
             # Half of the victims are servers.
             victim = VICTIMS[int(dice.integers(len(VICTIMS)))]
             with BalancerClient(str(cluster.children["balancer"].address)) as balancer:
-                now = client.until(balancer.placement)
-                balancer.apply_placement(any_placement(now, dice))
+                client.until(lambda b=balancer: accepts_another(b, dice))
                 time.sleep(dice.uniform(0.0, 0.9))
                 newest = balancer.history(1)[0]
                 phase = "prepare" if not newest.prepare_s else "retire"
@@ -153,6 +152,17 @@ def test_any_process_may_die_in_a_rebalance(chaos: ChaosWorld) -> None:
     assert truth.checks >= ROUNDS
     assert not truth.mixed
     assert not truth.uncovered
+
+
+def accepts_another(balancer: BalancerClient, dice: np.random.Generator) -> bool:
+    """Whether the balancer takes another placement: not while it rolls out one of its own."""
+    try:
+        now = balancer.placement()
+        if now is not None:
+            balancer.apply_placement(any_placement(now, dice))
+    except ClusterError:
+        return False
+    return now is not None
 
 
 def rests(balancer: BalancerClient) -> Placement | None:
