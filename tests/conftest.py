@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -145,11 +146,15 @@ def settings() -> Callable[..., ClusterConfig]:
 def start_cluster(
     settings: Callable[..., ClusterConfig], tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[Callable[..., LocalCluster]]:
-    """Start clusters that end with the test."""
+    """Start clusters that end with the test; the client's process reads the settings `client` from a file."""
     started: list[LocalCluster] = []
 
-    def start(model: Path, **options: Any) -> LocalCluster:
+    def start(model: Path, client: dict[str, object] | None = None, **options: Any) -> LocalCluster:
         options = {"config": settings(), "fork_server": fork_server} | options
+        if client is not None:
+            file = tmp_path / f"cluster-{len(started)}.yaml"
+            file.write_text(json.dumps({"attention_client": {"port": 0} | client}))
+            options |= {"config": load_config(file), "config_file": file}
         cluster = LocalCluster(model, log_dir=tmp_path / f"logs-{len(started)}", **options)
         started.append(cluster)
         cluster.start()

@@ -1,8 +1,9 @@
 """Compiles kernel `triton` for GPUs that are not here and prints what each program needs, a JSON line each.
 
-    python tests/helpers/compile_ahead.py sm_90 [candidates]
+    python tests/helpers/compile_ahead.py sm_90 [largest | candidates]
 
-With `candidates`, those of all tiles that `eaas bench experts --tune` may choose.
+With `largest`, of each tile the program that needs most; with `candidates`, those of all tiles that
+`eaas bench experts --tune` may choose.
 For sm_80 the last line is that of a program that spills, so that the reader sees that spills are noticed.
 Runs in a process of its own, because Triton decides at its import whether to compile or to interpret.
 """
@@ -130,6 +131,9 @@ def spilling() -> tuple[Any, str, dict[str, Any], dict[str, int]]:
 if __name__ == "__main__":
     architecture = int(sys.argv[1].removeprefix("sm_"))
     with_candidates = "candidates" in sys.argv
+    chosen = list(programs(with_candidates))
+    if "largest" in sys.argv:
+        chosen = [each for each in chosen if each[2].get("KIND") == ActivationKind.CLAMPED_SWIGLU]
     last = [spilling()] if architecture == 80 and not with_candidates else []
-    for program in [*programs(with_candidates), *last]:
+    for program in [*chosen, *last]:
         print(json.dumps(compile_for(architecture, *program)), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,23 +34,6 @@ def test_tokens_and_logits(served: tuple[Path, LocalCluster], transport: str) ->
         with torch.no_grad():
             difference = model(**inputs).logits - expected(**inputs).logits
         assert difference.abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("served", ["qwen3_moe"], indirect=True)
-def test_threads_load_at_the_same_time(served: tuple[Path, LocalCluster]) -> None:
-    path, cluster = served
-    inputs = ragged(2)
-    expected_BT = generate(eager(path), inputs, 8)
-
-    def load_and_generate(_: int) -> torch.Tensor:
-        return generate(attention_client.load(path, cluster.monitor_address), inputs, 8)
-
-    with ThreadPoolExecutor(4) as threads:
-        for found_BT in threads.map(load_and_generate, range(4)):
-            assert torch.equal(found_BT, expected_BT)
-    eager.cache_clear()
-    # A model that is loaded afterwards has its experts.
-    assert torch.equal(generate(eager(path), inputs, 8), expected_BT)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from decoding import eager
+from decoding import answers, drawn, eager, greedy
 from eaas_cli.local import LocalCluster
 from quantized_checkpoint import SCHEMES, quantized_copy
 
@@ -46,27 +45,11 @@ def test_tokens_and_cache(
     else:
         plain = path = checkpoint(kind, "float16")
     model, tokenizer = eager(plain, torch.float32), AutoTokenizer.from_pretrained(path)
-    prompts = [[(7 * i + n) % 230 + 20 for i in range(n)] for n in (1, 17, 90)]
-    expected = []
-    for prompt in prompts:
-        ids_1T = torch.tensor([prompt])
-        out_1T = model.generate(
-            ids_1T,
-            attention_mask=torch.ones_like(ids_1T),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            eos_token_id=-1,
-        )
-        expected.append(tokenizer.decode(out_1T[0, len(prompt) :], skip_special_tokens=True))
+    prompts = [drawn(length) for length in (1, 17, 90)]
+    found = [greedy(model, prompt, TOKENS) for prompt in prompts]
+    expected = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in found]
     cluster = start_cluster(path, servers=2)
-
-    def ask(prompt: list[int]) -> str:
-        body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        reply = httpx.post(f"{cluster.endpoint}/v1/completions", json=body, timeout=60)
-        return str(reply.raise_for_status().json()["choices"][0]["text"])
-
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        assert list(pool.map(ask, prompts)) == expected
+    assert answers(cluster.endpoint, prompts, TOKENS) == expected
     assert cache_tokens(cluster) > FEW_TOKENS
     logs = "".join(file.read_text() for file in (tmp_path / "logs-0").iterdir())
     assert "weights in float16 are computed in float32" in logs

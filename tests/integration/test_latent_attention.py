@@ -17,8 +17,7 @@ from transformers import AutoTokenizer, DeepseekV3Config
 import http_box
 from attention_client.engines.transformers.paged.sequences import Sequences
 from attention_client.generation.sizes import EngineSizes
-from decoding import eager
-from eaas.config import ClusterConfig
+from decoding import answers, drawn, eager, greedy
 from eaas_cli.local import LocalCluster
 from http_box import Box
 
@@ -29,49 +28,27 @@ TOKENS = 20
 LENGTHS = (1, 2, 5, 16, 17, 40, 90, 150)
 
 
-def drawn(length: int, seed: int = 3) -> list[int]:
-    dice = torch.Generator().manual_seed(seed)
-    return torch.randint(20, 250, (length,), generator=dice).tolist()
-
-
-def greedy(model: Any, prompt: list[int], tokens: int = TOKENS) -> list[int]:
-    ids_1T = torch.tensor([prompt])
-    out_1T = model.generate(
-        ids_1T,
-        attention_mask=torch.ones_like(ids_1T),
-        max_new_tokens=tokens,
-        do_sample=False,
-        eos_token_id=-1,
-    )
-    return list(out_1T[0, len(prompt) :].tolist())
-
-
-def answer(endpoint: str, prompt: list[int], tokens: int = TOKENS) -> str:
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    reply = httpx.post(f"{endpoint}/v1/completions", json=body, timeout=120).raise_for_status()
-    return str(reply.json()["choices"][0]["text"])
-
-
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_streams_of_different_lengths(
     overlap: str,
     checkpoint: Callable[..., Path],
     start_cluster: Callable[..., LocalCluster],
-    settings: Callable[..., ClusterConfig],
 ) -> None:
     """By real processes; twice, so that the second time the prompts' blocks are cached."""
     path = checkpoint("deepseek_v3")
     model, tokenizer = eager(path), AutoTokenizer.from_pretrained(path)
     prompts = [drawn(length, seed) for seed, length in enumerate(LENGTHS)]
-    expected = [tokenizer.decode(greedy(model, p), skip_special_tokens=True) for p in prompts]
-    cluster = start_cluster(path, config=settings(max_batch_tokens=32, overlap=overlap))
-    assert cluster.endpoint is not None
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        for _ in range(2):
-            assert list(pool.map(lambda p: answer(cluster.endpoint, p), prompts)) == expected
+    expected = [
+        tokenizer.decode(greedy(model, p, TOKENS), skip_special_tokens=True) for p in prompts
+    ]
+    cluster = start_cluster(path, client={"max_batch_tokens": 32, "overlap": overlap})
+    for _ in range(2):
+        assert answers(cluster.endpoint, prompts, TOKENS) == expected
     metrics = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
-    tokens = next(x for x in metrics.splitlines() if x.startswith("eaas_kv_cache_tokens "))
-    assert float(tokens.split()[1]) > 0
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+    assert float(values["eaas_kv_cache_tokens"]) > 0
+    overlapped = float(values.get('eaas_forward_passes_total{batch="overlap"}', 0))
+    assert (overlapped > 0) == (overlap == "on")
 
 
 def test_kimi_k2_in_real_processes(
@@ -87,11 +64,10 @@ def test_kimi_k2_in_real_processes(
     (path / "config.json").write_text(json.dumps(config))
     prompt = drawn(17)
     expected = AutoTokenizer.from_pretrained(source).decode(
-        greedy(eager(source), prompt), skip_special_tokens=True
+        greedy(eager(source), prompt, TOKENS), skip_special_tokens=True
     )
     cluster = start_cluster(path)
-    assert cluster.endpoint is not None
-    assert answer(cluster.endpoint, prompt) == expected
+    assert answers(cluster.endpoint, [prompt], TOKENS) == [expected]
 
 
 VARIANTS = {
@@ -141,10 +117,10 @@ def test_tokens_of_variants(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sequences, "positions", spy)
     model = http_box.tiny_model("deepseek_v3")
     prompts = [drawn(n, n) for n in (1, 7, 8, 30, 50)]
-    expected = [greedy(model, prompt) for prompt in prompts]
+    expected = [greedy(model, prompt, TOKENS) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = pool.map(lambda p: box.complete(p, max_tokens=TOKENS), prompts)
-    texts = [a["choices"][0]["text"] for a in answers]
+        found = pool.map(lambda p: box.complete(p, max_tokens=TOKENS), prompts)
+    texts = [a["choices"][0]["text"] for a in found]
     assert texts == [box.tokenizer.decode(e, skip_special_tokens=True) for e in expected]
     # A chunk of another prompt, and tokens of answers.
     assert 0 < min(filter(None, past)) < max(past)
@@ -153,7 +129,7 @@ def test_tokens_of_variants(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     past.clear()
     longer = prompts[-1][:48] + drawn(5, 99)
     answer = box.complete(longer, max_tokens=TOKENS)
-    expected = greedy(model, longer)
+    expected = greedy(model, longer, TOKENS)
     text = box.tokenizer.decode(expected, skip_special_tokens=True)
     assert answer["choices"][0]["text"] == text
     assert past[0] == 48

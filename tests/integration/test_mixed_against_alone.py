@@ -31,6 +31,7 @@ from eaas.generation.work import Delivery, Engine, Work
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
+BATCHES = 50 if settings.default.max_examples >= 1000 else 2
 ARCHITECTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v3", "gpt_oss")
 VOCABULARY, HEAD, TOKENS, LONGEST, POSITIONS = 260, 8, 12, 72, 32
 SIZES = {
@@ -227,17 +228,9 @@ def _one_thread() -> Any:
 
 
 @pytest.mark.parametrize("rope", ROPES)
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=BATCHES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_batches(rope: str, data: st.DataObject) -> None:
-    run(data.draw(cases(rope)))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("rope", ROPES)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_many_random_batches(rope: str, data: st.DataObject) -> None:
     run(data.draw(cases(rope)))
 
 

@@ -8,18 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-import httpx
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 import attention_client
 from decoding import cluster_of, eager, generate, ragged
-from eaas.config import AttentionClientConfig, load_config
+from eaas.config import AttentionClientConfig
 from eaas.errors import ExpertsUnavailableError
 from eaas_cli.local import LocalCluster
 from waiting import eventually
@@ -87,35 +85,3 @@ def test_no_replica_left(
     joined.wait_until_covered(30.0)
     assert torch.equal(answer(model), expected), "it goes on when the server is back"
     assert slots_in_use(joined) == 0
-
-
-def test_over_http_with_remote_servers(
-    checkpoint: Callable[..., Path], start_cluster: Callable[..., LocalCluster], tmp_path: Path
-) -> None:
-    """Continuous batching, with and without overlap: the same answers."""
-    answers = []
-    for overlap in ("on", "off"):
-        file = tmp_path / f"{overlap}.yaml"
-        file.write_text(
-            f"attention_client: {{port: 0, overlap: {overlap}}}\n"
-            "expert_server: {added_latency_us: 2000}\n"
-        )
-        cluster = start_cluster(
-            checkpoint("gpt_oss"), servers=2, config=load_config(file), config_file=file
-        )
-        prompts = [f"{i} " * (3 * i + 2) for i in range(6)]
-
-        def ask(prompt: str, url: str = cluster.endpoint) -> str:
-            body = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0}
-            response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-            assert response.status_code == 200, response.text
-            return str(response.json()["choices"][0]["text"])
-
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            answers.append(list(pool.map(ask, prompts)))
-        metrics = httpx.get(f"{cluster.endpoint}/metrics", timeout=10).text
-        overlapped = 'eaas_forward_passes_total{batch="overlap"}'
-        counts = [float(line.split()[-1]) for line in metrics.splitlines() if overlapped in line]
-        assert (sum(counts) > 0) == (overlap == "on")
-        cluster.stop()
-    assert answers[0] == answers[1]

@@ -35,7 +35,7 @@ def test_tokens_and_logits(
     if name in ("ct-int4-zeros", "ct-int8"):
         pytest.skip("compressed-tensors makes no groups of 128 of 64 inputs")
     plain = quantized_copy(source, tmp_path / "model", SCHEMES[name])
-    cluster = start_cluster(tmp_path / "model", attention_client=False)
+    cluster = start_cluster(tmp_path / "model", servers=1, redundancy=1, attention_client=False)
     expected = eager(plain)
     model = attention_client.load(tmp_path / "model", cluster.monitor_address)
     inputs = ragged(4)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from decoding import eager
-from eaas.config import ClusterConfig
+from decoding import answers, eager, greedy
 from eaas.errors import EaasError
 from eaas_cli.local import LocalCluster
 from random_checkpoint import LONGEST, RandomCheckpoint
@@ -31,28 +28,7 @@ def alone(model: Any, prompt: list[int]) -> list[int]:
     """Greedy tokens of transformers, whose frequencies remember longer sequences until a short one comes."""
     with torch.no_grad():
         model(torch.tensor([prompt[:1]]))
-    ids_1T = torch.tensor([prompt])
-    out_1T = model.generate(
-        ids_1T,
-        attention_mask=torch.ones_like(ids_1T),
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        eos_token_id=-1,
-    )
-    return list(out_1T[0, len(prompt) :].tolist())
-
-
-def answer(endpoint: str, prompt: list[int]) -> str:
-    body = {
-        "prompt": prompt,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
-    }
-    reply = httpx.post(f"{endpoint}/v1/completions", json=body, timeout=120)
-    assert reply.status_code == 200, reply.text
-    return str(reply.json()["choices"][0]["text"])
+    return greedy(model, prompt, TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +40,6 @@ def answer(endpoint: str, prompt: list[int]) -> str:
 )
 def test_random_checkpoint(
     start_cluster: Callable[..., LocalCluster],
-    settings: Callable[..., ClusterConfig],
     tmp_path: Path,
     seed: int,
 ) -> None:
@@ -77,16 +52,15 @@ def test_random_checkpoint(
         [dice.randrange(6, 300) for _ in range(dice.randint(1, LONGEST - TOKENS))]
         for _ in range(REQUESTS)
     ]
-    config = settings(max_batch_tokens=32, cache_blocks=8)
+    client = {"max_batch_tokens": 32, "cache_blocks": 8}
     if drawn.refusal is not None:
         with pytest.raises(EaasError, match=drawn.refusal) as refused:
-            start_cluster(path, config=config)
+            start_cluster(path, client=client)
         assert "\n" not in str(refused.value)
         return
-    cluster = start_cluster(path, config=config)
+    cluster = start_cluster(path, client=client)
     model, tokenizer = eager(plain), AutoTokenizer.from_pretrained(path)
     expected = [tokenizer.decode(alone(model, prompt)) for prompt in prompts]
-    assert cluster.endpoint is not None
-    with ThreadPoolExecutor(REQUESTS) as pool:
-        for _ in range(2):
-            assert list(pool.map(lambda p: answer(cluster.endpoint, p), prompts)) == expected
+    for _ in range(2):
+        found = answers(cluster.endpoint, prompts, TOKENS, skip_special_tokens=False)
+        assert found == expected

@@ -176,19 +176,26 @@ def up(model: Path) -> subprocess.CompletedProcess[str]:
 JOINS = ("--join", "127.0.0.1:1")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("up", "--model"),
-        ("attention-client", *JOINS, "--model"),
-        ("vllm", *JOINS),
-        ("trace", "record", "x.npz", "--model"),
-        ("bench", "serve", "--model"),
-        ("chaos", "run", "--model"),
-    ],
-    ids=lambda words: words[0],
+COMMANDS = (
+    ("up", "--model"),
+    ("attention-client", *JOINS, "--model"),
+    ("vllm", *JOINS),
+    ("trace", "record", "x.npz", "--model"),
+    ("bench", "serve", "--model"),
+    ("chaos", "run", "--model"),
 )
-@pytest.mark.parametrize("what", ["no tokenizer.json", "no layer with experts", "hf download"])
+WRONG = ("no tokenizer.json", "no layer with experts", "hf download")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        # Each command and each reason in every run, the others at night.
+        pytest.param(words, what, marks=[pytest.mark.nightly] * (row > 0 and column > 0))
+        for row, words in enumerate(COMMANDS)
+        for column, what in enumerate(WRONG)
+    ],
+)
 def test_a_checkpoint_is_refused_before_the_libraries_are_imported(
     checkpoint: Callable[..., Path], tmp_path: Path, words: tuple[str, ...], what: str
 ) -> None:

@@ -61,9 +61,9 @@ def test_a_forced_call_and_its_result_go_back(family: Box, choice: Any, most: in
         chat(family, USER, answer, *results, assistant(content="Warm."), USER)
 
 
-def test_ignored_fields_inside_messages_are_named(family: Box) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_ignored_fields_inside_messages_are_named(family: Box, stream: bool) -> None:
     part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
-    response = chat(family, {"role": "user", "content": [part]})
-    assert (
-        response.headers["x-eaas-ignored-fields"] == "messages%5B0%5D.content%5B0%5D.cache_control"
-    )
+    headers = chat(family, {"role": "user", "content": [part]}, stream=stream).headers
+    assert headers["x-eaas-ignored-fields"] == "messages%5B0%5D.content%5B0%5D.cache_control"
+    assert "x-eaas-ignored-fields" not in chat(family, USER, stream=stream).headers
