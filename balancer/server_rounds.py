@@ -49,9 +49,12 @@ class ServerRounds(ABC):
         """Stop the thread and cancel its calls; servers keep what they hold. Idempotent."""
         self._closed.set()
         self._due.set()
+        self._cancel()
+        self._thread.join(_JOIN_S)
+
+    def _cancel(self) -> None:
         for call in tuple(self._calls):
             call.cancel()
-        self._thread.join(_JOIN_S)
 
     @abstractmethod
     def _round(self) -> float | None:
@@ -90,6 +93,9 @@ class ServerRounds(ABC):
             stub = expert_pb2_grpc.ExpertServiceStub(pooled.channel)
             calls[server_id] = pooled, send(stub, server_id)
         self._calls = [call for _, call in calls.values()]
+        if self._closed.is_set():
+            # `close` may have come before there was anything to cancel.
+            self._cancel()
         answers: dict[str, Any] = {}
         errors: dict[str, grpc.StatusCode] = {}
         for server_id, (pooled, call) in calls.items():

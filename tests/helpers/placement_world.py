@@ -341,8 +341,6 @@ def play(
     steps: int,
     *,
     names: Sequence[str],
-    fewest: int = 1,
-    faults: bool = True,
     propose: Callable[[], None] | None = None,
 ) -> None:
     """Random events in any order; `World` checks that no client loses an expert to the balancer.
@@ -352,8 +350,6 @@ def play(
         rng: Chooses the events.
         steps: Number of events.
         names: The servers.
-        fewest: Servers that neither die nor leave.
-        faults: Whether servers become unreachable, and balancers are replaced.
         propose: Proposes a placement.
     """
     for _ in range(steps):
@@ -369,22 +365,21 @@ def play(
         elif what < 0.8:
             if down := [n for n in names if n not in up]:
                 world.start(rng.choice(down))
-        elif what < 0.87 and len(staying) > fewest:
+        elif what < 0.87 and len(staying) > 1:
             world.die(rng.choice(up))
-        elif what < 0.9 and len(staying) > fewest:
+        elif what < 0.9 and len(staying) > 1:
             world.drain(rng.choice(staying))
-        elif what < 0.92 and faults:
+        elif what < 0.92:
             world.unreachable.add(rng.choice(up))
-        elif what < 0.93 and faults:
+        elif what < 0.93:
             world.reconnect()
-        elif what < 0.95 and faults:
+        elif what < 0.95:
             world.start_balancer()
         elif what < 0.98:
             world.leave_where_empty()
         else:
             # Less than the clients' time: they are heard of before.
             world.wait(1.0)
-        assert not world.overfull
 
 
 def view(*members: object) -> dict:
