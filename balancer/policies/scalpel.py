@@ -10,6 +10,7 @@ Source: LauzHack/Huawei MoE dynamic load balancing competition.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -78,13 +79,12 @@ def scalpel(
         window_WLE = checked_window("window_WLE", window_WLE, (problem.layers, problem.experts))
         weight_LE = planning_weight(window_WLE, k, shift_tv)
     fresh = fresh_placement(problem, weight_LE)
-    current_LSE = problem.current_LSE
-    if current_LSE is None:
+    if problem.current is None:
         return fresh.layout()
     if anew:
         return align(problem, fresh, slice(None), matching).layout()
     # Step 1: swaps in place.
-    held_LSE = swap_hottest(current_LSE, weight_LE, problem.speeds_S, budget)
+    held_LSE = swap_hottest(problem.current, weight_LE, problem.speeds_S, budget)
     # Step 2: find layers for which that is not enough; re-place all layers if they are many.
     drifted_L = drifted_layers(problem, held_LSE, fresh, drift_tol)
     if drifted_L.mean() > heavy_frac:
@@ -123,16 +123,16 @@ def fresh_placement(problem: Problem, weight_LE: Float) -> Compact:
     return place(weight_LE, count_LE, problem.slots_LS, problem.speeds_S)
 
 
-def swap_hottest(current_LSE: Holds, weight_LE: Float, speeds_S: Float, budget: int) -> Holds:
+def swap_hottest(current: Layout, weight_LE: Float, speeds_S: Float, budget: int) -> Holds:
     """Improve the current layout by at most `budget` swaps per layer.
 
     A swap exchanges the heaviest replica of the server with the highest weight / speed for the lightest one
     of the server with the lowest, of experts that the other lacks, if that lowers the higher of the two.
     Replica counts stay.
     """
-    held_LSE = current_LSE.copy()
-    layout = Layout.of(held_LSE)
-    value_LE, load_LS = weight_LE / np.maximum(layout.count_LE, 1), layout.server_load(weight_LE)
+    held_LSE = current.holds_LSE.copy()
+    value_LE = weight_LE / np.maximum(current.count_LE, 1)
+    load_LS = replace(current, share_N=np.ones(len(current))).server_load(value_LE)
     # Layers that may still improve.
     at_N = np.arange(len(held_LSE))
     for _ in range(budget):

@@ -67,8 +67,8 @@ typedef struct {
     const double *share; /* NULL: not known */
 } Held;
 
-/* keep.c: slots from the current layout (fill.c without one), within the slots; every expert is held then. The flow starts
- * from the shares, if known. */
+/* keep.c: slots from the current layout (fill.c without one), within the slots; every expert is held then. The flow
+ * starts from the shares, if known. */
 void begin_slots(Layer *layer, const Held *held);
 /* A slot for every expert without one, if necessary that of another expert's second replica. */
 void cover(Layer *layer);

@@ -230,9 +230,9 @@ def lay_out(
         The layout, which does not depend on the number of threads.
     """
     scenarios = load.dtype == np.float64
+    threads = min(threads or usable_cores(), -(-problem.layers // _CHUNK), _MOST_THREADS)
 
-    def work(begin: int) -> Layout:
-        end = min(begin + _CHUNK, problem.layers)
+    def work(begin: int, end: int) -> Layout:
         slots_LS = problem.slots_LS[begin:end]
         shape = (end - begin, problem.servers, problem.experts)
         filled = Layout.empty(shape, int(slots_LS.sum()))
@@ -252,12 +252,12 @@ def lay_out(
         held = int(filled.first_X[-1])
         return Layout(shape, filled.first_X, filled.expert_N[:held], filled.share_N[:held])
 
-    chunks = range(0, problem.layers, _CHUNK)
-    threads = min(threads or usable_cores(), len(chunks), _MOST_THREADS)
     if threads < 2:
-        return Layout.joined([work(begin) for begin in chunks])
+        return work(0, problem.layers)
+    begins = range(0, problem.layers, _CHUNK)
+    ends = [min(begin + _CHUNK, problem.layers) for begin in begins]
     with ThreadPoolExecutor(threads) as pool:
-        return Layout.joined(list(pool.map(work, chunks)))
+        return Layout.joined(list(pool.map(work, begins, ends)))
 
 
 def checked_price(

@@ -12,8 +12,8 @@
 
 #define MOST_SCENARIOS 4096
 
-/* The most slots of a layer, or -1 if a layer's do not suffice, a server has more than E, or all have more than there is
- * room for in the result. */
+/* The most slots of a layer, or -1 if a layer's do not suffice, a server has more than E, or all have more than
+ * there is room for in the result. */
 static int64_t
 count_slots(const int64_t *slots_LS, ptrdiff_t layers, ptrdiff_t servers, ptrdiff_t experts, ptrdiff_t room)
 {
@@ -130,19 +130,20 @@ plan_scenarios(Layer *layer, const Held *held, const double *load, size_t stride
     return share_N;
 }
 
-/* A sparse layout (first_X, expert_N, share_N: see native/sparse.c; N is the number of slots) for slots (L, S, E at most
- * each) and either loads of scenarios (B, L, E) or those of iterations (L, T, E; the other is NULL). A current layout has
- * the same form (NULL: nothing is held), with its shares (NULL: not known). `node_S`, `most_cross_node`, `price`: see
- * `Layer`; `anew`: see `Together`. Iterations know no nodes. */
+/* A sparse layout (first_X, expert_N, share_N: see native/sparse.h; N is the number of slots) for slots (L, S, E at
+ * most each) and either loads of scenarios (B, L, E) or those of iterations (L, T, E; the other is NULL). A current
+ * layout has the same form (NULL: nothing is held), with its shares (NULL: not known). `node_S`, `most_cross_node`,
+ * `price`: see `Layer`; `anew`: see `Together`. Iterations know no nodes. */
 EXPORT int
 plan_fractional(const double *load_BLE, const float *load_LTE, const int64_t *slots_LS, const double *speed_S,
                 const int64_t *now_X, const int32_t *now_M, const double *now_share_M, const int32_t *node_S,
-                int64_t most_cross_node, double price, double anew, int64_t *first_X, int32_t *expert_N, double *share_N,
-                ptrdiff_t scenarios, ptrdiff_t layers, ptrdiff_t iterations, ptrdiff_t servers, ptrdiff_t experts,
-                ptrdiff_t ends, ptrdiff_t held_size, ptrdiff_t room)
+                int64_t most_cross_node, double price, double anew, int64_t *first_X, int32_t *expert_N,
+                double *share_N, ptrdiff_t scenarios, ptrdiff_t layers, ptrdiff_t iterations, ptrdiff_t servers,
+                ptrdiff_t experts, ptrdiff_t ends, ptrdiff_t held_size, ptrdiff_t room)
 {
     ptrdiff_t flows = load_LTE != NULL ? 1 : scenarios;
-    if (flows < 1 || servers < 1 || experts < 1 || ends != layers * servers + 1 || (scenarios > 0) == (iterations > 0)) {
+    if (flows < 1 || (scenarios > 0) == (iterations > 0) || servers < 1 || experts < 1 ||
+        ends != layers * servers + 1) {
         return OUT_OF_RANGE;
     }
     if (now_X != NULL && (now_M == NULL || !rows_fit(now_X, ends, now_M, held_size, experts))) {

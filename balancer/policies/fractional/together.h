@@ -93,8 +93,8 @@ typedef struct Together {
     double value;          /* the objective */
 } Together;
 
-/* together_plan.c: allocates the arrays of a search in a block, for so many slots of a layer and `most` of a server; NULL:
- * no memory. */
+/* together_plan.c: allocates the arrays of a search in a block, for so many slots of a layer and `most` of a server;
+ * NULL: no memory. */
 void *begin_search(Together *search, int32_t iterations, int32_t slots, int32_t most);
 /* Plans a layer for the loads of iterations (T, E), in the given slots. Returns the shares. */
 double *plan_iterations(Together *search, const Held *held, const float *load_TE);
@@ -117,7 +117,8 @@ void return_all(Together *search);
 void start_together(Together *search);
 void place_start(Together *search, Arena *arena, size_t slots);
 
-/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled. */
+/* Moves experts between the layer's slots, and shares. Starts with share_N; load_ET, weight_T and held_SE are filled.
+ */
 void move_together(Together *search);
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from balancer.policies import ScalpelBalancer, plan, rebalance
+from balancer.policies import Layout, ScalpelBalancer, plan, rebalance
 from balancer.policies.measure import peak_to_mean
 from balancer.policies.problem import make_problem
 from balancer.policies.scalpel import align, fresh_placement, swap_hottest
@@ -72,9 +72,11 @@ def test_a_swap_takes_the_hottest_for_the_coldest() -> None:
         holds_LSE[0, server, experts] = True
     load_LE = np.array([[9.0, 3.0, 4.0, 1.0, 5.0, 2.0]])
     # 9 for 1 would only turn the servers around: 4 + 9 is not below 9 + 3.
-    assert (swap_hottest(holds_LSE, load_LE, np.ones(3), 8) == holds_LSE).all()
+    assert (swap_hottest(Layout.of(holds_LSE), load_LE, np.ones(3), 8) == holds_LSE).all()
     load_LE[0, 0] = 5.0
-    once = swap_hottest(holds_LSE, np.array([[6.0, 6.0, 1.0, 1.0, 4.0, 4.0]]), np.ones(3), 1)
+    once = swap_hottest(
+        Layout.of(holds_LSE), np.array([[6.0, 6.0, 1.0, 1.0, 4.0, 4.0]]), np.ones(3), 1
+    )
     # One 6 for one 1.
     assert [np.flatnonzero(row).tolist() for row in once[0]] == [[1, 2], [0, 3], [4, 5]]
 
@@ -84,7 +86,7 @@ def test_a_swap_takes_the_hottest_for_the_coldest() -> None:
 def test_swaps_keep_counts_and_lower_the_peak(seed: int, budget: int) -> None:
     first = plan("spread", np.ones((3, 12)), 5, 17)
     load_LE = skewed(3, 12, seed)
-    after_LSE = swap_hottest(first.holds_LSE, load_LE, np.ones(5), budget)
+    after_LSE = swap_hottest(first.layout, load_LE, np.ones(5), budget)
     assert (after_LSE.sum(axis=1) == first.holds_LSE.sum(axis=1)).all()
     assert (after_LSE.sum(axis=2) == first.holds_LSE.sum(axis=2)).all()
     assert ((after_LSE & ~first.holds_LSE).sum(axis=(1, 2)) <= 2 * budget).all()
