@@ -190,12 +190,14 @@ def _only(model: Path | None, directory: Path | None) -> Path:
 def _check_names(settings: ClusterConfig) -> None:
     """Raise ConfigError for a policy, strategy or template that the roles would refuse once they run."""
     from attention_client.scheduler import strategy
-    from attention_client.serving.families.family import Family
     from balancer.planner.layout import Settings
 
     Settings.of(settings.balancer)
     strategy(settings.attention_client.scheduler.strategy)
     if settings.attention_client.response_template:
+        # It imports transformers, which takes seconds.
+        from attention_client.serving.families.family import Family
+
         Family.named(settings.attention_client.response_template)
 
 

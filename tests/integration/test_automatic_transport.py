@@ -43,13 +43,13 @@ class ApartCluster(LocalCluster):
 
     apart = True
 
-    def _start(self, name: str, arguments: Sequence[str]) -> ChildProcess:
+    def _start(self, name: str, arguments: Sequence[str], module: str = "eaas_cli") -> ChildProcess:
         if name != FAR or not self.apart:
-            return super()._start(name, arguments)
+            return super()._start(name, arguments, module)
         with pytest.MonkeyPatch.context() as patch:
             isolation = {"processes": True, "shared_memory": SHARED_MEMORY}
             patch.setenv(VARIABLE, json.dumps(isolation))
-            return self._launch(name, arguments, "eaas_cli.chaos.child")
+            return super()._start(name, arguments, "eaas_cli.chaos.child")
 
 
 def transports(cluster: attention_client.Cluster) -> dict[str, str]:
