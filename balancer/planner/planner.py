@@ -179,7 +179,7 @@ class Planner:
     ) -> None:
         """Record a call as carried out by its server; the next `tick` draws the conclusions.
 
-        A tick takes time for every server, and a roll-out has two or three calls for every server: thus
+        A tick takes time for every server, and a roll-out has two or three calls for every server, so
         `Rollout` records all that have arrived before it ticks.
 
         Args:

@@ -145,7 +145,7 @@ class SimulatedMembers:
         return messages
 
     def fetch(self, count: int) -> None:
-        """Let this many watchers fetch snapshots from now on, in place of those before."""
+        """Set the number of watchers that fetch snapshots."""
         for reader in self._readers:
             reader.cancel()
         self._readers = [asyncio.create_task(self._fetch()) for _ in range(count)]

@@ -79,7 +79,7 @@ def test_the_chat_continues_when_a_button_kills_a_server(watched: Watched) -> No
     watched.wait_text("alerts", "No expert is uncovered: requests continue.")
     assert watched.part("alerts").get_by_text("unless it returns within").count() == 1
     page.wait_for_function(f"() => {LENGTH} > {shown + 50}")
-    # Whoever is dead computes nothing more.
+    # A dead server computes nothing more.
     last = page.locator('[data-part="answer"] [data-servers]').last.get_attribute("data-servers")
     assert last
     assert "expert-server-1" not in last

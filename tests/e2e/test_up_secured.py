@@ -160,7 +160,7 @@ def test_row_33_everything_goes_on_while_certificates_change(up: Any, operator: 
     try:
         renewed = up.home.run("certs", operator.tls[1], "--renew", "--days", "2")
         assert renewed.returncode == 0, renewed.stderr
-        # Whoever connects now shows the new ones: operators, a server that is started, clients to it, the
+        # Each new connection shows the new ones: operators, a server that is started, clients to it, the
         # balancer to one that is to leave.
         operator.run("scale", "3", *operator.key, *operator.tls)
         assert "expert-server-2" in operator.run("status", *operator.key, *operator.tls)

@@ -46,8 +46,8 @@ class Process:
     """One incarnation of a process.
 
     Attributes:
-        ended_pids: Of those before it, if its parent saw their ends.
-        host: Whom it shares a fate with when the network is cut.
+        ended_pids: Process ids of its predecessors whose ends its parent saw.
+        host: Its host: processes of a host are cut off together.
         stopped_until: As after SIGSTOP: nothing of it runs before that.
         disturbed_at: When something last happened to it that excuses what it does.
     """

@@ -44,7 +44,7 @@ def test_domains_use_different_experts(compare_domains: ModuleType) -> None:
     distance_DD, par_DD = compare_domains.main()
     apart = distance_DD[~np.eye(4, dtype=bool)]
     assert apart.min() > 2 * distance_DD.diagonal().max()
-    # Each column: whoever is planned for is served best.
+    # In each column the plan made for that load serves it best.
     assert (par_DD.argmin(axis=0) == np.arange(4)).all()
 
 

@@ -171,7 +171,7 @@ def test_row_17_data_behind_its_flag_is_waited_for_once(
     bench, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     """Row 17: flag visible before data: with the checksum on it is caught, re-read, then
-    quarantined (by the client, whom INTERNAL tells so).
+    quarantined (by the client, on INTERNAL).
     """
     grant = bench.grant("a", 1)
     slot = grant.first_slot

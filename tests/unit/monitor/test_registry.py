@@ -270,7 +270,7 @@ def test_a_process_whose_end_was_not_seen_keeps_its_id(
 
 
 def test_a_process_does_not_end_its_own_incarnation(registry: Registry) -> None:
-    """Its pid may be that of its predecessor, whom its parent saw end."""
+    """Its pid may be that of a predecessor whose end its parent saw."""
     registry.register(member(pid=1), 0, 0.0)
     assert registry.register(member(pid=1), 1, 0.1, [1]) == (1, [])
 

@@ -50,7 +50,7 @@ def test_a_monitor_that_starts_again_does_not_make_servers_busy() -> None:
     # It has not heard of the server yet.
     assert meter.read([server(0.0, 1.0)], 20.0) == {}
     assert meter.read([server(510.0)], 30.0) == {"s": pytest.approx(0.5)}
-    # Whoever began to look just then knows no better.
+    # A meter that began then waits for two readings of this process.
     late = Utilizations()
     late.read([server(0.0, 1.0)], 20.0)
     assert late.read([server(510.0)], 30.0) == {}

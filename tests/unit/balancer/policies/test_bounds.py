@@ -108,7 +108,7 @@ def test_no_placement_at_all_is_below_it(data: st.DataObject) -> None:
     bound = par_bound(make_problem(load_E[None], servers, slots_S, None, speeds_S))[0]
     assert bound <= best / (load_E.sum() / speeds_S.sum()) * (1 + 1e-9)
     if min(slots_S) == experts or set(slots_S) == {0, experts}:
-        # Whoever has slots can hold everything: the bound is the optimum.
+        # Each server with slots can hold every expert: the bound is the optimum.
         assert bound == pytest.approx(best / (load_E.sum() / speeds_S.sum()))
 
 

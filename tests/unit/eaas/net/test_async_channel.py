@@ -119,7 +119,7 @@ def test_a_cancelled_stream_ends_for_its_reader_and_for_the_server(
     answers.cancel()
     assert code_of(lambda: next(answers)) is grpc.StatusCode.CANCELLED
     assert code_of(lambda: next(answers)) is grpc.StatusCode.CANCELLED
-    # Whoever sends learns of it with the next request.
+    # A sender sees it at its next request.
     requests.put(b"late")
     requests.put(None)
     if after_s >= 0.05:

@@ -149,7 +149,7 @@ class SlotLife(RuleBasedStateMachine):
     def server_polls(self) -> None:
         if self.arena.flags.scan(0, 1, SlotState.WRITTEN.mask) == []:
             return
-        # Consumed: so it must be whole, whoever died meanwhile.
+        # A consumed slot is whole, even if a process died meanwhile.
         assert self.steps_written == 4
         offset = self.arena.request_offset(0)
         header = RequestHeader.unpack_from(self.arena.buffer, offset)
