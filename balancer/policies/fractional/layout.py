@@ -119,7 +119,8 @@ def fractional(
     price = checked_price(expert_bytes, link_bytes_per_s, stall_s, horizon_s, least_gain)
     nodes = checked_nodes(nodes_S, cross_node_replicas, problem.servers)
     if window_WLE is None:
-        return lay_out(problem, problem.load_LE[None], price(problem.layers), *nodes)
+        scenarios_BLE = problem.load_LE[None]
+        return lay_out(problem, price(problem.layers), *nodes, scenarios_BLE=scenarios_BLE)
     windows = Windows()
     windows.add(checked_window("window_WLE", window_WLE, (problem.layers, problem.experts)))
     return lay_out_next(problem, windows, price, *nodes, threads=0)[0]
@@ -158,8 +159,8 @@ def lay_out_next(
         load_LE[together_L] = load_LTE.mean(axis=1, dtype=np.float64)
         made[True] = lay_out(
             _part(problem, together_L),
-            load_LTE,
             price(problem.layers, GAIN_PART),
+            load_LTE=load_LTE,
             anew=anew_factor(len(window_WLE)),
             threads=threads,
         )
@@ -170,10 +171,10 @@ def lay_out_next(
         load_LE[~together_L] = said_BLE.mean(axis=0)
         made[False] = lay_out(
             _part(problem, ~together_L),
-            scenarios(rest_WLE, rest_NLE[-ahead:], said_BLE),
             price(problem.layers, _LARGE_GAIN_PART if large else 1.0),
             nodes_S,
             most_cross_node,
+            scenarios_BLE=scenarios(rest_WLE, rest_NLE[-ahead:], said_BLE),
             threads=threads,
         )
     # How many layers of the same kind are before each.
@@ -206,30 +207,30 @@ def _part(problem: Problem, which_L: Bool) -> Problem:
 
 def lay_out(
     problem: Problem,
-    load: Float | Means,
     price: float,
     nodes_S: npt.NDArray[np.int32] | None = None,
     most_cross_node: int = 0,
     *,
+    scenarios_BLE: Float | None = None,
+    load_LTE: Means | None = None,
     anew: float = 1.0,
     threads: int = 1,
 ) -> Layout:
-    """Compute one layout for several loads together.
+    """Compute one layout for several loads together: scenarios, or iterations that move together.
 
     Args:
         problem: All inputs but the load.
-        load: float64 (B, L, E): scenarios; or float32 (L, T, E): loads of iterations that move together, for
-            which the shares are then best, too.
         price: By how much a loaded replica must lower the PAR (the objective of `together.c`); unused
             without `current`.
         nodes_S, most_cross_node: Result of `checked_nodes`; iterations have none.
+        scenarios_BLE: (B, L, E); the layout lowers the mean of their PARs.
+        load_LTE: (L, T, E) in place of scenarios; the shares are the best for all iterations, too.
         anew: See `anew_factor`.
         threads: Number of threads; 0: one for each usable core.
 
     Returns:
         The layout, which does not depend on the number of threads.
     """
-    scenarios = load.dtype == np.float64
     threads = min(threads or usable_cores(), -(-problem.layers // _CHUNK), _MOST_THREADS)
 
     def work(begin: int, end: int) -> Layout:
@@ -242,8 +243,8 @@ def lay_out(
             share_N = before.share_N if problem.shares_known else None
             known = (before.first_X, before.expert_N, share_N)
         compiled.plan_fractional(
-            np.ascontiguousarray(load[:, begin:end]) if scenarios else None,
-            None if scenarios else load[begin:end],
+            None if scenarios_BLE is None else np.ascontiguousarray(scenarios_BLE[:, begin:end]),
+            None if load_LTE is None else load_LTE[begin:end],
             *(slots_LS, problem.speeds_S, *known, nodes_S, most_cross_node),
             *(0.0 if problem.current is None else price, anew),
             *filled.arrays,

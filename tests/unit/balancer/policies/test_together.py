@@ -89,7 +89,7 @@ def test_two_experts_that_peak_together_go_to_different_servers(
     slots = 2 * servers + servers * spare
     problem = make_problem(load_TE.mean(axis=0)[None], servers, slots, current_SE[None])
     load_LTE = load_TE[None].astype(np.float32)
-    shares_LSE = lay_out(problem, load_LTE, 0.001).shares_LSE
+    shares_LSE = lay_out(problem, 0.001, load_LTE=load_LTE).shares_LSE
     together = [
         shares_LSE[0][:, order_E[2 * p : 2 * p + 2]].sum(axis=1).max() for p in range(servers)
     ]
@@ -107,7 +107,7 @@ def test_shares_do_not_depend_on_the_order_of_the_iterations(seed: int) -> None:
     values = []
     for order_T in (np.arange(48), rng.permutation(48)):
         mixed = np.ascontiguousarray(load_LTE[:, order_T])
-        layout = lay_out(problem, mixed, 1000.0)
+        layout = lay_out(problem, 1000.0, load_LTE=mixed)
         assert (layout.holds_LSE == first.holds_LSE).all()
         values.append(objective(mixed, layout.shares_LSE, np.ones(6)))
     np.testing.assert_allclose(values[0], values[1], rtol=1e-4)
@@ -130,7 +130,7 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
     load_LTE = np.ascontiguousarray(load_LTE, np.float32)
     first = plan("fractional", load_LTE.mean(axis=1) + 1, servers, slots_S, speeds_S=speeds_S)
     problem = make_problem(load_LTE.mean(axis=1), servers, slots_S, first, speeds_S)
-    layout = lay_out(problem, load_LTE, price)
+    layout = lay_out(problem, price, load_LTE=load_LTE)
     holds_LSE, shares_LSE = layout.holds_LSE, layout.shares_LSE
     assert (holds_LSE.sum(axis=2) <= slots_S).all()
     assert holds_LSE.any(axis=1).all()
@@ -140,7 +140,7 @@ def test_loads_pay_their_price_and_the_rules_are_kept(
     after_L = objective(load_LTE, shares_LSE, speeds_S)
     loads_L = (holds_LSE & ~first.holds_LSE).sum(axis=(1, 2))
     assert (before_L - after_L >= price * loads_L - 1e-3 * before_L).all()
-    threads = lay_out(problem, load_LTE, price, threads=2)
+    threads = lay_out(problem, price, load_LTE=load_LTE, threads=2)
     for ours, theirs in zip(layout.arrays, threads.arrays, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -150,7 +150,7 @@ def test_a_placement_that_nobody_planned_is_left_for_a_better_one_if_that_pays(
     price: float,
 ) -> None:
     load_LTE, held_LSE, problem = never_planned()
-    layout = lay_out(problem, load_LTE, price)
+    layout = lay_out(problem, price, load_LTE=load_LTE)
     before_L = objective(load_LTE, held_LSE.astype(float), np.ones(16))
     after_L = objective(load_LTE, layout.shares_LSE, np.ones(16))
     loads_L = (layout.holds_LSE & ~held_LSE).sum(axis=(1, 2))
@@ -230,7 +230,7 @@ def test_moves_find_another_server_in_clusters_of_any_size(servers: int) -> None
     load_TE[np.repeat(np.arange(servers), 2) == time_T[:, None]] = 16
     current_SE = np.repeat(np.eye(servers, dtype=bool), 2, axis=1)
     problem = make_problem(load_TE.mean(axis=0)[None], servers, 2 * servers, current_SE[None])
-    holds_SE = lay_out(problem, load_TE[None], 0.001, anew=1e9).holds_LSE[0]
+    holds_SE = lay_out(problem, 0.001, load_LTE=load_TE[None], anew=1e9).holds_LSE[0]
     assert not (holds_SE[:, ::2] & holds_SE[:, 1::2]).any()
 
 
@@ -238,7 +238,7 @@ def test_moves_find_another_server_in_clusters_of_any_size(servers: int) -> None
 def test_plans_do_not_depend_on_the_unit_of_the_load(unit: float) -> None:
     load_LTE, _, problem = never_planned()
     value_L, other_L = (
-        objective(load_LTE, lay_out(problem, load, 0.0005).shares_LSE, np.ones(16))
+        objective(load_LTE, lay_out(problem, 0.0005, load_LTE=load).shares_LSE, np.ones(16))
         for load in (load_LTE, load_LTE * np.float32(unit))
     )
     np.testing.assert_allclose(other_L, value_L, rtol=0.03)
@@ -247,7 +247,7 @@ def test_plans_do_not_depend_on_the_unit_of_the_load(unit: float) -> None:
 def test_a_layout_from_nothing_pays_its_price_several_times_after_a_short_window() -> None:
     load_LTE, held_LSE, problem = never_planned()
     loads_L, fewer_L = (
-        (lay_out(problem, load_LTE, 0.0005, anew=anew).holds_LSE & ~held_LSE).sum((1, 2))
+        (lay_out(problem, 0.0005, load_LTE=load_LTE, anew=anew).holds_LSE & ~held_LSE).sum((1, 2))
         for anew in (1.0, 1000.0)
     )
     assert (fewer_L < loads_L).all()
