@@ -39,7 +39,7 @@ def count_gpus() -> int:
 
 
 def parse_devices(text: str, count: Callable[[], int] = count_gpus) -> tuple[str, ...]:
-    """Read `--devices`: "cuda:0,cuda:1", or "all" that `count` finds. The servers find out whether they exist.
+    """Read `--devices`: "cuda:0,cuda:1", or "all" that `count` finds. The servers check that they exist.
 
     Raises:
         ConfigError: It is neither, names a device twice, or there is none.

@@ -267,7 +267,7 @@ def test_a_server_that_was_seen_to_end_is_let_in_again_at_once(
     wait_ready([cluster.children[SERVER]], 60)
 
 
-# -- processes that end together --------------------------------------------------------------------------------
+# -- processes that end together ----------------------------------------------------------------------
 
 LAUNCHER = """
 import json, sys, time
