@@ -60,6 +60,6 @@ class Load:
         assert texts == set(enumerate(self._right))
 
     def some_more(self) -> None:
-        """Wait for more answers; of those that are sent, all but one for each stream are answered."""
+        """Wait until each stream has sent two more requests, and so has had another answer."""
         wanted = self._load.sent + 2 * len(self._prompts)
         eventually(lambda: self._load.sent >= wanted, 120.0, what="answers")
