@@ -51,11 +51,7 @@ def extension(name: str, sources: list[str], *options: str) -> Extension:
 CLIENT, POOL = "attention_client", "eaas/threads/pool.c"
 ENGINE, TENSORS = f"{CLIENT}/engines/transformers", f"{CLIENT}/exchange/tensors.c"
 POLICIES = "balancer/policies"
-FLOOR = extension(
-    "benchmarks.harness._floor", files("benchmarks/harness", "_floor"), "-O2", "-std=c11"
-)
 EXTENSIONS = [
-    FLOOR,
     extension("eaas.wire._flags", files("eaas/wire", "_flags"), "-O2", "-std=c11"),
     extension("eaas.minmax._minmax", files("eaas/minmax", "_minmax flow"), "-O3", "-std=c11"),
     extension(
@@ -119,6 +115,9 @@ EXTENSIONS = [
         *("-O2", "-std=c11", "-fvisibility=hidden"),
     ),
 ]
+FLOOR = files("benchmarks/harness", "_floor")
+if os.path.exists(*FLOOR):  # not in the image's sources
+    EXTENSIONS.append(extension("benchmarks.harness._floor", FLOOR, "-O2", "-std=c11"))
 
 
 class BuildInClone(build_ext):
@@ -138,7 +137,7 @@ class BuildInClone(build_ext):
     def run(self) -> None:
         """Build."""
         if not (self.editable_mode or self.inplace):
-            self.extensions = [found for found in self.extensions if found is not FLOOR]
+            self.extensions = [each for each in self.extensions if each.sources != FLOOR]
         super().run()
 
 
