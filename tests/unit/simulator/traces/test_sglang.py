@@ -27,15 +27,6 @@ def records(count_LP: torch.Tensor, map_LP: torch.Tensor, key: Any = 0) -> dict[
     return {"records": [record], "last_physical_to_logical_map": map_LP}
 
 
-def test_stat(tmp_path: Path) -> None:
-    buffer = torch.zeros(9, 2, 3, dtype=torch.int32)
-    buffer[:4] = COUNT
-    content = {"rank": 0, "logical_count": buffer, "average_utilization_rate_over_window": None}
-    read = read_trace(dump(tmp_path / "x.pt", content))
-    assert np.array_equal(read.counts_ILE, COUNT.numpy())
-    assert read.notes["recorder"] == "SGLang"
-
-
 def test_per_pass(tmp_path: Path) -> None:
     # Physical expert 3 is a replica of logical expert 1 in layer 0, of 2 in layer 1.
     physical_to_logical = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 2]])
@@ -170,10 +161,3 @@ def test_a_tensor_stays_inside_its_storage(tmp_path: Path) -> None:
 def test_broken_pickles(tmp_path: Path, pickle: bytes) -> None:
     with pytest.raises(TraceError, match="no whole file"):
         read_torch_zip(with_pickle(tmp_path / "x.pt", pickle))
-
-
-def test_an_archive_without_a_pickle(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
-        archive.writestr("readme", "")
-    with pytest.raises(TraceError, match="no whole file"):
-        read_torch_zip(tmp_path / "x.pt")
