@@ -19,6 +19,18 @@ def event(revision: int) -> MemberEvent:
     return MemberEvent(revision, member, "because")
 
 
+def test_all_wake_when_another_thread_notifies() -> None:
+    async def scenario() -> list[bool]:
+        fanout = Fanout(asyncio.get_running_loop(), LONG_S)
+        sleepers = [asyncio.create_task(fanout.sleep(until_event=n % 2 == 0)) for n in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(fanout.notify)
+        async with asyncio.timeout(LONG_S / 2):
+            return await asyncio.gather(*sleepers)
+
+    assert asyncio.run(scenario()) == [True] * 50
+
+
 def test_event_only_sleepers_are_not_woken_by_time() -> None:
     async def scenario() -> tuple[list[bool], bool]:
         fanout = Fanout(asyncio.get_running_loop(), SIGN_S)

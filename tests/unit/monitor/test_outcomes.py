@@ -93,6 +93,16 @@ def test_an_old_good_report_does_not_count(book: FailureReports) -> None:
     assert book.accusation("s", book.window_s) == NO_ANSWERS
 
 
+def test_totals_of_another_incarnation_are_new(book: FailureReports) -> None:
+    client = Client(book, "a")
+    client.say(client.fail(), 0.0)
+    assert book.accusation("s", 2.0) == NO_ANSWERS
+    book.forget("s")
+    assert book.accusation("s", 2.0) is None
+    client.say(RequestTotals(1, 0, 1), 2.0)
+    assert ticks(book, 2.0, 2.0 + book.patience_s)[-1] == NO_ANSWERS
+
+
 # -- for any stream of reports ------------------------------------------------------------------------
 
 # The reporting client, its report, and the delay after the previous one.
