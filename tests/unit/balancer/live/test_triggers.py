@@ -28,6 +28,17 @@ def test_stationary_traffic_is_no_drift() -> None:
             assert triggers.stepped(load(rng, part_LE, tokens), 1.1, S) is None
 
 
+def test_another_load_is_drift_at_once() -> None:
+    rng = np.random.default_rng(3)
+    triggers = Triggers(100, 80)
+    triggers.planned(load(rng, distribution(1)), 1.05)
+    for _ in range(triggers.recent - 1):
+        assert triggers.stepped(load(rng, distribution(2)), 1.1, S) is None
+    trigger, why = triggers.stepped(load(rng, distribution(2)), 1.1, S) or ("", "")
+    assert trigger == "drift"
+    assert "total variation" in why
+
+
 def test_a_rise_of_the_par_is_drift() -> None:
     """A server became slow; the load is unchanged."""
     rng, part_LE = np.random.default_rng(4), distribution(1)
