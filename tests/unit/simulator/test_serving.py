@@ -78,3 +78,8 @@ def test_every_token_is_computed_once(
     assert total.computed == pytest.approx(asked, rel=1e-6, abs=1e-3)
     assert total.outputs == pytest.approx(sum(a[2] for a in arrivals), rel=1e-6, abs=1e-3)
     assert total.outputs == 0 or total.token_s >= MODEL.token_s * (1 - 1e-9)
+
+
+def test_without_requests() -> None:
+    load = run(SharedServers(MODEL, 3), 2.0)
+    assert (load.utilization, load.token_s, load.capacity) == (0.0, None, 600.0)

@@ -33,3 +33,13 @@ def test_modelled_time() -> None:
     time_s = modelled_time(1.4312, 91983)
     assert time_s == pytest.approx(85.872 + 9.00211, abs=1e-4)
     assert score(time_s / 1.1, time_s) == pytest.approx(110.0)
+
+
+def test_the_trace_ends() -> None:
+    timeline = Timeline(10, 14)
+    assert timeline.next_plan == 11
+    _, deployed = timeline.deploy(11, 0.0, [5, 6, 7, 8])
+    assert deployed == {5: 12, 6: 13, 7: 14}
+    assert timeline.next_plan is None
+    assert Timeline(10, 11).next_plan == 11
+    assert Timeline(10, 10).next_plan is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,15 @@ def test_published_figures() -> None:
     assert len(figures) == len(published("Mix")) == 24
     with pytest.raises(ConfigError, match="LmSys, WildChat, ShareGPT, Mix"):
         published("lmsys")
+
+
+def test_noise_is_what_the_regime_says() -> None:
+    quiet = replace(REGIMES["uniform"], sigma=0.0, noise=0.0)
+    loud = replace(quiet, noise=0.3)
+    for regime, variation in ((quiet, 0.0), (loud, 0.3)):
+        counts = generate_trace(
+            regime, iterations=2000, layers=1, experts=32, tokens=400
+        ).counts_ILE
+        # Counting adds its own: the mean is 100.
+        expected = np.sqrt(variation**2 + 1 / 100)
+        assert counts.std() / counts.mean() == pytest.approx(expected, rel=0.02)
