@@ -142,6 +142,14 @@ def without(servers: tuple[str, ...], dead: str, current: Placement, seed: int) 
     return with_the_dead(candidate(others, seed), current)
 
 
+def test_only_the_dead_server_keeps_its_replicas() -> None:
+    placement = settled("s1", "s2", "s3").published
+    others, dead = candidate(("s1", "s2"), 1), ("s3",)
+    found = with_the_dead(others, placement)
+    assert (found.over(others.servers).holds_LSE == others.holds_LSE).all()
+    assert (found.over(dead).holds_LSE == Candidate.of(placement).over(dead).holds_LSE).all()
+
+
 def test_a_dead_server_is_given_nothing() -> None:
     world = settled("s1", "s2", "s3")
     world.die("s3")
