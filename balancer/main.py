@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import grpc
 from prometheus_client import start_http_server
@@ -112,28 +111,30 @@ class Balancer:
         )
         idempotency = IdempotencyCache(on_answered=self._write_ahead.store)
         snapshot = BalancerSnapshot(layout, history, idempotency)
+        self._spare_slots: SpareSlots | None = None
         self._restoring = threading.Lock()
         self._restored = False
         with ExitStack() as undo:
             undo.callback(self._rollout.close)
             self._service, self._server = self._serve(monitor_address, idempotency)
-            undo.callback(self._server.stop, 0)
+            undo.callback(self._server.stop, _GRACE_S)
+            undo.callback(self._service.close)
             self.address = self._server.address
-            self._probes = self._serve_probes()
-            if self._probes is not None:
-                undo.callback(self._probes.close)
-            self._metrics_server = self._serve_metrics()
+            self._serve_probes(undo)
+            self._serve_metrics(undo)
             self._session = self._join(monitor_address)
-            undo.pop_all()
-        self._restore(snapshot)
-        self._spare_slots = (
-            SpareSlots(self.rebalancer, config.step_s, self._publish_spares, self._on_broken, tls)
-            if config.spare_slots
-            else None
-        )
-        self._reader = HotnessReader(
-            self.rebalancer, config.step_s, self._on_read, self._on_broken, tls
-        )
+            undo.callback(self._session.close)
+            self._restore(snapshot)
+            undo.callback(self._write_ahead.close)
+            on_broken = self._on_broken
+            if config.spare_slots:
+                self._spare_slots = SpareSlots(
+                    self.rebalancer, config.step_s, self._publish_spares, on_broken, tls
+                )
+                undo.callback(self._spare_slots.close)
+            reader = HotnessReader(self.rebalancer, config.step_s, self._on_read, on_broken, tls)
+            undo.callback(reader.close)
+            self._cleanup = undo.pop_all()
         self._server.set_serving(True)
 
     def _serve(
@@ -162,13 +163,11 @@ class Balancer:
         )
         return service, server
 
-    def _serve_probes(self) -> ProbeServer | None:
-        config = self._config
-        if not config.health_port:
-            return None
-        return ProbeServer(
-            config.host, config.health_port, lambda: self._server.serving, lambda: True
-        )
+    def _serve_probes(self, undo: ExitStack) -> None:
+        host, port = self._config.host, self._config.health_port
+        if port:
+            probes = ProbeServer(host, port, lambda: self._server.serving, lambda: True)
+            undo.callback(probes.close)
 
     def _join(self, monitor_address: str) -> MemberSession:
         member = Member(
@@ -189,17 +188,18 @@ class Balancer:
             tls=self._tls,
         )
 
-    def _serve_metrics(self) -> Any:
-        config = self._config
-        if not config.metrics_port:
-            return None
+    def _serve_metrics(self, undo: ExitStack) -> None:
+        host, port = self._config.host, self._config.metrics_port
+        if not port:
+            return
         try:
-            server, _ = start_http_server(config.metrics_port, config.host, self.metrics.registry)
+            server, _ = start_http_server(port, host, self.metrics.registry)
         except OSError as error:
             raise PortInUseError(
-                f"balancer.metrics_port {config.metrics_port} cannot be used: {error.strerror}"
+                f"balancer.metrics_port {port} cannot be used: {error.strerror}"
             ) from error
-        return server
+        undo.callback(server.server_close)
+        undo.callback(server.shutdown)
 
     def _observe(self, view: MembershipView) -> None:
         with self._restoring:
@@ -277,18 +277,7 @@ class Balancer:
         """Leave the cluster, and stop all threads and gRPC and metrics servers of this process."""
         self._rollout.close()
         self._write_ahead.flush(_GRACE_S)
-        self._write_ahead.close()
-        self._session.close()
-        self._reader.close()
-        if self._spare_slots is not None:
-            self._spare_slots.close()
-        if self._probes is not None:
-            self._probes.close()
-        if self._metrics_server is not None:
-            self._metrics_server.shutdown()
-            self._metrics_server.server_close()
-        self._service.close()
-        self._server.stop(_GRACE_S)
+        self._cleanup.close()
 
 
 def _planner_of(config: BalancerConfig, layout: Layout) -> Planner:

@@ -24,10 +24,6 @@ __all__ = ["Fanout"]
 _KEPT = 256
 # Watchers that wake in one turn of the loop. Each then writes a message, which takes some 40 us.
 _WOKEN = 128
-# Limit of concurrent snapshot sends, because gRPC copies each and a large snapshot has megabytes.
-_SNAPSHOTS = 16
-# Timeout of one send.
-_SNAPSHOT_S = 10.0
 # Extra delay of a sign of life, so that many are sent in one wake-up.
 _WAKE_DELAY_S = 0.05
 
@@ -38,9 +34,17 @@ class Fanout:
     Args:
         loop: Runs the watchers.
         sign_s: Longest sleep.
+        snapshots: Limit of concurrent snapshot sends, because gRPC copies each and a large one has megabytes.
+        snapshot_s: Timeout of one send.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sign_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sign_s: float,
+        snapshots: int = 16,
+        snapshot_s: float = 10.0,
+    ) -> None:
         self._loop = loop
         self._sign_s = sign_s
         # Sleepers in the order in which they fell asleep, with the time at which each must wake.
@@ -52,7 +56,8 @@ class Fanout:
         self._timer: asyncio.TimerHandle | None = None
         self._notified = False
         self._made: OrderedDict[tuple[int, bool], bytes] = OrderedDict()
-        self._snapshots = asyncio.Semaphore(_SNAPSHOTS)
+        self._snapshots = asyncio.Semaphore(snapshots)
+        self._snapshot_s = snapshot_s
         self._starting = asyncio.Lock()
 
     def notify(self) -> None:
@@ -141,11 +146,11 @@ class Fanout:
         async with self._snapshots:
             try:
                 # `wait_for` would lose a cancellation that arrives while the message is sent.
-                async with asyncio.timeout(_SNAPSHOT_S):
+                async with asyncio.timeout(self._snapshot_s):
                     # gRPC copies the message at once, so that only one send starts in a turn of the loop.
                     async with self._starting:
                         await asyncio.sleep(0)
                     await context.write(message)
             except TimeoutError as error:
-                why = f"the snapshot was not read within {_SNAPSHOT_S:g} s"
+                why = f"the snapshot was not read within {self._snapshot_s:g} s"
                 raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, why) from error

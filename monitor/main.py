@@ -42,7 +42,7 @@ _STREAMS = 4096
 _LINGER_S = 1.0
 _GRACE_S = 0.2
 # The loop ticks several times a second; after this long without a tick the process is not alive.
-_STUCK_S = 10.0
+_STUCK_LEASES = 5
 # The generation of the garbage collector that objects leave for the oldest one.
 _MIDDLE = 1
 
@@ -124,8 +124,9 @@ class Monitor:
                 raise
 
     @property
-    def _service(self) -> MonitorService | None:
-        return self._leader_proxy.service
+    def leads(self) -> bool:
+        """Whether this monitor serves its members; another one may, if they share a store."""
+        return self._leader_proxy.service is not None
 
     def _stand_for_election(self) -> Candidate:
         try:
@@ -184,7 +185,7 @@ class Monitor:
             self._on_failure(f"the monitor failed: {error!r}")
 
     def _is_alive(self) -> bool:
-        return time.monotonic() - self._ticked_at < _STUCK_S
+        return time.monotonic() - self._ticked_at < _STUCK_LEASES * self._config.lease_s
 
     def _close_store(self) -> None:
         if self._store is not None:

@@ -31,8 +31,6 @@ from monitor.registry import Registry
 
 __all__ = ["Knows", "Snapshots", "message_of"]
 
-# Members that are serialized in one turn of the loop, which takes some milliseconds.
-_PART = 200
 # A snapshot is shared for this long after its capture, or for this many times as long as its build took.
 _SHARED_S = 0.05
 _SHARED_BUILDS = 4.0
@@ -78,9 +76,13 @@ class Snapshots:
         registry: Used with `lock` held. Only the loop changes its members' counters.
         lock: Held for a moment at each capture, never during an `await`.
         life: Incarnation of the monitor (`Snapshot.life`).
+        part: Members that are serialized in one turn of the loop, which takes some milliseconds.
     """
 
-    def __init__(self, registry: Registry, lock: threading.RLock, life: int) -> None:
+    def __init__(
+        self, registry: Registry, lock: threading.RLock, life: int, part: int = 200
+    ) -> None:
+        self._part = part
         self._registry = registry
         self._lock = lock
         self._life = life
@@ -121,15 +123,13 @@ class Snapshots:
             revision = self._registry.revision
             captured, entries = self._registry.capture()
         parts = [_part(pb.Snapshot(revision=revision, life=self._life).SerializeToString())]
-        for start in range(0, len(captured), _PART):
+        for start in range(0, len(captured), self._part):
             if start:
                 await asyncio.sleep(0)
-            now = time.monotonic()
+            now, turn = time.monotonic(), slice(start, start + self._part)
             members = (
                 _member_bytes(member, entry, now, knows.left, numbers)
-                for member, entry in zip(
-                    captured[start : start + _PART], entries[start : start + _PART], strict=True
-                )
+                for member, entry in zip(captured[turn], entries[turn], strict=True)
             )
             parts.append(_part(b"".join(members)))
         parts.append(_part(b"".join(_model_bytes(shape, _MODELS_TAG) for shape in numbers or ())))

@@ -107,12 +107,12 @@ class StoreWriter:
         """Wake the thread to write new changes to the store. The lock is held."""
         self._due.notify()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Write the pending changes, then end the thread; blocks some seconds. The lock is not held."""
         with self._due:
             self._over = True
             self._due.notify()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning("the store is still busy: the last changes may be lost")
 

@@ -12,17 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-import grpc
-
 from balancer.autoscaler.core import Autoscaler, Reading
 from balancer.autoscaler.meters import LatencyMeter, Utilizations, token_times
 from eaas.config import AutoscalerConfig
 from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
 from eaas.membership.monitors import Monitors, ask_members
-from eaas.net.grpc_client import channel
 from eaas.net.tls import Identity
-from eaas.rpc.v1 import balancer_pb2, balancer_pb2_grpc
 from eaas.types import Member, MemberState, Role
 
 __all__ = ["LiveAutoscaler"]
@@ -79,18 +75,18 @@ class LiveAutoscaler:
             ClusterError: The monitor or the balancer does not answer, or refuses to scale.
         """
         members = ask_members(self._monitors, _CALL_S)
-        balancer = _balancer(members)
-        decision = self._autoscaler.decide(self._read(members, balancer))
-        if decision.servers == decision.before:
-            return str(decision)
-        if self._dry_run:
-            return f"{decision} (nothing is done: this is a dry run)"
-        with BalancerClient(balancer, self._tls) as client:
+        with BalancerClient(_balancer(members), self._tls) as client:
+            fewest = client.scale_state().fewest
+            decision = self._autoscaler.decide(self._read(members, fewest))
+            if decision.servers == decision.before:
+                return str(decision)
+            if self._dry_run:
+                return f"{decision} (nothing is done: this is a dry run)"
             client.scale(decision.servers)
         self._autoscaler.changed(decision, self._clock())
         return str(decision)
 
-    def _read(self, members: list[Member], balancer: str) -> Reading:
+    def _read(self, members: list[Member], fewest: int) -> Reading:
         now = self._clock()
         servers = [m for m in members if m.role is Role.EXPERT_SERVER]
         alive = [m for m in servers if not m.state.is_gone]
@@ -103,7 +99,7 @@ class LiveAutoscaler:
             work=sum(shares.values()),
             unmeasured=sum(server not in shares for server in counted),
             busiest=max(shares.values(), default=0.0),
-            fewest=_fewest(balancer, self._tls),
+            fewest=fewest,
             token_s=self._latency.read(token_times(members)),
             changing=", ".join(changing),
         )
@@ -114,16 +110,3 @@ def _balancer(members: Iterable[Member]) -> str:
         if member.role is Role.BALANCER and not member.state.is_gone:
             return member.address
     raise ClusterError("no balancer lives in this cluster: start one with `eaas balancer --join`")
-
-
-def _fewest(balancer: str, tls: Identity | None) -> int:
-    with channel(balancer, Role.BALANCER.value, tls) as opened:
-        try:
-            response = balancer_pb2_grpc.BalancerServiceStub(opened).GetScale(
-                balancer_pb2.GetScaleRequest(), timeout=_CALL_S
-            )
-        except grpc.RpcError as error:
-            raise ClusterError(
-                f"the balancer at {balancer} does not answer: {error.details()}"
-            ) from error
-    return int(response.fewest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import sub
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from eaas.log import get_logger
 from eaas.types import Member, MemberState, Role
 
-__all__ = ["LatencyMeter", "Utilizations", "token_times"]
+__all__ = ["LatencyMeter", "Totals", "Utilizations", "token_times"]
 
 _log = get_logger(__name__)
 _METRICS_S = 2.0
@@ -55,11 +57,23 @@ class Utilizations:
         return shares
 
 
+class Totals:
+    """Takes the differences of running totals between two readings, by key."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[Any, tuple[float, ...]] = {}
+
+    def since_last(self, now: Mapping[Any, tuple[float, ...]]) -> list[tuple[float, ...]]:
+        """Return what was added to the totals of each key that the last reading had, too."""
+        before, self._known = self._known, dict(now)
+        return [tuple(map(sub, now[key], before[key])) for key in now.keys() & before.keys()]
+
+
 class LatencyMeter:
     """Computes the mean time between two tokens of a request, over all clients, between two readings."""
 
     def __init__(self) -> None:
-        self._known: Mapping[_Incarnation, tuple[float, float]] = {}
+        self._totals = Totals()
 
     def read(self, counted: Mapping[_Incarnation, tuple[float, float]]) -> float | None:
         """Return the mean seconds between two tokens since the last reading; None: no tokens.
@@ -68,12 +82,9 @@ class LatencyMeter:
             counted: Sum (seconds) and number of the times since the client's start, by (id, incarnation) of
                 each client that answered.
         """
-        seconds = tokens = 0.0
-        for incarnation in counted.keys() & self._known.keys():
-            seconds += counted[incarnation][0] - self._known[incarnation][0]
-            tokens += counted[incarnation][1] - self._known[incarnation][1]
-        self._known = dict(counted)
-        return seconds / tokens if tokens > 0 else None
+        more = self._totals.since_last(counted)
+        tokens = sum(count for _, count in more)
+        return sum(seconds for seconds, _ in more) / tokens if tokens > 0 else None
 
 
 def token_times(members: Iterable[Member]) -> Mapping[tuple[str, int], tuple[float, float]]:

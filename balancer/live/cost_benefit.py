@@ -26,8 +26,6 @@ from eaas.counted import counted
 
 __all__ = ["Proposal", "planning_bound", "weigh"]
 
-# Smaller changes print as 0.000.
-_SEEN = 0.0005
 LEAST_GAIN = 0.02
 """Fall of the mean PAR below which nothing changes."""
 
@@ -101,6 +99,10 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     # Step 3: choose.
     least = max(LEAST_GAIN, _noise(now))
     level_gain = float((par_now_L - par_level_L).mean())
+    effects = (
+        f"other shares change the mean PAR by {round(-level_gain, 3) + 0.0:+.3f}, "
+        f"{counted(loads, 'load')} by {round(-gain, 3) + 0.0:+.3f} more"
+    )
     if not now.holds_LSE.any(axis=1).all():
         kind, why = "moves", "there are experts without a server"
     elif (cross_node := _cross_node(settings, now, kept_LSE)) and moves:
@@ -110,16 +112,13 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
         kind = "moves"
         why = f"{counted(together, 'expert')} fewer with all replicas on one node"
     elif moves and gain >= least and payback_s <= HORIZON_S:
-        kind, lower, pay = "moves", *(("lowers", "pays") if loads == 1 else ("lower", "pay"))
-        why = f"{counted(loads, 'load')} {lower} the mean PAR by {gain:.3f}"
-        why += f" and {pay} back in {payback_s:.1f} s"
+        kind, why = "moves", f"{effects}; the loads pay back in {payback_s:.1f} s"
     elif level_gain >= least:
-        kind = "shares"
-        why = f"other shares lower the mean PAR by {level_gain:.3f}"
-        why += "; additional moves do not pay" if gain > 0 else ", moves no further"
+        kind, why = "shares", f"{effects}; more loads do not pay"
+    elif gain >= least:
+        kind, why = "nothing", f"{effects}; the loads pay back in {payback_s:.1f} s, too late"
     else:
-        kind = "nothing"
-        why = _no_reason(loads if moves else 0, gain, level_gain, least, payback_s)
+        kind, why = "nothing", f"{effects}; less than {least:.3f} may be noise"
     layouts = {
         "moves": (holds_LSE, shares_LSE),
         "shares": (now.holds_LSE, level_LSE),
@@ -141,29 +140,6 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
         payback_s=payback_s,
         planned=(holds_LSE, shares_LSE),
     )
-
-
-def _no_reason(loads: int, gain: float, level_gain: float, least: float, payback_s: float) -> str:
-    """Explain why nothing changes, for the history and an operator's answer."""
-    shares = f"other shares would {_effect(level_gain)}"
-    if not loads:
-        return f"{shares}, and nothing would move: {_too_little(level_gain, least)}"
-    why = f"{counted(loads, 'load')} would {_effect(gain)}, {shares}"
-    if gain >= least:
-        return f"{why}: the loads would pay back in {payback_s:.1f} s, too late"
-    return f"{why}: {_too_little(max(gain, level_gain), least)}"
-
-
-def _effect(gain: float) -> str:
-    if abs(gain) < _SEEN:
-        return "not change the mean PAR"
-    return f"{'lower' if gain > 0 else 'raise'} the mean PAR by {abs(gain):.3f}"
-
-
-def _too_little(gain: float, least: float) -> str:
-    if gain < _SEEN:
-        return "no gain"
-    return f"less than {least:.3f} may be noise" if np.isfinite(least) else "no load was seen"
 
 
 def _cross_node(settings: Settings, now: Situation, primary_LSE: Holds) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 
 from balancer.live.cost_benefit import Proposal
 from balancer.live.state import LoadState
-from balancer.planner.candidates import Candidate
 from balancer.planner.digests import Digests
 from balancer.planner.layout import Settings, Situation
 from balancer.planner.planner import Planner
@@ -24,7 +23,7 @@ from balancer.planner.stages import shares_of
 from eaas.rpc.v1 import balancer_pb2 as pb
 from eaas.types import Member, Placement
 
-__all__ = ["VERDICTS", "NotNowError", "Planned", "PlannerSnapshot", "with_the_dead"]
+__all__ = ["VERDICTS", "NotNowError", "Planned", "PlannerSnapshot"]
 
 VERDICTS = {
     "nothing": pb.VERDICT_NOTHING,
@@ -118,12 +117,3 @@ class Planned:
     placement: Placement
     plan_s: float
     applicable: bool
-
-
-def with_the_dead(candidate: Candidate, placement: Placement) -> Candidate:
-    """Add the placement's dead servers to a candidate before it is proposed, their replicas as backups."""
-    away = [s for s, server in enumerate(placement.servers) if server not in candidate.servers]
-    none_LSE = np.zeros_like(candidate.holds_LSE)
-    added_LSE = np.concatenate([none_LSE, placement.holds_LSE[:, away]], axis=1)
-    servers = (*candidate.servers, *(placement.servers[s] for s in away))
-    return candidate.with_backups(servers, added_LSE)

@@ -21,10 +21,10 @@ import numpy as np
 from balancer.live.cost_benefit import weigh
 from balancer.live.history import History
 from balancer.live.hotness import Reading
-from balancer.live.plans import VERDICTS, NotNowError, Planned, PlannerSnapshot, with_the_dead
+from balancer.live.plans import VERDICTS, NotNowError, Planned, PlannerSnapshot
 from balancer.live.state import LoadState
 from balancer.live.tuning import Tuning
-from balancer.planner.candidates import Candidate
+from balancer.planner.candidates import Candidate, with_the_dead
 from balancer.planner.layout import STATIC_POLICY, Layout, Settings, Situation
 from balancer.planner.planner import Planner
 from balancer.planner.stages import stages

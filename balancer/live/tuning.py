@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from balancer.autoscaler.meters import LatencyMeter
+from balancer.autoscaler.meters import LatencyMeter, Totals
 from balancer.live.history import History
 from balancer.live.hotness import Reading
 from balancer.live.state import LoadState
@@ -234,7 +234,7 @@ class LinkMeter:
     """Turns the byte counters of expert servers' machines into the rate of the busiest machine."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, tuple[int, int]]] = {}
+        self._totals = Totals()
 
     def read(self, carried: Mapping[str, tuple[int, int]], now: float) -> float | None:
         """Return the busiest server machine's bytes per second since the last call, for the link load.
@@ -245,13 +245,7 @@ class LinkMeter:
             carried: Total bytes received and sent by each server's machine, by server.
             now: Monotonic seconds.
         """
-        rates = []
-        for server, totals in carried.items():
-            before_at, before = self._known.get(server, (now, totals))
-            more = [new - old for new, old in zip(totals, before, strict=True)]
-            # If a counter falls, the server has moved to another machine.
-            if now > before_at and min(more) >= 0:
-                rates.append(max(more) / (now - before_at))
-            self._known[server] = now, totals
-        self._known = {s: known for s, known in self._known.items() if s in carried}
+        more = self._totals.since_last({s: (now, *totals) for s, totals in carried.items()})
+        # If a counter falls, the server has moved to another machine.
+        rates = (max(b) / s for s, *b in more if s > 0 and min(b) >= 0)
         return max(rates, default=None)

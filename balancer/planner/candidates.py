@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ __all__ = [
     "repaired",
     "servers_of",
     "with_orphans",
+    "with_the_dead",
     "within_partitions",
 ]
 
@@ -51,33 +52,54 @@ class Candidate:
     shares_LSE: Shares
     layer_order: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, placement: Placement) -> Candidate:
+        """Return a placement's layout."""
+        return cls(placement.servers, placement.holds_LSE, placement.shares_LSE)
+
+    @property
+    def holders(self) -> list[str]:
+        """The servers that hold an expert."""
+        replicas_S = self.holds_LSE.sum(axis=(0, 2)).tolist()
+        return [server for server, count in zip(self.servers, replicas_S, strict=True) if count]
+
+    def over(self, servers: Sequence[str]) -> Candidate:
+        """Return the layout of these servers, in this order; those that it does not have hold nothing."""
+        known = {server: s for s, server in enumerate(self.servers)}
+        to = [s for s, server in enumerate(servers) if server in known]
+        found = [known[servers[s]] for s in to]
+        layers, _, experts = self.holds_LSE.shape
+        holds_LSE = np.zeros((layers, len(servers), experts), np.bool_)
+        shares_LSE = np.zeros(holds_LSE.shape, self.shares_LSE.dtype)
+        holds_LSE[:, to], shares_LSE[:, to] = self.holds_LSE[:, found], self.shares_LSE[:, found]
+        return Candidate(tuple(servers), holds_LSE, shares_LSE, self.layer_order)
+
     def with_backups(self, servers: tuple[str, ...], added_LSE: Holds) -> Candidate:
-        """Return this candidate with further replicas, which take the least share.
+        """Return this layout over other servers with further replicas, which take the least share.
 
         Args:
-            servers: The servers of this candidate, then others; index S.
+            servers: All servers of this candidate, and others; index S.
             added_LSE: bool; the further replicas.
         """
-        pad = ((0, 0), (0, len(servers) - len(self.servers)), (0, 0))
+        wide = self.over(servers)
         rest_L1E = 1 - BACKUP_SHARE * added_LSE.sum(axis=1, keepdims=True)
-        return Candidate(
-            servers,
-            np.pad(self.holds_LSE, pad) | added_LSE,
-            np.pad(self.shares_LSE, pad) * rest_L1E + BACKUP_SHARE * added_LSE,
-            self.layer_order,
-        )
+        shares_LSE = wide.shares_LSE * rest_L1E + BACKUP_SHARE * added_LSE
+        return replace(wide, holds_LSE=wide.holds_LSE | added_LSE, shares_LSE=shares_LSE)
+
+
+def with_the_dead(candidate: Candidate, placement: Placement) -> Candidate:
+    """Add the placement's dead servers to a candidate before it is proposed, their replicas as backups."""
+    away = tuple(s for s in placement.servers if s not in candidate.servers)
+    servers = (*candidate.servers, *away)
+    return candidate.with_backups(
+        servers, Candidate.of(placement).over(away).over(servers).holds_LSE
+    )
 
 
 def gains(server: str, current: Placement, stages: Sequence[Candidate]) -> bool:
     """Whether a server would have to load an expert for any of these stages, beyond the current placement."""
-    held_LE: npt.NDArray[np.bool_] | bool = False
-    if server in current.servers:
-        held_LE = current.holds_LSE[:, current.servers.index(server)]
-    return any(
-        bool((stage.holds_LSE[:, stage.servers.index(server)] & ~np.asarray(held_LE)).any())
-        for stage in stages
-        if server in stage.servers
-    )
+    held_LSE = Candidate.of(current).over((server,)).holds_LSE
+    return any(bool((stage.over((server,)).holds_LSE & ~held_LSE).any()) for stage in stages)
 
 
 def covers(candidate: Candidate, some: Container[str]) -> bool:
@@ -118,22 +140,20 @@ def recovered(
     servers = tuple(held)
     held_LSE = np.stack(tuple(held.values()), axis=1)
     if wanted is not None and set(wanted.servers) == set(servers):
-        servers = wanted.servers
-        held_LSE = np.stack([held[s] for s in servers], axis=1)
-        then = Candidate(servers, wanted.holds_LSE, wanted.shares_LSE)
+        then = Candidate.of(wanted).over(servers)
     else:
         known_LSE = np.zeros(held_LSE.shape, np.float32)
         if wanted is not None:
-            known_LSE = _columns(wanted, servers)[1]
+            known_LSE = Candidate.of(wanted).over(servers).shares_LSE
         wished = layout.around(servers, held_LSE, known_LSE)
         then = Candidate(servers, *_fitted(layout, servers, *wished, held_LSE, pool))
-    now_LSE = np.where(held_LSE, then.shares_LSE, 0.0)
-    return [*_stages_before(servers, held_LSE, now_LSE, then, pool), then]
+    now = Candidate(servers, held_LSE, np.where(held_LSE, then.shares_LSE, 0.0))
+    return [*_stages_before(now, then, pool), then]
 
 
 def has_orphans(current: Placement, pool: ServerPool) -> bool:
     """Whether an expert has lost its last living replica that clients reach. Other changes then wait."""
-    return not current.holds_LSE[:, _among(current.servers, pool.reached)].any(axis=1).all()
+    return not covers(Candidate.of(current), pool.reached)
 
 
 def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Candidate | None:
@@ -155,22 +175,21 @@ def with_orphans(current: Placement, pool: ServerPool, *, at_rest: bool) -> Cand
     """
     if not has_orphans(current, pool):
         return None
-    reached = pool.reached
     able = {s: m for s, m in pool.able.items() if m.state is MemberState.SERVING} or pool.able
     servers = tuple(dict.fromkeys((*current.servers, *able)))
     capacity_S = pool.capacity_S(servers)
     if capacity_S is not None and not at_rest:
         return None  # The servers hold more than the placement, so their free memory is unknown.
-    holds_LSE, shares_LSE = _columns(current, servers)
-    living_S, able_S = _among(servers, reached), _among(servers, able)
-    after_LSE = restore(holds_LSE, living_S, able_S, capacity_S)
-    if (after_LSE == holds_LSE).all():
-        after_LSE = _with_less(holds_LSE, living_S, able_S)
-    used = np.flatnonzero(after_LSE.any(axis=(0, 2)))
-    after_LSE, shares_LSE = after_LSE[:, used], shares_LSE[:, used]
+    now = Candidate.of(current).over(servers)
+    living_S, able_S = _among(servers, pool.reached), _among(servers, able)
+    after_LSE = restore(now.holds_LSE, living_S, able_S, capacity_S)
+    if (after_LSE == now.holds_LSE).all():
+        after_LSE = _with_less(after_LSE, living_S, able_S)
     # A new replica takes an even share.
-    shares_LSE = np.where(after_LSE & (shares_LSE == 0), even_shares(after_LSE), shares_LSE)
-    return Candidate(tuple(servers[s] for s in used), after_LSE, shares_of(after_LSE, shares_LSE))
+    is_new_LSE = after_LSE & (now.shares_LSE == 0)
+    shares_LSE = shares_of(after_LSE, np.where(is_new_LSE, even_shares(after_LSE), now.shares_LSE))
+    found = Candidate(servers, after_LSE, shares_LSE)
+    return found.over(found.holders)
 
 
 def _with_less(holds_LSE: Holds, living_S: Holds, able_S: Holds) -> Holds:
@@ -214,8 +233,7 @@ def within_partitions(
     if not partitions:
         return candidate
     servers = servers_of(candidate, able)
-    pad = ((0, 0), (0, len(servers) - len(candidate.servers)), (0, 0))
-    before_LSE = np.pad(candidate.holds_LSE, pad)
+    before_LSE = candidate.over(servers).holds_LSE
     holds_LSE, able_S = before_LSE, _among(servers, able)
     for replicas in range(1, redundancy + 1):
         # Sorted, so that a restarted balancer decides the same.
@@ -225,11 +243,10 @@ def within_partitions(
     added_LSE = holds_LSE & ~before_LSE
     if not added_LSE.any():
         return candidate
+    wide = candidate.with_backups(servers, added_LSE)
     # Servers that hold nothing are not part of the placement.
-    used = [
-        s for s, name in enumerate(servers) if name in candidate.servers or added_LSE[:, s].any()
-    ]
-    return candidate.with_backups(tuple(servers[s] for s in used), added_LSE[:, used])
+    used = {*candidate.servers, *wide.holders}
+    return wide.over([server for server in servers if server in used])
 
 
 def servers_of(candidate: Candidate, able: Collection[str]) -> tuple[str, ...]:
@@ -244,7 +261,7 @@ def repaired(
     now: float,
     *,
     is_wanted: bool,
-    shares_nodes: bool = False,
+    lacks_anti_affinity: bool = False,
 ) -> list[Candidate]:
     """Make candidates that give joined servers a share, and the shares of leaving or dead servers to others.
 
@@ -256,7 +273,7 @@ def repaired(
         layout: Lays out the new placement.
         now: Monotonic seconds.
         is_wanted: The placement is intended, even if uneven.
-        shares_nodes: Replicas share nodes that need not.
+        lacks_anti_affinity: See `Layout.lacks_anti_affinity`.
 
     Returns:
         Empty if no server joined or left and the placement is right or intended. Several candidates if
@@ -272,15 +289,17 @@ def repaired(
     servers = tuple(sorted({*remaining, *pool.able}))
     replicas = min(layout.redundancy, len(current.servers))
     is_even = bool((current.holds_LSE.sum(axis=1) == replicas).all())
-    is_right = bool(awaited) or is_wanted or not layout.levels or (is_even and not shares_nodes)
+    is_right = (
+        bool(awaited) or is_wanted or not layout.levels or (is_even and not lacks_anti_affinity)
+    )
     if is_right and len(servers) == len(remaining) and gone == awaited:
         return []
-    held_LSE, shares_LSE = _columns(current, servers)
-    wished = layout.around(servers, held_LSE, shares_LSE)
-    then = Candidate(servers, *_fitted(layout, servers, *wished, held_LSE, pool))
+    held = Candidate.of(current).over(servers)
+    wished = layout.around(servers, held.holds_LSE, held.shares_LSE)
+    then = Candidate(servers, *_fitted(layout, servers, *wished, held.holds_LSE, pool))
     # Leaving servers stay in the placement until the last stage.
     both = (*servers, *(s for s in gone if s in pool.holders))
-    return [*_stages_before(both, *_columns(current, both), then, pool), then]
+    return [*_stages_before(Candidate.of(current).over(both), then, pool), then]
 
 
 def lacking_without(server_id: str, current: Placement, pool: ServerPool) -> str | None:
@@ -297,30 +316,19 @@ def lacking_without(server_id: str, current: Placement, pool: ServerPool) -> str
     )
 
 
-def _stages_before(
-    servers: tuple[str, ...],
-    held_LSE: Holds,
-    shares_LSE: npt.NDArray[np.floating],
-    then: Candidate,
-    pool: ServerPool,
-) -> list[Candidate]:
+def _stages_before(now: Candidate, then: Candidate, pool: ServerPool) -> list[Candidate]:
     """Make the intermediate candidates before a target, if memory is limited.
 
-    Args:
-        servers: The servers of `then`, followed by those that leave.
-        held_LSE, shares_LSE: Their current layout.
-        then: The target.
+    `now` also has the servers that leave.
     """
-    capacity_S = pool.capacity_S(servers)
-    if capacity_S is None or not held_LSE.any(axis=1).all():
+    capacity_S = pool.capacity_S(now.servers)
+    if capacity_S is None or not now.holds_LSE.any(axis=1).all():
         return []
-    none_LSE = np.zeros_like(held_LSE[:, len(then.servers) :])
-    then_LSE = np.concatenate([then.holds_LSE, none_LSE], axis=1)
-    then_shares_LSE = np.concatenate([then.shares_LSE, none_LSE], axis=1)
-    slots_LS = np.maximum(held_LSE.sum(axis=2), then_LSE.sum(axis=2))
-    moves = ordered_moves(held_LSE, then_LSE, slots_LS)
-    found = stages(held_LSE, shares_LSE, then_LSE, then_shares_LSE, moves, capacity_S)
-    return [Candidate(servers, *stage) for stage in found[:-1]]
+    then = then.over(now.servers)
+    slots_LS = np.maximum(now.holds_LSE.sum(axis=2), then.holds_LSE.sum(axis=2))
+    moves = ordered_moves(now.holds_LSE, then.holds_LSE, slots_LS)
+    layouts = now.holds_LSE, now.shares_LSE, then.holds_LSE, then.shares_LSE
+    return [Candidate(now.servers, *stage) for stage in stages(*layouts, moves, capacity_S)[:-1]]
 
 
 def _fitted(
@@ -339,24 +347,11 @@ def _fitted(
     if capacity_S is None or (holds_LSE.sum(axis=(0, 2)) <= capacity_S).all():
         return holds_LSE, shares_LSE
     fitting_LSE = fit(holds_LSE, held_LSE, capacity_S, pool.expert_bytes)
-    return layout.apart(servers, fitting_LSE, shares_of(fitting_LSE, shares_LSE), held_LSE)
+    return layout.with_anti_affinity(
+        servers, fitting_LSE, shares_of(fitting_LSE, shares_LSE), held_LSE
+    )
 
 
 def _among(servers: tuple[str, ...], some: Container[str]) -> npt.NDArray[np.bool_]:
     """bool (S): whether each server is among `some`."""
     return np.array([s in some for s in servers], dtype=np.bool_)
-
-
-def _columns(
-    placement: Placement, servers: tuple[str, ...]
-) -> tuple[Holds, npt.NDArray[np.float32]]:
-    """Select the placement's holds and shares for these servers: bool and float32 (L, S, E)."""
-    layers, _, experts = placement.holds_LSE.shape
-    holds_LSE = np.zeros((layers, len(servers), experts), np.bool_)
-    shares_LSE = np.zeros(holds_LSE.shape, np.float32)
-    for s, server in enumerate(servers):
-        if server in placement.servers:
-            place = placement.servers.index(server)
-            holds_LSE[:, s] = placement.holds_LSE[:, place]
-            shares_LSE[:, s] = placement.shares_LSE[:, place]
-    return holds_LSE, shares_LSE

@@ -86,8 +86,8 @@ class Choice:
         self.wanted: Placement | None = None
         self.recovering = False
         self.holdings: dict[Process, npt.NDArray[np.bool_]] = {}
-        # Whether replicas of the placement of this epoch, on these nodes, share nodes that need not.
-        self._shares_nodes = (0, dict[str, str](), False)
+        # Whether the placement of this epoch, on these nodes, lacks anti-affinity.
+        self._lacks_anti_affinity = (0, dict[str, str](), False)
         # The last complaint, to emit each only once.
         self._complained = ""
 
@@ -184,7 +184,7 @@ class Choice:
             candidates = repaired(
                 *(current, self._pool, self._layout, now),
                 is_wanted=is_wanted,
-                shares_nodes=not is_wanted and self._share_nodes(current),
+                lacks_anti_affinity=not is_wanted and self._is_lacking(current),
             )
             candidate, further = (candidates[0], candidates[1:]) if candidates else (None, [])
         if candidate is None and gave_up:
@@ -196,13 +196,14 @@ class Choice:
             candidate = self._if_partitions_changed(current) or self._next_stage(current, limited)
         return Chosen(candidate, urgent)
 
-    def _share_nodes(self, current: Placement) -> bool:
-        """Whether replicas of the placement share nodes that need not, as after a change of a node's name."""
-        epoch, nodes, found = self._shares_nodes
+    def _is_lacking(self, current: Placement) -> bool:
+        """Whether the placement lacks anti-affinity, as after a server's return on another node."""
+        epoch, nodes, found = self._lacks_anti_affinity
         if (epoch, nodes) != (current.epoch, self._pool.nodes):
-            servers, holds_LSE, shares_LSE = current.servers, current.holds_LSE, current.shares_LSE
-            found = self._layout.levels and self._layout.gets_apart(servers, holds_LSE, shares_LSE)
-            self._shares_nodes = current.epoch, self._pool.nodes, found
+            found = self._layout.levels and self._layout.lacks_anti_affinity(
+                current.servers, current.holds_LSE, current.shares_LSE
+            )
+            self._lacks_anti_affinity = current.epoch, self._pool.nodes, found
         return found
 
     def _next_stage(self, current: Placement, limited: bool) -> Candidate | None:

@@ -198,10 +198,10 @@ class Layout:
         even_LSE = repair(holds_LSE, self.redundancy)
         return self._with_pins(servers, even_LSE, even_shares(even_LSE), holds_LSE)
 
-    def apart(
+    def with_anti_affinity(
         self, servers: Sequence[str], holds_LSE: Holds, shares_LSE: Shares, held_LSE: Holds
     ) -> tuple[Holds, Shares]:
-        """Put replicas of a layout on different nodes; every server keeps its number of replicas.
+        """Move an expert's replicas to different nodes; every server keeps its number of replicas.
 
         Args:
             servers: Index S.
@@ -217,13 +217,15 @@ class Layout:
         )
         return then_LSE, then_shares
 
-    def gets_apart(self, servers: Sequence[str], holds_LSE: Holds, shares_LSE: Shares) -> bool:
-        """Whether fewer experts of a layout can have all their replicas on one node."""
+    def lacks_anti_affinity(
+        self, servers: Sequence[str], holds_LSE: Holds, shares_LSE: Shares
+    ) -> bool:
+        """Whether a layout has more experts with all replicas on one node than it need have."""
         nodes = self._nodes_of(servers)
-        if nodes.count < 2 or not (alone := count_on_one_node(holds_LSE, nodes, replicas=2)):
+        if nodes.count < 2 or not (found := count_on_one_node(holds_LSE, nodes, replicas=2)):
             return False
-        then_LSE, _ = self.apart(servers, holds_LSE, shares_LSE, holds_LSE)
-        return count_on_one_node(then_LSE, nodes, replicas=2) < alone
+        then_LSE, _ = self.with_anti_affinity(servers, holds_LSE, shares_LSE, holds_LSE)
+        return count_on_one_node(then_LSE, nodes, replicas=2) < found
 
     def _nodes_of(self, servers: Sequence[str]) -> Nodes:
         """Return the nodes of servers; an unknown server has its own."""
@@ -237,7 +239,7 @@ class Layout:
         new_LE = np.any(pins_LSE & ~holds_LSE, axis=1, keepdims=True)
         holds_LSE = holds_LSE | pins_LSE
         shares_LSE = np.where(new_LE, even_shares(holds_LSE), shares_LSE)
-        return self.apart(servers, holds_LSE, shares_LSE, held_LSE)
+        return self.with_anti_affinity(servers, holds_LSE, shares_LSE, held_LSE)
 
 
 def lay_out(settings: Settings, now: Situation) -> tuple[Holds, Float]:

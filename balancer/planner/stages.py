@@ -18,10 +18,10 @@ def stages(
     holds_LSE: Holds,
     shares_LSE: npt.NDArray[np.floating],
     then_LSE: Holds,
-    then_shares_LSE: Shares,
+    then_shares_LSE: npt.NDArray[np.floating],
     moves: Sequence[Move],
     capacity_S: Int | None,
-) -> list[tuple[Holds, Shares]]:
+) -> list[tuple[Holds, npt.NDArray[np.floating]]]:
     """Return the sequence of layouts, each rolled out in turn, that leads to `then`, which is the last.
 
     A replica that a stage unloads stays in memory until clients use the stage's layout, so a load that needs
@@ -41,7 +41,7 @@ def stages(
         for m in moves
         if m.kind == "load" and then_LSE[m.layer, m.server, m.expert]
     ]
-    found = [
+    found: list[tuple[Holds, npt.NDArray[np.floating]]] = [
         (stage_LSE, shares_of(stage_LSE, then_shares_LSE, shares_LSE))
         for stage_LSE in _Walk(holds_LSE, then_LSE, loads, capacity_S).stages()
     ]

@@ -29,7 +29,7 @@ __all__ = ["Candidate"]
 
 _log = get_logger(__name__)
 
-_CONNECT_S = 10.0
+_CONNECT_SESSIONS = 2.5
 # Interval between two checks, as a share of the session timeout.
 _CHECK_SHARE = 1 / 6
 # Longest time until a request to end is noticed while connecting.
@@ -100,11 +100,12 @@ class Candidate:
             connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": 1.0},
         )
         connected = client.start_async()
-        deadline = time.monotonic() + _CONNECT_S
+        patience_s = _CONNECT_SESSIONS * self._session_s
+        deadline = time.monotonic() + patience_s
         while not connected.wait(_NOTICE_S):
             if self._over.is_set() or time.monotonic() >= deadline:
                 _end(client)
-                raise KazooTimeoutError(f"no answer within {_CONNECT_S:g} s")
+                raise KazooTimeoutError(f"no answer within {patience_s:g} s")
         client.add_listener(self._on_state)
         if client.state != KazooState.CONNECTED:
             self._lose("ZooKeeper's session is lost")

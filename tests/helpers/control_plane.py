@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from eaas.rpc.v1 import (
     expert_pb2,
     expert_pb2_grpc,
     monitor_pb2,
+    monitor_pb2_grpc,
 )
 from eaas.types import Member, MemberState, ModelShape, Role
 from monitor.main import Monitor
@@ -46,9 +49,12 @@ __all__ = [
     "MetricsServer",
     "Observer",
     "Plane",
+    "Visitors",
+    "check_one_history",
     "eventually",
     "has_state",
     "held_by",
+    "members_at",
     "monitor_process",
     "port_of",
     "registration",
@@ -62,6 +68,7 @@ DEAD, LEFT = MemberState.DEAD, MemberState.LEFT
 DRAINING = MemberState.DRAINING
 # Long against the scheduling of a busy machine.
 PATIENCE_S = 40.0
+VISIT_S = 3.0
 
 
 MONITOR = """
@@ -342,3 +349,76 @@ def held_by(server: Member) -> np.ndarray:
 
 def port_of(address: str) -> int:
     return int(address.rsplit(":", 1)[1])
+
+
+def members_at(address: str) -> dict[str, common_pb2.Member]:
+    with channel(address) as line:
+        call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(
+            monitor_pb2.WatchRequest(), timeout=VISIT_S
+        )
+        snapshot = next(call).snapshot
+        call.cancel()
+    return {member.id: member for member in snapshot.members}
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A registration that a monitor accepted."""
+
+    asked_at: float
+    answered_at: float
+    address: str
+    name: str
+    answer: monitor_pb2.RegisterResponse
+
+
+class Visitors:
+    """New members that register in turn at one monitor, whether or not it leads."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.accepted: list[Accepted] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with channel(self.address) as line:
+            stub = monitor_pb2_grpc.MonitorServiceStub(line)
+            for number in self._numbers:
+                if self._over.wait(0.02):
+                    return
+                name = f"visitor-{number}"
+                began = time.monotonic()
+                try:
+                    answer = stub.Register(registration(name), timeout=VISIT_S)
+                except grpc.RpcError:
+                    continue
+                self.accepted.append(Accepted(began, time.monotonic(), self.address, name, answer))
+
+    def since(self, moment: float) -> list[Accepted]:
+        """Registrations that began after a moment."""
+        return [one for one in tuple(self.accepted) if one.asked_at > moment]
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(2 * VISIT_S)
+
+
+def check_one_history(visitors: list[Visitors], leader: str) -> None:
+    """No accepted registration is lost, and revisions follow the order in time: never two leaders at once."""
+    accepted = sorted(
+        (one for v in visitors for one in v.accepted), key=lambda one: one.answer.revision
+    )
+    assert accepted
+    revisions = [one.answer.revision for one in accepted]
+    assert len(set(revisions)) == len(revisions)
+    latest = 0.0
+    for one in accepted:
+        # A registration answered before another one began has the lower revision.
+        assert one.answered_at > latest
+        latest = max(latest, one.asked_at)
+    known = members_at(leader)
+    assert {one.name for one in accepted if one.name not in known} == set()

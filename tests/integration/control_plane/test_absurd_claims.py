@@ -156,15 +156,3 @@ def test_left_members_after_a_restart_and_for_an_earlier_release(
             watch.cancel()
             assert told["gone"] == state
             assert told["observer"] == SERVING.number
-
-
-def test_a_view_forgets_with_the_monitor(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.registry._FORGET_LEFT_S", 1.0)
-    monitor = plane.monitor()
-    observer, gone = plane.observe(monitor.address), plane.observe(monitor.address, "gone")
-    observer.wait(lambda view: "gone" in view.members)
-    gone.session.close()
-    observer.wait(lambda view: "gone" not in view.members)
-    assert MemberState.LEFT in [
-        view.members["gone"].state for view in observer.views if "gone" in view.members
-    ]

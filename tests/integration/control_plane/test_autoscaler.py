@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,6 +14,7 @@ from attention_client.serving.metrics import ServeMetrics
 from balancer.autoscaler.live import LiveAutoscaler
 from control_plane import SERVING, MetricsServer, Plane, eventually
 from eaas.config import AutoscalerConfig
+from eaas.control_plane.balancer_client import BalancerClient
 from eaas.errors import ClusterError, ConfigError
 from eaas_cli.chaos.cluster import free_port
 from eaas_cli.local.scaling import ScaleWatch
@@ -39,7 +41,17 @@ class Cluster:
             lambda: self.balancer.address, lambda servers, _wish: self.wanted.append(servers)
         )
         self._plane.stack.callback(watch.close)
-        eventually(lambda: self.balancer._service._scalers)
+
+        def accepts() -> bool:
+            with contextlib.suppress(ClusterError):
+                client.scale(len(self.servers))
+                return True
+            return False
+
+        with BalancerClient(self.balancer.address) as client:
+            eventually(accepts)
+        eventually(lambda: self.wanted)
+        self.wanted.clear()
 
     def start(self) -> None:
         self.servers.append(self._plane.server(self.address, f"s{len(self.servers)}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from contextlib import ExitStack
 
@@ -167,6 +168,8 @@ def test_a_server_that_hangs_does_not_keep_the_balancer_from_ending(plane: Plane
     started = time.monotonic()
     balancer.stop()
     assert time.monotonic() - started < PATIENCE_S / 2
+    running = {thread.name for thread in threading.enumerate()}
+    assert not running & {"rollout", "hotness", "journal"}
     server.released.set()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
+import sqlite3
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +16,8 @@ from control_plane import (
     SERVING,
     Observer,
     Plane,
+    Visitors,
+    check_one_history,
     eventually,
     has_state,
     monitor_process,
@@ -51,24 +53,24 @@ def test_a_restarted_monitor_knows_its_members_and_its_revision(
     for observer in (a, b):
         observer.wait(lambda v: all(has_state(n, SERVING)(v) for n in ("a", "b", "silent")))
     silent.session.close(deregister=False)
-    position = a.session._fold.position
+    known = first_response(first.address, pb.WatchRequest()).snapshot
     first.stop()
     eventually(lambda: a.session.view.age_s(time.monotonic()) > 1.5)
     changes = len(a.views)
 
     second = plane.monitor(port=port_of(first.address), data_dir=str(tmp_path))
     # A watcher with a recent position continues there: its first response is the next event.
+    position = pb.WatchRequest(from_revision=known.revision, life=known.life)
     word = first_response(second.address, position)
     assert word.WhichOneof("kind") == "event"
-    assert word.event.revision == position.from_revision + 1
+    assert word.event.revision == known.revision + 1
     assert (word.event.member.id, word.event.member.incarnation) == ("monitor", 2)
     # A watcher with an older position gets a snapshot of the same history.
-    word = first_response(second.address, pb.WatchRequest(from_revision=1, life=position.life))
-    assert word.snapshot.life == position.life
+    word = first_response(second.address, pb.WatchRequest(from_revision=1, life=known.life))
+    assert word.snapshot.life == known.life
     assert {m.id for m in word.snapshot.members} >= {"a", "b", "silent", "monitor"}
 
     a.wait(lambda v: v.members["monitor"].incarnation == 2)
-    assert a.session._fold.position.life == position.life
     # The silent member, known from the store alone, is found dead; no other member is.
     a.wait(has_state("silent", DEAD))
     for view in a.views[changes:]:
@@ -79,75 +81,39 @@ def test_a_restarted_monitor_knows_its_members_and_its_revision(
     assert revisions == sorted(revisions)
 
 
-class LoadGenerators:
-    """Members that register and leave, and the monitor's answers."""
-
-    def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
-        self._over = threading.Event()
-        # The last granted incarnation, by member id.
-        self.given: dict[str, int] = {}
-        self.revision = 0
-        self.answers = 0
-
-    def run(self, address: str, number: int) -> None:
-        with channel(address) as line:
-            stub = monitor_pb2_grpc.MonitorServiceStub(line)
-            try:
-                while not self._over.is_set():
-                    self._one(stub, f"m{number}-{self._dice.randrange(10)}")
-            except grpc.RpcError:
-                return
-
-    def _one(self, stub: monitor_pb2_grpc.MonitorServiceStub, name: str) -> None:
-        answer = stub.Register(registration(name), timeout=CALL_S)
-        assert answer.incarnation > self.given.get(name, 0)
-        self.given[name] = answer.incarnation
-        self.revision = max(self.revision, answer.revision)
-        self.answers += 1
-        if self._dice.random() < 0.3:
-            stub.Deregister(
-                pb.DeregisterRequest(id=name, incarnation=answer.incarnation), timeout=CALL_S
-            )
-
-    def stop(self) -> None:
-        self._over.set()
-
-
 def test_a_monitor_killed_at_any_moment_loses_no_answer(tmp_path: Path, cleanup: ExitStack) -> None:
-    load_generators = LoadGenerators(seed=1)
     dice = random.Random(2)
+    visitors: list[Visitors] = []
+    settings = {"data_dir": str(tmp_path), "lease_s": 300.0}
     port = 0
     for _ in range(4):
-        process, address = monitor_process(cleanup, data_dir=str(tmp_path), port=port)
+        process, address = monitor_process(cleanup, port=port, **settings)
         port = port_of(address)
-        word = first_response(address, pb.WatchRequest())
-        assert word.snapshot.revision >= load_generators.revision
-        known = {m.id: m.incarnation for m in word.snapshot.members}
-        assert all(known[name] >= given for name, given in load_generators.given.items())
-        before = load_generators.answers
-        threads = [
-            threading.Thread(target=load_generators.run, args=(address, i)) for i in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        wanted = dice.randrange(1, 60)
-        eventually(lambda before=before, wanted=wanted: load_generators.answers >= before + wanted)
+        now = [Visitors(address) for _ in range(3)]
+        wanted = dice.randrange(1, 20)
+        eventually(lambda now=now, wanted=wanted: sum(len(v.accepted) for v in now) >= wanted)
         process.kill()
-        for thread in threads:
-            thread.join()
+        for v in now:
+            v.stop()
         process.wait()
-    assert load_generators.answers > 20
+        visitors += now
+    _, address = monitor_process(cleanup, port=port, **settings)
+    check_one_history(visitors, address)
 
 
-def test_a_monitor_that_cannot_write_ends(plane: Plane, tmp_path: Path) -> None:
+def test_a_monitor_that_cannot_write_ends(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, connect = [], sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *a, **k: files.append(connect(*a, **k)) or files[-1]
+    )
     failures: list[str] = []
     monitor = Monitor(MonitorConfig(data_dir=str(tmp_path)), failures.append)
     plane.stack.callback(monitor.stop)
     a = plane.observe(monitor.address, "a")
     a.wait(has_state("a", SERVING))
-    assert monitor._store is not None
-    monitor._store._file.execute("PRAGMA max_page_count = 1")
+    files[-1].execute("PRAGMA max_page_count = 1")
     told = a.session.view.members
     a.session.close(deregister=False)
     # It answers nothing that its successor would not know.

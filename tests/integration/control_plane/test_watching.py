@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from benchmarks.scale.members import SimulatedMembers
-from control_plane import PATIENCE_S, SERVING, Plane, eventually, registration
-from eaas.net.grpc_client import STREAM_SIGN_S, STREAM_SILENCE_S, channel
+from control_plane import PATIENCE_S, SERVING, Plane, registration
+from eaas.net.grpc_client import STREAM_SIGN_S, channel
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
 from eaas.types import Role
@@ -56,11 +56,8 @@ def test_members_cost_no_threads(plane: Plane) -> None:
                     figures = {name: figures[name] + found[name] for name in figures}
             # One of gRPC's own, and one that took the snapshot.
             assert threading.active_count() <= before + 4
-            assert monitor._service is not None
-            assert monitor._service._watchers == MEMBERS
 
     asyncio.run(live())
-    eventually(lambda: monitor._service is not None and monitor._service._watchers == 0)
 
 
 @pytest.mark.parametrize("heartbeats_tell", [False, pytest.param(True, marks=pytest.mark.nightly)])
@@ -83,20 +80,6 @@ def test_signs_of_life_are_for_those_that_have_no_other(stub: Any, heartbeats_te
     else:
         (sign,) = told
         assert sign >= STREAM_SIGN_S
-
-
-def test_a_view_stays_fresh_without_signs(plane: Plane) -> None:
-    member = plane.observe(plane.monitor().address, "member")
-    member.wait(lambda v: v.members.keys() == {"member", "monitor"})
-    streams = []
-    original = member.session._monitors.now.stub.Watch
-    member.session._monitors.now.stub.Watch = lambda *a: streams.append(a) or original(*a)
-    deadline = time.monotonic() + STREAM_SILENCE_S + 1
-    while time.monotonic() < deadline:
-        assert member.session.view.age_s(time.monotonic()) < 1.9
-        time.sleep(0.05)
-    # All that time over one stream.
-    assert streams == []
 
 
 def test_a_watcher_that_does_not_read_is_sent_a_snapshot_of_what_it_missed(stub: Any) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -23,19 +20,19 @@ from control_plane import (
     SERVING,
     Observer,
     Plane,
+    Visitors,
+    check_one_history,
     eventually,
     has_state,
     monitor_process,
-    port_of,
     registration,
 )
 from eaas.config import MonitorConfig
 from eaas.errors import ClusterError, ConfigError, StoreError
 from eaas.membership.monitors import LEADER_KEY
 from eaas.net.grpc_client import channel
-from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.rpc.v1 import monitor_pb2_grpc
-from eaas.types import Member, MemberState, ModelShape, Role
+from eaas.types import Member, MemberState, Role
 from monitor.incarnation import MemberEvent
 from monitor.main import Monitor
 from monitor.store import Change, StoreLostError
@@ -97,14 +94,6 @@ def refusal(address: str) -> grpc.RpcError | None:
     return None
 
 
-def members(address: str) -> dict[str, pb.Member]:
-    with channel(address) as line:
-        call = monitor_pb2_grpc.MonitorServiceStub(line).Watch(pb.WatchRequest(), timeout=CALL_S)
-        snapshot = next(call).snapshot
-        call.cancel()
-    return {member.id: member for member in snapshot.members}
-
-
 # -- the store ----------------------------------------------------------------------------------------
 
 
@@ -159,17 +148,6 @@ def test_the_lead_is_confirmed_while_somebody_writes(connect: Callable[[], Kazoo
     assert ZooKeeperStore(connect(), "/confirmed", 10.0).kept.revision == 300
 
 
-@pytest.mark.nightly
-def test_a_thousand_members_with_long_models(connect: Callable[[], KazooClient]) -> None:
-    store = ZooKeeperStore(connect(), "/many", 20.0)
-    names = tuple(f"model.layers.{layer}.mlp.experts" for layer in range(80))
-    model = ModelShape("mixtral", 8, 64, 2, names, "bfloat16", "d")
-    member = Member("m", Role.EXPERT_SERVER, 1, "h", "h:1", SERVING, model=model)
-    events = tuple(MemberEvent(i, replace(member, id=f"m{i}"), "") for i in range(1, 1001))
-    store.write(Change(1000, 0, events))
-    assert ZooKeeperStore(connect(), "/many", 20.0).kept.events == events
-
-
 @pytest.mark.parametrize(
     ("path", "data", "says"),
     [
@@ -198,18 +176,15 @@ def test_what_cannot_be_read_is_named(
 # -- the election -------------------------------------------------------------------------------------
 
 
-def test_no_zookeeper_is_an_error_that_names_it(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("monitor.store.candidate._CONNECT_S", 0.5)
-    wrong = settings | {"zookeeper_hosts": "127.0.0.1:1"}
+def test_no_zookeeper_is_an_error_that_names_it(settings: dict[str, Any]) -> None:
+    wrong = settings | {"zookeeper_hosts": "127.0.0.1:1", "zookeeper_session_s": 0.2}
     with pytest.raises(ClusterError, match=r"cannot reach ZooKeeper at 127.0.0.1:1: .*; check"):
         Monitor(MonitorConfig(**wrong))
 
 
 def test_one_leads_and_the_other_names_it(plane: Plane, settings: dict[str, Any]) -> None:
     first = plane.monitor(**settings)
-    eventually(lambda: first._service)
+    eventually(lambda: first.leads)
     second = plane.monitor(**settings)
 
     def named() -> bool:
@@ -231,67 +206,6 @@ def test_one_leads_and_the_other_names_it(plane: Plane, settings: dict[str, Any]
     print(f"handed over in {time.monotonic() - began:.2f} s")
     assert member.session.incarnation == 1
     assert member.session.view.members["monitor"].incarnation == 2
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A registration that a monitor accepted."""
-
-    asked_at: float
-    answered_at: float
-    address: str
-    name: str
-    answer: pb.RegisterResponse
-
-
-class Visitors:
-    """New members that register in turn at one monitor, whether or not it leads."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.accepted: list[Accepted] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with channel(self.address) as line:
-            stub = monitor_pb2_grpc.MonitorServiceStub(line)
-            for number in itertools.count():
-                if self._over.wait(0.02):
-                    return
-                name = f"{port_of(self.address)}-{number}"
-                began = time.monotonic()
-                try:
-                    answer = stub.Register(registration(name), timeout=CALL_S)
-                except grpc.RpcError:
-                    continue
-                self.accepted.append(Accepted(began, time.monotonic(), self.address, name, answer))
-
-    def since(self, moment: float) -> list[Accepted]:
-        """Registrations that began after a moment."""
-        return [one for one in tuple(self.accepted) if one.asked_at > moment]
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join(2 * CALL_S)
-
-
-def check_one_history(visitors: list[Visitors], leader: str) -> None:
-    """No accepted registration is lost, and revisions follow the order in time: never two leaders at once."""
-    accepted = sorted(
-        (one for v in visitors for one in v.accepted), key=lambda one: one.answer.revision
-    )
-    assert accepted
-    revisions = [one.answer.revision for one in accepted]
-    assert len(set(revisions)) == len(revisions)
-    latest = 0.0
-    for one in accepted:
-        # A registration answered before another one began has the lower revision.
-        assert one.answered_at > latest
-        latest = max(latest, one.asked_at)
-    known = members(leader)
-    assert {one.name for one in accepted if one.name not in known} == set()
 
 
 # Visitors stay members until the end of the test, so that accepted ones can be found.
@@ -365,11 +279,9 @@ def test_a_lost_connection_is_no_lost_member(
     plane: Plane, settings: dict[str, Any], connect: Callable[[], KazooClient]
 ) -> None:
     monitor = plane.monitor(**settings)
-    eventually(lambda: monitor._service)
+    eventually(lambda: monitor.leads)
     member = plane.observe(monitor.address, "member")
     member.wait(has_state("member", SERVING))
-    former = monitor._service
-    assert monitor._candidate is not None
     client = connect()
     election = f"{settings['zookeeper_root']}/monitor/election"
     (node,) = client.get_children(election)
@@ -378,28 +290,11 @@ def test_a_lost_connection_is_no_lost_member(
     state, _ = client.get(f"{settings['zookeeper_root']}/monitor/state")
     epoch = json.loads(state)["epoch"]
     client.set(f"{settings['zookeeper_root']}/monitor/state", state)
-    eventually(lambda: monitor._service not in (None, former))
     member.wait(lambda v: v.members["monitor"].incarnation == 2)
     state, _ = client.get(f"{settings['zookeeper_root']}/monitor/state")
     assert json.loads(state)["epoch"] == epoch + 1
     assert (member.session.incarnation, member.incarnations) == (1, [])
     assert all(v.members["member"].state is SERVING for v in member.views)
-
-
-@pytest.mark.nightly
-def test_monitors_leave_nothing_behind(settings: dict[str, Any]) -> None:
-    def once() -> tuple[int, int]:
-        monitor = Monitor(MonitorConfig(**settings))
-        eventually(lambda: monitor._service)
-        monitor.stop()
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    once()
-    threads, files = once()
-    for _ in range(5):
-        last = once()
-    assert last[0] <= threads + 2
-    assert last[1] <= files + 4
 
 
 def test_kazoo_that_is_not_there(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:

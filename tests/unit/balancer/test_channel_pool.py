@@ -24,16 +24,6 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
     return ServerChannels()
 
 
-def test_calls_one_after_another_and_at_once_take_the_same(pool: Any) -> None:
-    first = pool.acquire("a")
-    assert pool.acquire("a") is first
-    pool.release(first, works=True)
-    pool.release(first, works=True)
-    assert pool.acquire("a") is first
-    assert pool.acquire("b") is not first
-    assert not first.channel.closed
-
-
 def test_a_call_that_runs_is_not_ended_by_the_failure_of_another(pool: Any) -> None:
     pooled = pool.acquire("a")
     assert pool.acquire("a") is pooled
@@ -57,11 +47,3 @@ def test_lines_to_servers_that_are_gone_are_closed_once_no_call_runs(pool: Any) 
     pool.release(busy, works=True)
     assert busy.channel.closed
     assert not stays.channel.closed
-
-
-def test_the_end_closes_all(pool: Any) -> None:
-    idle, busy, left = pool.acquire("idle"), pool.acquire("busy"), pool.acquire("left")
-    pool.release(idle, works=True)
-    pool.keep({"idle", "busy"})
-    pool.close()
-    assert all(pooled.channel.closed for pooled in (idle, busy, left))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer.planner.actions import Inspect, Prepare, Process
+from balancer.planner.actions import Inspect, Process
 from balancer.planner.digests import ExpertDigests
 from placement_world import DEAD, RIGHT_LE, SERVING, World, settled
 
@@ -40,18 +40,6 @@ def test_the_server_that_several_contradict_is_wrong(order: tuple[str, ...]) -> 
 def test_between_two_the_first_is_right() -> None:
     assert decided(a=[1, 2, 0], b=[1, 5, 6]) == [1, 2, 6]
     assert decided(b=[1, 5, 6], a=[1, 2, 0]) == [1, 5, 6]
-
-
-def test_known_digests_stay_and_count() -> None:
-    book = ExpertDigests()
-    book.state(process("a"), np.array([[1, 0, 0]], np.uint64))
-    book.decide([process("a")])
-    book.state(process("x"), np.array([[7, 7, 7]], np.uint64))
-    book.state(process("b"), np.array([[0, 2, 0]], np.uint64))
-    book.state(process("gone"), np.array([[0, 7, 9]], np.uint64))
-    book.decide([process("x"), process("b")])
-    assert book.known_LE is not None
-    assert book.known_LE.tolist() == [[1, 2, 7]]
 
 
 @given(st.data())
@@ -103,29 +91,6 @@ def test_a_damaged_copy_is_found_at_a_cold_start(damaged: str, turns: tuple[int,
     world.assert_settles()
 
 
-def test_no_server_serves_before_all_are_compared() -> None:
-    world = World(2, 2)
-    world.start("s1")
-    world.start("s2")
-    world.answer()
-    assert [call.server_id for _, call in world.calls] == ["s2"]
-    world.answer()
-    assert world.published is None
-    assert all(world.members[name].state is not SERVING for name in ("s1", "s2"))
-    assert [type(call) for _, call in world.calls] == [Prepare, Prepare]
-    world.assert_settles()
-
-
-def test_a_newcomer_is_told_the_digests_at_once() -> None:
-    world = settled("s1", "s2")
-    world.start("s3")
-    (_, call) = next(c for c in world.calls if c[1].server_id == "s3")
-    assert isinstance(call, Prepare)
-    assert call.digests_LE is not None
-    assert (call.digests_LE == RIGHT_LE).all()
-    world.assert_settles()
-
-
 def test_a_damaged_newcomer_changes_nothing() -> None:
     world = settled("s1", "s2", "s3")
     before = world.published
@@ -156,16 +121,6 @@ def test_a_serving_server_with_damage_keeps_its_experts_and_gets_no_more() -> No
     world.settle()
     assert world.published.servers == ("s3",)
     assert world.covered(world.published).all()
-
-
-def test_a_balancer_that_starts_learns_the_digests_from_those_that_serve() -> None:
-    world = settled("s1", "s2")
-    damage(world, "s3")
-    world.start_balancer()
-    world.start("s3")
-    world.settle()
-    assert [r.refused for r in world.refusals] == ["s3"]
-    world.assert_settled()
 
 
 def test_digests_are_learned_from_a_leaving_server() -> None:

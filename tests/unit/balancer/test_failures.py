@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scale.cluster import Cluster, Sizes, point
-from eaas.nodes import different_nodes
 from eaas.types import Placement
 
 
@@ -68,51 +67,6 @@ def test_experts_of_a_lost_rack_are_loaded_at_once(sizes: Sizes, seed: int) -> N
     assert timeline.points[-1].uncovered == timeline.points[-1].single == 0.0
     assert (replicas(cluster) == 2).all()
     assert cluster.is_at_rest
-
-
-def test_servers_that_name_their_racks_survive_the_loss_of_one() -> None:
-    def lost(*, names_racks: bool) -> float:
-        cluster = Cluster(Sizes(96, 24, 4, names_racks, layers=2, experts=64))
-        cluster.kill(cluster.in_rack(1))
-        return cluster.timeline.most("uncovered")
-
-    assert lost(names_racks=True) == 0.0
-    assert lost(names_racks=False) > 0.01
-
-
-@settings(deadline=None, max_examples=15)
-@given(clusters())
-def test_a_server_that_returns_within_the_grace_moves_nothing(sizes: Sizes) -> None:
-    cluster = Cluster(sizes)
-    before = cluster.placement
-    one = cluster.servers[:1]
-    cluster.kill(one)
-    cluster.start(one)
-    cluster.run(100.0)
-    assert cluster.placement is before
-    assert before is not None
-    assert cluster.loads == int(before.holds_LSE[:, 0].sum())
-    assert cluster.timeline.most("uncovered") == 0.0
-    assert cluster.timeline.points[-1].single == 0.0
-
-
-@settings(deadline=None, max_examples=15)
-@given(clusters())
-def test_a_drained_server_leaves_no_expert_alone(sizes: Sizes) -> None:
-    cluster = Cluster(sizes)
-    one = cluster.servers[:1]
-    cluster.drain(one)
-    cluster.run(60.0)
-    assert cluster.left() == list(one)
-    assert cluster.timeline.most("single") == 0.0
-    cluster.start(one)
-    cluster.run(100.0)
-    assert cluster.placement is not None
-    assert cluster.placement.servers == cluster.servers
-    assert cluster.is_at_rest
-    assert cluster.timeline.most("single") == 0.0
-    nodes = [s.split("-")[1] for s in cluster.placement.servers]
-    assert (different_nodes(cluster.placement.replicas, nodes) == 2).all()
 
 
 def test_a_point_by_hand() -> None:

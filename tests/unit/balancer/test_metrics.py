@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from prometheus_client import generate_latest
@@ -70,18 +68,3 @@ def test_the_figures_of_a_placement_and_its_load() -> None:
     for phase, seconds in (("plan", 0.5), ("prepare", 2.0), ("retire", 1.0)):
         assert value("phase_seconds_sum", phase=phase) == seconds
     assert b"eaas_balancer_hotness" in generate_latest(metrics.registry)
-
-
-def test_a_slow_server_counts_for_less() -> None:
-    load = LoadState(BalancerConfig(speeds="stated"))
-    holds_LSE = np.ones((L, 2, E), bool)
-    placement = Placement(1, ("a", "b"), holds_LSE, np.full(holds_LSE.shape, 0.5, np.float32))
-    members = {"a": member("a"), "b": replace(member("b"), speed=0.5)}
-    for n in (0, 1):
-        readings = {s: Reading(1, n + 1, np.full((L, E), 10 * n), Work()) for s in ("a", "b")}
-        load.stepped(readings, members, placement, 1000)
-    seen = load.observed(("a", "b"))
-    assert seen is not None
-    assert seen.speeds_S.tolist() == [1.0, 0.5]
-    # 40 tokens at half the speed, 80 in all over 1.5.
-    assert seen.par_L.tolist() == pytest.approx([1.5] * L)

@@ -7,19 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from balancer.planner.actions import Action, Complain, Prepare, Publish, Retire
+from balancer.planner.actions import Action, Complain, Prepare, Retire
 from balancer.planner.layout import Layout, Settings
 from balancer.planner.planner import Planner
 from eaas.nodes import different_nodes
 from placement_world import (
     ACK_S,
-    DEAD,
     DRAINING,
     GRACE_S,
     SHAPE,
     SUSPECT,
     World,
-    client,
     kinds,
     server,
     settled,
@@ -34,27 +32,6 @@ def prepares(actions: list[Action]) -> dict[str, Prepare]:
 
 
 # -- the first placement ---------------------------------------------------------------------------
-
-
-def test_it_waits_for_the_expected_servers_then_prepares_then_publishes_then_retires() -> None:
-    planner = Planner(3, Layout(Settings(redundancy=2)))
-    assert planner.observe({}, 0.0) == []
-    assert planner.observe(view(client("c"), server("s1"), server("s2")), 0.0) == []
-    three = view(client("c"), server("s1"), server("s2"), server("s3"))
-    asked = prepares(planner.observe(three, 0.0))
-    assert sorted(asked) == ["s1", "s2", "s3"]
-    assert {a.placement.epoch for a in asked.values()} == {1}
-    assert asked["s2"].address == "s2:1"
-    assert planner.observe(three, 0.0) == []
-    planner.succeeded(asked["s1"])
-    planner.succeeded(asked["s3"])
-    assert planner.tick(0.0) == []
-    planner.succeeded(asked["s2"])
-    publish, *retires = planner.tick(0.0)
-    assert isinstance(publish, Publish)
-    assert publish.placement.servers == ("s1", "s2", "s3")
-    assert (publish.placement.holds_LSE.sum(axis=1) == 2).all()
-    assert [type(r) for r in retires] == [Retire] * 3
 
 
 def test_a_server_of_another_model_is_refused_once_for_each_life() -> None:
@@ -77,19 +54,6 @@ def test_servers_of_two_models_do_not_add_up() -> None:
     assert [a.refused for a in actions if isinstance(a, Complain)] == ["s2"]
     assert prepares(actions) == {}
     assert prepares(planner.observe(view(server("s1", model=None), server("s2")), 0.0)) == {}
-
-
-def test_a_loss_before_publication_makes_a_new_candidate_with_a_higher_epoch() -> None:
-    world = World(2, 2)
-    world.start("s1")
-    world.start("s2")
-    world.answer()
-    world.die("s2")
-    world.settle()
-    assert world.published is None
-    world.start("s3")
-    world.assert_settles()
-    assert world.published.epoch == 2
 
 
 def test_more_redundancy_than_servers_is_an_error() -> None:
@@ -127,18 +91,6 @@ def test_nothing_is_retired_before_every_client_follows_or_its_time_is_over() ->
     world.wait(0.2)
     assert kinds(world) == sorted(((Retire, f"s{i}") for i in (1, 2, 3)), key=str)
     world.assert_settles()
-
-
-def test_a_client_that_dies_is_not_waited_for() -> None:
-    world = settled("s1", "s2", clients=("c", "d"))
-    world.start("s3")
-    world.answer_all()
-    world.follow("c")
-    assert kinds(world) == []
-    del world.follows["d"]
-    world.members["d"] = client("d", 1, DEAD)
-    world.notify()
-    assert len(world.calls) == 3
 
 
 def test_a_suspected_server_keeps_its_share_and_gets_nothing_new() -> None:
@@ -287,20 +239,6 @@ def test_orphans_are_not_published_on_a_server_that_could_hold_no_more_and_died(
 # -- a server leaves, or cannot load ---------------------------------------------------------------
 
 
-def test_a_draining_server_serves_until_others_have_its_experts() -> None:
-    world = settled("s1", "s2", "s3", redundancy=1)
-    held_LE = world.stores["s3"].copy()
-    world.drain("s3")
-    while world.calls:
-        assert (world.stores["s3"] == held_LE).all()
-        world.answer()
-    assert world.published.servers == ("s1", "s2")
-    world.follow("c")
-    world.settle()
-    assert "s3" not in world.stores
-    world.assert_settled()
-
-
 def test_drain_refusals() -> None:
     world = settled("s1", "s2")
     assert world.planner.cordon("s2") is None
@@ -335,29 +273,6 @@ def test_a_server_that_cannot_load_is_given_up_and_others_take_its_share() -> No
     assert world.published.servers == ("s1", "s2")
     world.die("s3")
     world.start("s3")
-    world.assert_settles()
-
-
-def test_a_server_that_was_out_of_reach_for_a_moment_has_experts_again() -> None:
-    world = settled("s1", "s2", "s3")
-    world.unreachable = {"s1"}
-    world.start("s4")
-    world.settle()
-    assert world.published.servers == ("s2", "s3", "s4")
-    world.reconnect()
-    world.settle()
-    world.wait(GRACE_S)
-    world.assert_settles()
-
-
-def test_a_server_that_a_new_balancer_could_not_reach_is_asked_again() -> None:
-    world = settled("s1", "s2")
-    world.start_balancer()
-    world.unreachable = {"s1", "s2"}
-    world.settle()
-    assert world.published is None
-    world.reconnect()
-    world.wait(GRACE_S)
     world.assert_settles()
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balancer.live.plans import with_the_dead
 from balancer.planner.actions import Prepare, Retire
-from balancer.planner.candidates import Candidate
+from balancer.planner.candidates import Candidate, with_the_dead
 from eaas.types import Placement
 from placement_world import (
     DRAINING,
@@ -118,19 +117,6 @@ def test_layers_are_loaded_in_the_wanted_order() -> None:
     assert {c.layer_order for _, c in world.calls} == {(1, 0)}
 
 
-def test_a_server_that_comes_or_dies_ends_the_stages() -> None:
-    for strike in ("die", "start"):
-        world = settled("s1", "s2", "s3", redundancy=1)
-        stages = [candidate(("s1", "s2", "s3"), seed) for seed in range(3)]
-        assert propose(world, *stages) is None
-        while world.published.epoch == 1:
-            world.answer()
-        getattr(world, strike)("s3" if strike == "die" else "s4")
-        world.rest()
-        assert world.planner.is_at_rest
-        world.assert_settled()
-
-
 def test_no_stage_begins_while_one_of_its_servers_is_dead() -> None:
     """Others keep the experts that only the dead server will have."""
     world = settled("s1", "s2", "s3")
@@ -156,23 +142,12 @@ def without(servers: tuple[str, ...], dead: str, current: Placement, seed: int) 
     return with_the_dead(candidate(others, seed), current)
 
 
-def test_the_others_are_balanced_while_one_is_dead() -> None:
-    world = settled("s1", "s2", "s3")
-    world.die("s3")
-    world.settle()
-    before = world.published
-    held_LE = before.holds_LSE[:, before.servers.index("s3")]
-    wanted = without(before.servers, "s3", before, 1)
-    assert propose(world, wanted) is None
-    world.settle()
-    assert world.published.epoch > before.epoch
-    assert (world.published.holds_LSE == wanted.holds_LSE).all()
-    assert np.allclose(world.published.shares_LSE.sum(axis=1), 1)
-    assert world.covered(world.published).all()
-    assert (world.published.holds_LSE[:, world.published.servers.index("s3")] == held_LE).all()
-    world.start("s3")
-    world.settle()
-    rests_at(world, wanted)
+def test_only_the_dead_server_keeps_its_replicas() -> None:
+    placement = settled("s1", "s2", "s3").published
+    others, dead = candidate(("s1", "s2"), 1), ("s3",)
+    found = with_the_dead(others, placement)
+    assert (found.over(others.servers).holds_LSE == others.holds_LSE).all()
+    assert (found.over(dead).holds_LSE == Candidate.of(placement).over(dead).holds_LSE).all()
 
 
 def test_a_dead_server_is_given_nothing() -> None:

@@ -55,16 +55,6 @@ def test_it_waits_a_while_for_servers_that_a_restarted_monitor_does_not_know_yet
     world.assert_settles()
 
 
-def test_it_goes_on_without_servers_that_never_come() -> None:
-    world = settled("s1", "s2", "s3")
-    world.die("s3")
-    del world.members["s3"]
-    world.start_balancer()
-    assert world.calls == []
-    world.wait(60.0)
-    world.assert_settles()
-
-
 # -- a monitor that forgot everything gives incarnations out again ------------------------------------
 
 
@@ -111,25 +101,3 @@ def test_an_unreachable_server_does_not_delay_a_retirement() -> None:
     assert world.published.servers == ("s2", "s3", "s4", "s5")
     assert world.covered(world.published).all()
     assert [r.refused for r in world.refusals] == ["s1"]
-
-
-def test_a_failed_retirement_is_repeated() -> None:
-    world = settled("s1", "s2")
-    world.start("s3")
-    world.answer_all()
-    world.follow("c")
-    world.answer(fail=True)
-    world.assert_settles()
-
-
-@pytest.mark.parametrize("answers", [0, 3], ids=["cannot be reached", "cannot load"])
-def test_a_balancer_that_starts_goes_on_without_such_a_server(answers: int) -> None:
-    world = settled("s1", "s2", "s3")
-    world.start_balancer()
-    for _ in range(answers):
-        world.answer()
-    assert any(isinstance(call, Inspect) for _, call in world.calls) == (not answers)
-    world.unreachable = {"s1"}
-    world.settle()
-    assert world.published.servers == ("s2", "s3")
-    assert world.covered(world.published).all()

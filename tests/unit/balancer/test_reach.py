@@ -184,20 +184,6 @@ def test_row_40_a_newcomer_gets_nothing_before_its_clients_are_connected() -> No
     assert world.published.servers == ("b", "c", "d")
 
 
-def test_a_candidate_waits_for_a_client_that_loses_its_new_server() -> None:
-    said = connected("a", "b", "c")
-    world = of("ab", c1=said)
-    world.start("c")
-    assert {call.server_id for _, call in world.calls} >= {"c"}
-    epoch = world.published.epoch
-    told(world, "c1", *connected("a", "b"), cut("c"))
-    world.answer_all()
-    assert world.published.epoch == epoch
-    told(world, "c1", *said)
-    assert world.published.epoch > epoch
-    assert "c" in world.published.servers
-
-
 def test_a_candidate_is_given_up_if_a_client_does_not_return_to_its_new_server() -> None:
     world = of("ab", c1=connected("a", "b", "c"))
     world.start("c")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from balancer.policies.repair import even_shares, repair, restore
+from balancer.policies.repair import repair, restore
 from balancer.policies.spread import spread
 from linear_program import fewest_loads
 
@@ -106,11 +106,3 @@ def test_orphans_are_restored_and_nothing_else_changes(
     assert (next_LSE >= holds_LSE).all()
     orphan_LE = ~holds_LSE[:, alive_S].any(axis=1)
     assert ((next_LSE & ~holds_LSE).sum(axis=1) == orphan_LE).all()
-
-
-@given(worlds())
-def test_shares_of_an_expert_sum_to_one(world: tuple[np.ndarray, int]) -> None:
-    holds_LSE = repair(*world)
-    shares_LSE = even_shares(holds_LSE)
-    assert np.allclose(shares_LSE.sum(axis=1), 1)
-    assert ((shares_LSE > 0) == holds_LSE).all()

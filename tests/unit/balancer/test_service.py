@@ -85,15 +85,6 @@ def test_each_change_is_sent_once(service: BalancerService, monkeypatch: Any) ->
     assert said(next(stream)) == (0, 2, spares(2))
 
 
-def test_a_new_stream_begins_with_what_the_client_lacks(service: BalancerService) -> None:
-    service.publish(placement(3))
-    service.publish_spares(spares(3, 1))
-    assert said(next(watch_placement(service))) == (3, 3, spares(3, 1))
-    assert said(next(watch_placement(service, 3))) == (0, 3, spares(3, 1))
-    # A client of a later balancer keeps its placement.
-    assert said(next(watch_placement(service, 4))) == (0, 3, spares(3, 1))
-
-
 # -- requests to scale -------------------------------------------------------------------------------
 
 

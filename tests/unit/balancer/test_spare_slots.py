@@ -188,16 +188,6 @@ def test_a_server_that_cannot_answer_is_not_published(world: World) -> None:
     eventually(lambda: len(last(world)) == 2, 5)
 
 
-def test_a_server_whose_device_is_full_is_asked_again(world: World) -> None:
-    world.servers["s1"].refuses = {"full": grpc.StatusCode.RESOURCE_EXHAUSTED}
-    for _ in range(3):
-        world.read(HOT_LE)
-    assert len(world.servers["s1"].requests) >= 3
-    world.servers["s1"].refuses = {}
-    world.read(HOT_LE)
-    eventually(lambda: len(last(world)) == 2, 5)
-
-
 @pytest.mark.parametrize("code", [grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNIMPLEMENTED])
 def test_a_server_that_cannot_gets_none_in_this_placement(
     world: World, code: grpc.StatusCode

@@ -97,12 +97,6 @@ def test_an_answer_may_end_at_its_stop_string_once_it_has_its_tokens(tmp_path: P
     assert disagreements(found) == []
 
 
-def test_lengths_may_differ_by_tokenizer(tmp_path: Path) -> None:
-    found = read_row(ASKED, write(tmp_path, [entry(), entry(output_sequence_length=46)]))
-    assert (found["outputs_differ"], found["outputs_off"]) == (1, 2)
-    assert disagreements(found) == []
-
-
 @pytest.mark.parametrize("lines", ["", "[]\n", "{}\n", "no json\n"])
 def test_another_version_of_aiperf_is_named(tmp_path: Path, lines: str) -> None:
     (tmp_path / "profile_export.jsonl").write_text(lines)

@@ -8,27 +8,10 @@ import pytest
 
 from benchmarks.dispatch import parts
 from benchmarks.dispatch.rows import Round, row_of
-from benchmarks.harness.ratios import Turn, summary, take_turn
+from benchmarks.harness.ratios import Turn
 from benchmarks.harness.worker import Worker, working
 from eaas.errors import ClusterError
 from eaas_cli.bench.experts.plan import Shape
-
-
-def test_a_turn_is_all_of_its_calls() -> None:
-    turn = Turn.of([1000 * us for us in range(1, 102)])
-    assert (turn.p50_us, turn.p99_us, turn.calls) == (51.0, 100.0, 101)
-
-
-def test_the_first_calls_of_a_turn_do_not_count() -> None:
-    calls: list[int] = []
-    turn = take_turn(lambda: calls.append(0), 0.0)
-    assert turn.calls == 20
-    assert len(calls) > turn.calls
-
-
-def test_a_figure_is_the_median_over_the_turns() -> None:
-    turns = [Turn(10.0, 100.0, 20), Turn(11.0, 900.0, 20), Turn(90.0, 101.0, 20)]
-    assert summary(turns) == {"p50": 11.0, "p99": 101.0}
 
 
 def test_differences_and_ratios_are_the_rounds_own() -> None:

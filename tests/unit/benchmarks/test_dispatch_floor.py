@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import struct
 import threading
 import time
@@ -94,15 +93,6 @@ def test_the_right_bytes_arrive(request_bytes: int, result_bytes: int, rounds: i
     assert min(took) > 0
 
 
-def test_an_answer_to_another_round_trip_is_found() -> None:
-    mapping = memory(HEADER, HEADER)
-    with (
-        answering(mapping, lambda: struct.pack_into("<Q", mapping, 128, 7)),
-        pytest.raises(RuntimeError, match="other bytes arrived"),
-    ):
-        call(mapping, bytes(HEADER), HEADER, check=False)
-
-
 def test_other_bytes_are_found_on_demand() -> None:
     # Header and payload of a request, then of a result; the answer's round is right, its digests are not.
     def answer() -> None:
@@ -116,26 +106,6 @@ def test_other_bytes_are_found_on_demand() -> None:
                     call(mapping, bytes(128), 128, check=True)
             else:
                 call(mapping, bytes(128), 128, check=False)
-
-
-def test_a_signal_ends_both_sides() -> None:
-    class Alarm(Exception):
-        pass
-
-    def ring(*_: object) -> None:
-        raise Alarm
-
-    mapping = memory(HEADER, HEADER)
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        with pytest.raises(Alarm):
-            call(mapping, bytes(HEADER), HEADER)
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
-        with pytest.raises(Alarm):
-            _floor.serve(memory(HEADER, HEADER), bytes(HEADER))
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -6,10 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks import peers
@@ -85,13 +82,3 @@ def test_a_peer_needs_a_trace_and_servers_alike(checkout: Path) -> None:
     peer = peers.PEERS["vllm"]
     with pytest.raises(ConfigError, match="slots 17"):
         peers.PeerPlanner(peer, peer.load(checkout), 4, 17)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 40))
-def test_the_first_table_holds_every_expert(servers: int, more: int, experts: int) -> None:
-    own = -(-experts // servers) + more
-    table_LSK = peers.first_table(2, experts, servers, own * servers)
-    assert table_LSK.shape == (2, servers, own)
-    layout = peers.table_layout(table_LSK, experts)
-    np.testing.assert_allclose(layout.shares_LSE.sum(axis=1), 1)

@@ -36,16 +36,6 @@ def test_a_member_is_late_at_its_phi(intervals: list[float]) -> None:
     assert phi(arrivals.patience_s, intervals[-WINDOW:]) == pytest.approx(PHI, abs=0.01)
 
 
-def test_first_patience_is_three_quarters_of_a_lease() -> None:
-    watch = detector()
-    arrivals = watch.watch("a", 0.0)
-    for beat in range(1, 16):
-        watch.heard("a", beat * 1.9)
-        assert arrivals.patience_s == 1.5
-    watch.heard("a", 16 * 1.9)
-    assert arrivals.patience_s > 1.9
-
-
 @pytest.mark.parametrize(
     ("intervals", "mean_s", "deviation_s"),
     [
@@ -106,9 +96,7 @@ def test_two_members_are_too_few_for_the_isolation_check() -> None:
 def test_three_that_fall_silent_together_are_held_for_one_lease_and_no_longer() -> None:
     watch = detector()
     now = known(watch, "a", "b", "c")
-    arrivals = [watch._arrivals[name] for name in "abc"]
     assert ticks(watch, now, now + 3.75) == []
-    assert all(member.late for member in arrivals)
     assert watch.hold_reason is not None
     assert "for 2 s" in watch.hold_reason
     assert watch.due_at() == pytest.approx(now + 4.0)
@@ -127,77 +115,6 @@ def test_a_silent_minority_is_not_held() -> None:
         lapsed += [(at - now, watch.tick(at).lapsed)]
     assert (2.0, ("a", "b")) in lapsed
     assert watch.hold_reason is None
-
-
-def test_no_member_is_lost_if_all_are_heard_again() -> None:
-    watch = detector()
-    now = known(watch, "a", "b", "c")
-    assert ticks(watch, now, now + 3.0) == []
-    watch.heard("a", now + 3.1)
-    watch.heard("b", now + 3.1)
-    # The cut held up an answer to c, so c sends an interval later.
-    assert watch.tick(now + 3.25).lapsed == ()
-    assert watch.tick(now + 3.75).lapsed == ()
-    watch.heard("c", now + 3.9)
-    assert watch.tick(now + 4.0).lapsed == ()
-    # A later death is not held once all were heard for a lease.
-    for step in range(12):
-        at = now + 4.0 + (step + 1) * TICK_S
-        for well in "ab":
-            watch.heard(well, at)
-        gone = watch.tick(at).lapsed
-        assert gone == (("c",) if at >= now + 5.9 else ())
-        if gone:
-            break
-    assert watch.hold_reason is None
-
-
-def test_a_cut_between_two_ticks_holds_the_leases() -> None:
-    """a is heard before the cut, b and c a little later; they are back before a's lease ends."""
-    watch = detector()
-    now = known(watch, "a", "b", "c")
-    for name in "bc":
-        watch.heard(name, now + 0.75)
-    assert ticks(watch, now, now + 1.75) == []
-    for name in "bc":
-        watch.heard(name, now + 1.9)
-    assert watch.tick(now + 2.0).lapsed == ()
-    watch.heard("a", now + 2.1)
-    assert ticks(watch, now + 2.1, now + 2.6) == []
-
-
-def test_a_short_stop_of_the_machine_does_not_hold_leases() -> None:
-    """All were held up for a moment too short to end a lease."""
-    watch = detector()
-    now = known(watch, "a", "b", "c")
-    assert ticks(watch, now, now + 1.0) == []
-    for name in "bc":
-        watch.heard(name, now + HEARTBEAT_S + 0.15)
-    assert ticks(watch, now + 1.0, now + 1.75) == []
-    for name in "bc":
-        watch.heard(name, now + 1.95)
-    assert watch.tick(now + 2.0).lapsed == ("a",)
-
-
-def test_a_pause_of_the_monitor_starts_every_lease_anew() -> None:
-    watch = detector()
-    now = known(watch, "a", "b", "c")
-    watch.tick(now + 0.25)
-    assert watch.tick(now + 10.25).lapsed == ()
-    assert watch.hold_reason == "this monitor was paused for 10.0 s: every lease starts anew"
-    assert watch.due_at() == now + 12.25
-    watch.tick(now + 10.5)
-    assert watch.hold_reason is None
-
-
-def test_members_have_grace_to_find_a_restarted_monitor() -> None:
-    watch = detector(grace_s=5.0)
-    watch.watch("old", 0.0)
-    assert ticks(watch, 0.0, 1.0) == []
-    watch.watch("new", 1.0)
-    # A member heard since then has a normal lease.
-    assert ticks(watch, 1.0, 6.75) == [(2.0, ("new",))]
-    assert watch.tick(7.0).lapsed == ("old",)
 
 
 def test_nothing_is_due_without_members() -> None:

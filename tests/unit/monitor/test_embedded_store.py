@@ -11,7 +11,7 @@ import pytest
 from eaas.errors import StoreError
 from eaas.types import Member, MemberState, Role
 from monitor.incarnation import MemberEvent
-from monitor.store import Change, StoreLostError
+from monitor.store import Change
 from monitor.store.embedded import EmbeddedStore
 
 
@@ -27,19 +27,6 @@ def file(tmp_path: Path) -> Path:
     store.write(Change(2, 5, (event(1, "a"), event(2, "b"))))
     store.close()
     return tmp_path / "monitor.db"
-
-
-def test_write_and_read(file: Path) -> None:
-    store = EmbeddedStore(file.parent)
-    assert store.kept.revision == 2
-    assert store.kept.forgotten_incarnation == 5
-    assert store.kept.events == (event(1, "a"), event(2, "b"))
-    life = store.kept.life
-    store.write(Change(3, 6, (event(3, "a"),), removed=("b", "never there")))
-    store.close()
-    store = EmbeddedStore(file.parent)
-    assert (store.kept.life, store.kept.events) == (life, (event(3, "a"),))
-    store.close()
 
 
 def test_two_stores_are_two_histories_that_only_their_owner_can_read(tmp_path: Path) -> None:
@@ -108,22 +95,3 @@ def test_an_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "monitor.db").mkdir()
     with pytest.raises(StoreError, match=r"monitor.db cannot be opened: .*; give this user"):
         EmbeddedStore(tmp_path)
-
-
-def test_a_full_disk(file: Path) -> None:
-    store = EmbeddedStore(file.parent)
-    (pages,) = store._file.execute("PRAGMA page_count").fetchone()
-    store._file.execute(f"PRAGMA max_page_count = {pages + 2}")
-
-    def fill() -> None:
-        for revision in range(3, 1000):
-            store.write(Change(revision, 0, (event(revision, f"m{revision}"),)))
-
-    with pytest.raises(StoreLostError, match=f"{file} cannot be written: .* full; free space"):
-        fill()
-    store.close()
-    again = EmbeddedStore(file.parent)
-    # All confirmed writes are complete.
-    assert again.kept.revision > 3
-    assert [e.revision for e in again.kept.events] == list(range(1, again.kept.revision + 1))
-    again.close()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-
-import pytest
 
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
-from monitor import fanout as module
 from monitor.fanout import Fanout
 from monitor.incarnation import MemberEvent
 from monitor.refusal import Refused
@@ -28,19 +24,11 @@ def test_all_wake_when_another_thread_notifies() -> None:
         fanout = Fanout(asyncio.get_running_loop(), LONG_S)
         sleepers = [asyncio.create_task(fanout.sleep(until_event=n % 2 == 0)) for n in range(50)]
         await asyncio.sleep(0)
-        # The second call has no effect.
-        stirring = threading.Thread(target=lambda: (fanout.notify(), fanout.notify()))
-        stirring.start()
+        await asyncio.to_thread(fanout.notify)
         async with asyncio.timeout(LONG_S / 2):
-            woken = await asyncio.gather(*sleepers)
-            again = asyncio.create_task(fanout.sleep(until_event=True))
-            await asyncio.sleep(0)
-            fanout.notify()
-            woken.append(await again)
-        stirring.join()
-        return woken
+            return await asyncio.gather(*sleepers)
 
-    assert asyncio.run(scenario()) == [True] * 51
+    assert asyncio.run(scenario()) == [True] * 50
 
 
 def test_event_only_sleepers_are_not_woken_by_time() -> None:
@@ -96,14 +84,12 @@ class _Reader:
             _Reader.under_way -= 1
 
 
-def test_snapshot_sends_are_limited_and_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SNAPSHOTS", 3)
-    monkeypatch.setattr(module, "_SNAPSHOT_S", 0.5)
+def test_snapshot_sends_are_limited_and_time_out() -> None:
     stopped = [_Reader(LONG_S) for _ in range(3)]
     readers = [_Reader(0.01) for _ in range(20)]
 
     async def scenario() -> list[BaseException | None]:
-        fanout = Fanout(asyncio.get_running_loop(), LONG_S)
+        fanout = Fanout(asyncio.get_running_loop(), LONG_S, snapshots=3, snapshot_s=0.5)
         async with asyncio.timeout(LONG_S / 2):
             return await asyncio.gather(
                 *(fanout.send_snapshot(b"all", reader) for reader in (*stopped, *readers)),

@@ -61,21 +61,6 @@ def test_a_server_without_answers_is_accused(book: FailureReports) -> None:
     assert book.accusation("s", 1.2 + book.patience_s) == "3 of 3 clients get no answers"
 
 
-def test_one_answer_clears_the_accusation(book: FailureReports) -> None:
-    client = Client(book, "a")
-    client.say(client.fail(), 0.0)
-    assert book.accusation("s", 2.0) == NO_ANSWERS
-    client.say(client.answer(), 3.0)
-    assert book.accusation("s", 3.0) is None
-
-
-def test_the_accusation_lapses_without_bad_reports(book: FailureReports) -> None:
-    client = Client(book, "a")
-    client.say(client.fail(), 0.0)
-    assert set(ticks(book, book.patience_s, book.memory_s - TICK_S)) == {NO_ANSWERS}
-    assert book.accusation("s", book.memory_s) is None
-
-
 def test_a_failure_among_answers_does_not_count(book: FailureReports) -> None:
     """Failures are reported at once, later answers up to a heartbeat later."""
     client = Client(book, "a")

@@ -131,18 +131,6 @@ def test_a_new_incarnation_begins_without_suspicion(accused: World) -> None:
     assert accused.told() == []
 
 
-def test_a_replacement_begins_without_suspicion() -> None:
-    world = World("a")
-    world.say("a", RequestTotals(1, 0, 1))
-    world.silent.add("s")
-    world.run(1.75)
-    assert world.register("s", Role.EXPERT_SERVER, pid=2) == 2
-    world.silent.clear()
-    world.told()
-    world.run(5.0)
-    assert world.told() == []
-
-
 def test_reports_of_a_gone_client_are_refused() -> None:
     world = World("a", "b")
     world.say("a", RequestTotals(1, 0, 1))
@@ -166,18 +154,6 @@ def test_only_clients_report_and_only_of_servers() -> None:
     world.say("a", RequestTotals(1, 0, 1), incarnation=2)
     world.run(5.0)
     assert world.told() == []
-
-
-def test_reports_of_gone_members_are_dropped() -> None:
-    world = World()
-    for i in range(200):
-        client = f"client-{i}"
-        incarnation = world.register(client, Role.ATTENTION_CLIENT)
-        world.registry.report_outcomes(
-            client, incarnation, [("s", 1, RequestTotals(1, 0, 1))], world.now
-        )
-        world.registry.deregister(client, incarnation, "", world.now)
-    assert len(world.registry._reports) == 0
 
 
 def test_a_pause_of_the_monitor_accuses_nobody() -> None:

@@ -14,6 +14,7 @@ import pytest
 from eaas.membership.session import PROTOCOL_VERSION
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, Role
+from monitor.fanout import Fanout
 from monitor.refusal import Refused
 from monitor.service import MonitorService
 from monitor.store import Change, Kept
@@ -23,10 +24,14 @@ PATIENCE_S = 30.0
 
 
 class Call:
-    """A call's context; records the messages."""
+    """A call's context; has the caller's requests, and records the messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, *requests: Any) -> None:
+        self._requests = list(requests)
         self.told: list[pb.WatchResponse] = []
+
+    async def read(self) -> Any:
+        return self._requests.pop(0) if self._requests else grpc.aio.EOF
 
     def auth_context(self) -> dict[str, Any]:
         """Plain text."""
@@ -97,10 +102,10 @@ def service() -> MonitorService:
 def test_a_bug_of_the_monitor_is_not_reported_as_the_callers(
     service: MonitorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(_events: Any) -> None:
+    def wrong(_fanout: Fanout) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(service, "_publish", wrong)
+    monkeypatch.setattr(Fanout, "notify", wrong)
     with pytest.raises(ValueError, match="a bug"):
         register(service, member("a").to_proto())
 
@@ -110,9 +115,9 @@ def test_no_process_reports_for_the_monitor() -> None:
         service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
         service.register_self(member("monitor", Role.MONITOR))
         state = MemberState.DRAINING.number
-        heartbeat = pb.HeartbeatRequest(id="monitor", incarnation=1, state=state)
+        call = Call(pb.HeartbeatRequest(id="monitor", incarnation=1, state=state))
         with pytest.raises(Refused, match="no other process may report for the monitor") as caught:
-            service._on_heartbeat(heartbeat, None)
+            await service.Heartbeat(None, call)
         assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(scenario())
@@ -139,9 +144,8 @@ def test_a_stopping_cluster_is_over_as_soon_as_all_have_left() -> None:
         life = await service.Register(request, Call())
         began = time.monotonic()
         stopping = asyncio.create_task(asyncio.to_thread(service.announce_stop, PATIENCE_S))
-        while not service._stopping:
-            await asyncio.sleep(0.01)
         # By now it waits, or will check before it waits.
+        await asyncio.sleep(0.1)
         goodbye = pb.DeregisterRequest(id="a", incarnation=life.incarnation)
         await service.Deregister(goodbye, Call())
         await stopping

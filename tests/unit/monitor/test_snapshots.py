@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from dataclasses import replace
@@ -16,10 +15,8 @@ from hypothesis import strategies as st
 from eaas.membership.cluster_view import MembershipFold, members_of
 from eaas.rpc.v1 import monitor_pb2 as pb
 from eaas.types import Member, MemberState, ModelShape, Role
-from monitor import snapshots as module
 from monitor.fanout import Fanout
 from monitor.registry import IdTakenError, Registry, UnknownIncarnationError
-from monitor.service import MonitorService
 from monitor.snapshots import Knows, Snapshots
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.9
@@ -37,12 +34,8 @@ def member(number: int, model: ModelShape | None = None) -> Member:
     )
 
 
-def small_parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(module, "_PART", size)
-
-
-def snapshots_of(registry: Registry) -> Snapshots:
-    return Snapshots(registry, threading.RLock(), LIFE)
+def snapshots_of(registry: Registry, part: int = 1) -> Snapshots:
+    return Snapshots(registry, threading.RLock(), LIFE, part)
 
 
 def told(message: bytes) -> pb.Snapshot:
@@ -74,9 +67,7 @@ def test_the_parts_join_to_the_snapshot_in_one_piece(
         registry.heartbeat(f"m{number}", 1, now, state=SERVING, **counters)
         if data.draw(st.booleans()):
             registry.deregister(f"m{number}", 1, "goodbye", now)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        small_parts(monkeypatch, part)
-        revision, message = asyncio.run(snapshots_of(registry).take(knows))
+    revision, message = asyncio.run(snapshots_of(registry, part).take(knows))
     found = told(message)
     assert (found.revision, found.life) == (revision, LIFE) == (registry.revision, LIFE)
     assert all(m.silence_s >= 0 for m in found.members)
@@ -140,16 +131,13 @@ def test_events_after_the_revision_complete_the_view(
         for event in registry.since(revision) or ():
             fold.take(pb.WatchResponse.FromString(fanout.message(event)), 0.0)
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        small_parts(monkeypatch, 1)
-        asyncio.run(scenario())
+    asyncio.run(scenario())
     assert fold.view.revision == registry.revision
     seen = {name: replace(m, silence_s=0.0) for name, m in fold.view.members.items()}
     assert seen == {m.id: replace(m, silence_s=0.0) for m in registry.members(0.0)}
 
 
 def test_watchers_that_come_together_share_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_parts(monkeypatch, 1)
     registry = Registry(LEASE_S, HEARTBEAT_S, time.monotonic())
     captures = []
     original = registry.capture
@@ -177,49 +165,20 @@ def test_watchers_that_come_together_share_one_build(monkeypatch: pytest.MonkeyP
     asyncio.run(scenario())
 
 
-def test_heartbeats_are_answered_during_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there are turns of the loop between the parts."""
-    small_parts(monkeypatch, 10)
+def test_other_work_is_done_during_a_build() -> None:
+    """As often as there are turns of the loop between the parts."""
     members = 1000
 
     async def scenario() -> int:
-        service = MonitorService(LEASE_S, HEARTBEAT_S, asyncio.get_running_loop())
+        registry = Registry(LEASE_S, HEARTBEAT_S, time.monotonic())
         for number in range(members):
-            service._registry.register(member(number, SHAPES[1]), 0, time.monotonic())
-        taking = asyncio.create_task(service._snapshots.take(Knows()))
-        heartbeat = pb.HeartbeatRequest(id="m1", incarnation=1, state=SERVING.number)
+            registry.register(member(number, SHAPES[1]), 0, time.monotonic())
+        taking = asyncio.create_task(snapshots_of(registry, 10).take(Knows()))
         answered = 0
         while not taking.done():
-            service._on_heartbeat(heartbeat, None)
             answered += 1
             await asyncio.sleep(0)
         assert len(told((await taking)[1]).members) == members
         return answered
 
     assert asyncio.run(scenario()) >= members // 10
-
-
-def test_no_step_of_the_loop_takes_much_of_a_build() -> None:
-    """The longest step takes a small share of the build, in processor time of the loop's thread."""
-    steps: list[float] = []
-
-    async def scenario() -> float:
-        registry = Registry(LEASE_S, HEARTBEAT_S, time.monotonic())
-        for number in range(6000):
-            registry.register(member(number, SHAPES[1]), 0, time.monotonic())
-        snapshots = snapshots_of(registry)
-        began = time.thread_time()
-        taking = asyncio.create_task(snapshots.take(Knows()))
-        while not taking.done():
-            at = time.thread_time()
-            await asyncio.sleep(0)
-            steps.append(time.thread_time() - at)
-        return time.thread_time() - began
-
-    # The monitor spares itself full collections (`monitor.main`), and this process has a large heap.
-    gc.disable()
-    try:
-        whole = asyncio.run(scenario())
-    finally:
-        gc.enable()
-    assert max(steps) < whole / 3

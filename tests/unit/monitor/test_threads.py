@@ -34,15 +34,12 @@ class Callback:
 
 
 def test_a_failing_tick_ends_the_monitor() -> None:
+    def tick() -> None:
+        raise TypeError("a bug")
+
     told = Callback()
-    monitor = Monitor(MonitorConfig(port=0), told)
+    monitor = Monitor(MonitorConfig(port=0), told, on_tick=tick)
     try:
-
-        def tick() -> float:
-            raise TypeError("a bug")
-
-        assert monitor._service is not None
-        monitor._service.tick = tick  # type: ignore[method-assign]
         told.wait()
     finally:
         monitor.stop()

@@ -11,7 +11,7 @@ import pytest
 from eaas.errors import ConfigError
 from simulator import compare
 from simulator.placement.calibration import deviations
-from simulator.placement.losses import Losses, node_names
+from simulator.placement.losses import Losses
 from simulator.placement.plot import draw_plot
 from simulator.traces import REGIMES, Trace, generate_trace
 
@@ -53,12 +53,6 @@ def test_rows(trace: Trace) -> None:
     parts = [part for _, part in told]
     assert parts == sorted(parts)
     assert told[-1] == ("eplb", 1.0)
-
-
-def test_the_baseline_need_not_be_asked_for(trace: Trace) -> None:
-    comparison = compare(trace, ["static"], servers=[4], intervals=[7])
-    assert [run.policy for run in comparison.replays] == ["static"]
-    assert comparison.baselines[4].interval == 1024
 
 
 @pytest.mark.parametrize(
@@ -105,12 +99,6 @@ def test_intervals_that_do_not_fit_into_the_trace_are_left_out() -> None:
 
 
 # -- losses ---------------------------------------------------------------------------------------------
-
-
-def test_names_deal_servers_to_nodes_and_racks() -> None:
-    names = node_names(8, 4, 2)
-    assert names[:4] == ("rack0/node0", "rack0/node0", "rack0/node1", "rack0/node1")
-    assert names[4:] == ("rack1/node2", "rack1/node2", "rack1/node3", "rack1/node3")
 
 
 def test_tokens_of_experts_without_another_node() -> None:

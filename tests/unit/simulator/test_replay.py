@@ -20,7 +20,6 @@ from simulator.placement.planners import first_layout, policy_names
 from simulator.placement.score import BASELINE_INTERVAL, BASELINE_POLICY, modelled_time, score
 from simulator.placement.timeline import Timeline
 from simulator.traces import Trace, generate_trace
-from simulator.traces.trace import checked_counts
 
 LAYERS, SERVERS, EXPERTS, SLOTS = 3, 4, 10, 14
 
@@ -118,24 +117,6 @@ def test_a_planners_input() -> None:
         timeline.deploy(done, 0.0, changed)
         held, number = plan.holds_LSE, number + 1
     assert number == len(planner.plans) >= 2
-
-
-def test_no_load_is_perfect_balance() -> None:
-    counts = np.zeros((5, 2, 4), int)
-    counts[2, 1] = [6, 0, 0, 0]
-    trace = Trace(checked_counts(counts, "test"))
-    run = replay(trace, "static", servers=2, interval=9)
-    assert run.par_IL.tolist() == [[1, 1], [1, 1], [1, 2], [1, 1], [1, 1]]
-    assert (run.transit, run.plans, run.plan_s, run.time_s) == (0, 0, 0.0, 60 * 1.1)
-
-
-def test_the_first_layout_fits_any_number_of_servers() -> None:
-    for servers in (1, 3, 4, 10, 16):
-        holds, shares = first_layout(2, servers, 10).dense()
-        assert (holds.sum(axis=1) == 1).all()
-        assert (shares.sum(axis=1) == 1).all()
-        slots = 10 // servers + (np.arange(servers) < 10 % servers)
-        assert (holds.sum(axis=2) <= slots).all()
 
 
 @pytest.mark.parametrize(

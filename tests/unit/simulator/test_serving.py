@@ -53,26 +53,6 @@ def test_more_than_there_is_slows_all_alike() -> None:
     assert group.requests == 0
 
 
-def test_prompts_that_are_computed_elsewhere() -> None:
-    group = SharedServers(ServerModel(100.0, 0.1, 0), 1)
-    group.arrive(10_000, 10)
-    group.arrive(5, 0)
-    assert group.requests == 1
-    assert run(group, 1.0).computed == pytest.approx(10)
-
-
-def test_a_prompt_without_an_answer() -> None:
-    group = SharedServers(MODEL, 1)
-    group.arrive(100, 0)
-    assert run(group, 2.0).computed == pytest.approx(100)
-    assert group.requests == 0
-
-
-def test_without_requests() -> None:
-    load = run(SharedServers(MODEL, 3), 2.0)
-    assert (load.utilization, load.token_s, load.capacity) == (0.0, None, 600.0)
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
@@ -98,3 +78,8 @@ def test_every_token_is_computed_once(
     assert total.computed == pytest.approx(asked, rel=1e-6, abs=1e-3)
     assert total.outputs == pytest.approx(sum(a[2] for a in arrivals), rel=1e-6, abs=1e-3)
     assert total.outputs == 0 or total.token_s >= MODEL.token_s * (1 - 1e-9)
+
+
+def test_without_requests() -> None:
+    load = run(SharedServers(MODEL, 3), 2.0)
+    assert (load.utilization, load.token_s, load.capacity) == (0.0, None, 600.0)

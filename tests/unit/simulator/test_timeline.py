@@ -9,39 +9,12 @@ from simulator.placement.score import modelled_time, score
 from simulator.placement.timeline import Timeline
 
 
-def test_one_layer_an_iteration() -> None:
-    timeline = Timeline(interval=1024, iterations=6144)
-    assert timeline.next_plan == 1025
-    # 0.1 s are 2 iterations: 1025 and 1026; the first layer is redeployed in iteration 1027.
-    ready, deployed = timeline.deploy(1025, 0.1, range(58))
-    assert (ready, deployed[0], deployed[57]) == (1027, 1027, 1084)
-    assert timeline.finish == 1084
-    assert timeline.next_plan == 1084 + 1025
-
-
 @pytest.mark.parametrize(
     ("seconds", "iterations"), [(0.0, 1), (0.001, 1), (0.08, 1), (0.0801, 2), (1.0, 13)]
 )
 def test_planning_costs_iterations(seconds: float, iterations: int) -> None:
     ready, deployed = Timeline(10, 1000).deploy(11, seconds, [3])
     assert (ready, deployed) == (11 + iterations, {3: 11 + iterations})
-
-
-def test_nothing_to_redeploy() -> None:
-    timeline = Timeline(10, 1000)
-    assert timeline.deploy(11, 0.2, []) == (14, {})
-    assert timeline.finish == 13
-    assert timeline.next_plan == 24
-
-
-def test_the_trace_ends() -> None:
-    timeline = Timeline(10, 14)
-    assert timeline.next_plan == 11
-    _, deployed = timeline.deploy(11, 0.0, [5, 6, 7, 8])
-    assert deployed == {5: 12, 6: 13, 7: 14}
-    assert timeline.next_plan is None
-    assert Timeline(10, 11).next_plan == 11
-    assert Timeline(10, 10).next_plan is None
 
 
 def test_how_often_is_planned_in_a_published_trace() -> None:
@@ -60,3 +33,13 @@ def test_modelled_time() -> None:
     time_s = modelled_time(1.4312, 91983)
     assert time_s == pytest.approx(85.872 + 9.00211, abs=1e-4)
     assert score(time_s / 1.1, time_s) == pytest.approx(110.0)
+
+
+def test_the_trace_ends() -> None:
+    timeline = Timeline(10, 14)
+    assert timeline.next_plan == 11
+    _, deployed = timeline.deploy(11, 0.0, [5, 6, 7, 8])
+    assert deployed == {5: 12, 6: 13, 7: 14}
+    assert timeline.next_plan is None
+    assert Timeline(10, 11).next_plan == 11
+    assert Timeline(10, 10).next_plan is None

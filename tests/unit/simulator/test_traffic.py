@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from eaas.errors import TrafficError
-from simulator.autoscaling import traffic
 from simulator.autoscaling.traffic import Unit, read_traffic
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -38,14 +37,6 @@ def test_azure(path: Path, end: str) -> None:
     np.testing.assert_allclose(trace.arrival_s_R, [0, 4.314579, 60], atol=1e-5)
     assert trace.prompt_R.tolist() == [374, 396, 7]
     assert trace.output_R.tolist() == [44, 109, 0]
-
-
-def test_mooncake(path: Path) -> None:
-    path.write_text(MOONCAKE)
-    trace = read_traffic(path)
-    assert trace.arrival_s_R.tolist() == [0.0, 0.0, 3.052]
-    assert trace.prompt_R.tolist() == [6758, 7322, 1]
-    assert trace.output_R.tolist() == [500, 490, 1]
 
 
 def test_summer_time_is_no_hole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,11 +214,3 @@ def test_no_file_and_no_text(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(TrafficError, match="it is no text in UTF-8"):
         read_traffic(path)
-
-
-def test_a_long_trace_says_how_far_it_is(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "_LINES", 2)
-    path.write_text(AZURE)
-    told: list[int] = []
-    read_traffic(path, progress=told.append)
-    assert told == [2, 4]

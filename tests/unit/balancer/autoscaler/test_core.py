@@ -64,30 +64,6 @@ def test_it_grows_at_once_and_one_at_a_time() -> None:
     assert [at for at, _ in world.changes] == [0, 60, 120]
 
 
-def test_it_shrinks_after_a_whole_window_of_less_work() -> None:
-    world = World(8)
-    assert "waits: watched for 285 s of 300 s" in world.looks(1.0, 300).reason
-    assert world.servers == 8
-    decision = world.look(1.0)
-    assert (decision.servers, decision.goal) == (7, 2)
-    assert decision.reason == (
-        "busy 12 %, the busiest 12 %; the most work of the last 300 s, 1.0 servers', "
-        "takes 2 to be busy 60 %"
-    )
-    world.looks(1.0, 600)
-    assert world.servers == 2
-
-
-def test_one_busy_moment_keeps_a_server_for_a_window() -> None:
-    world = World(4)
-    world.looks(1.0, 300)
-    world.look(2.4)
-    world.looks(1.0, 285)
-    assert world.servers == 4
-    world.looks(1.0, 60)
-    assert world.servers == 3
-
-
 def test_coverage_overrides_the_operators_limits() -> None:
     world = World(5, fewest=3)
     decision = world.looks(0.0, 1200)

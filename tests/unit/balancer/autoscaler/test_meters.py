@@ -31,12 +31,6 @@ def test_utilization_is_of_the_time_between_two_heartbeats() -> None:
     assert meter.read([server(117.0, 0.5)], 30.0) == {"s": 1.0}
 
 
-def test_no_heartbeat_no_measure() -> None:
-    meter = Utilizations()
-    meter.read([server(1.0, 0.0)], 10.0)
-    assert meter.read([server(1.0, 10.0)], 20.0) == {}
-
-
 def test_another_incarnation_counts_anew() -> None:
     meter = Utilizations()
     meter.read([server(500.0)], 10.0)

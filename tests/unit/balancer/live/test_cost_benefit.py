@@ -96,24 +96,6 @@ def test_on_stationary_traffic_no_expert_moves_after_the_first_plan(
         layout = proposal.holds_LSE, proposal.shares_LSE
 
 
-def test_shares_alone_are_enough_where_replicas_are_there() -> None:
-    """With two replicas of each expert a split is enough: nothing is loaded."""
-    traffic = Traffic(seed=1)
-    proposal = weigh(replace(LIVE, redundancy=2), traffic.seen(*spread(L, E, S, 2)))
-    assert proposal.kind == "shares"
-    assert proposal.par_then_L.max() < 1.05
-
-
-def test_shares_follow_speeds() -> None:
-    traffic = Traffic(seed=2)
-    speeds_S = np.array([1.0, 1.0, 1.0, 0.5])
-    now = traffic.seen(*spread(L, E, S, 2), speeds_S=speeds_S)
-    proposal = weigh(replace(LIVE, redundancy=2), now)
-    assert proposal.par_then_L.max() < 1.05
-    load_LS = (proposal.shares_LSE * now.load_LE[:, None]).sum(axis=2)
-    assert load_LS[:, 3].sum() / load_LS[:, 0].sum() == pytest.approx(0.5, rel=0.1)
-
-
 def test_a_flip_is_followed() -> None:
     traffic = Traffic(seed=5)
     now = weigh(LIVE, traffic.seen(*spread(L, E, S, 1)))
@@ -184,21 +166,6 @@ def test_a_new_server_is_given_experts_and_a_lost_one_is_replaced() -> None:
     is_layout(proposal, 1)
     assert proposal.holds_LSE[:, 3].any(axis=1).all()
     assert proposal.par_then_L.mean() < 1.05
-
-
-@pytest.mark.parametrize("policy", policies.names())
-def test_arrays_may_lie_in_memory_as_they_like(policy: str) -> None:
-    traffic = Traffic(seed=1)
-    holds_LSE, shares_LSE = spread(L, E, S, 2)
-    now = traffic.seen(holds_LSE, shares_LSE)
-    turned = replace(
-        now,
-        holds_LSE=np.asfortranarray(holds_LSE),
-        shares_LSE=np.asfortranarray(shares_LSE),
-        load_LE=np.asfortranarray(now.load_LE),
-    )
-    wanted = replace(LIVE, policy=policy)
-    assert weigh(wanted, turned).par_then_L.tolist() == weigh(wanted, now).par_then_L.tolist()
 
 
 def bools(*shape: int) -> st.SearchStrategy[np.ndarray]:
@@ -322,16 +289,6 @@ def test_a_placement_that_shares_nodes_is_replaced_once(policy: str) -> None:
     assert not together(proposal.holds_LSE, NODES)
     then = traffic.seen(proposal.holds_LSE, proposal.shares_LSE, nodes_S=NODES)
     assert weigh(wanted, then).kind in ("nothing", "shares")
-
-
-def test_nodes_do_not_cost_balance() -> None:
-    traffic = Traffic(seed=2)
-    wanted = replace(LIVE, redundancy=2)
-    now = traffic.seen(*spread(L, E, S, 2))
-    free = par(now.load_LE, *lay_out(wanted, now), now.speeds_S)
-    nodes = par(now.load_LE, *lay_out(wanted, replace(now, nodes_S=NODES)), now.speeds_S)
-    # Backups take 1/1024 of an expert's load each.
-    assert (nodes <= free * (1 + 2e-3)).all()
 
 
 def test_an_edit_does_not_leave_an_expert_on_one_node() -> None:

@@ -19,17 +19,6 @@ def distribution(seed: int) -> np.ndarray:
     return part_LE / part_LE.sum(axis=1, keepdims=True)
 
 
-def test_at_intervals() -> None:
-    rng, part_LE = np.random.default_rng(0), distribution(1)
-    triggers = Triggers(10, 20)
-    for _ in range(3):
-        told = [triggers.stepped(load(rng, part_LE), 1.1, S) for _ in range(10)]
-        assert told[:9] == [None] * 9
-        assert told[9] is not None
-        assert told[9][0] == "interval"
-        triggers.planned(load(rng, part_LE), 1.05)
-
-
 def test_stationary_traffic_is_no_drift() -> None:
     rng, part_LE = np.random.default_rng(2), distribution(1)
     triggers = Triggers(10_000, 20)

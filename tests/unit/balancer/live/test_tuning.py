@@ -96,26 +96,6 @@ def test_a_lasting_change_takes_effect_once_with_a_reason() -> None:
         assert why == (("links are 90% full, after 0.10",) if look == CONFIRM else ())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_knobs_rest_on_stationary_traffic(seed: int) -> None:
-    """400 windows of a bursty load: at most one change after the first."""
-    rng = np.random.default_rng(seed)
-    part_LE = rng.dirichlet(np.ones(16), 2)
-    steps = [
-        np.stack(
-            [
-                rng.multinomial(2000, p / p.sum())
-                for p in part_LE * rng.gamma(25.0, 0.04, part_LE.shape)
-            ]
-        )
-        for _ in range(460)
-    ]
-    windows = [np.stack(steps[n : n + 60]) for n in range(400)]
-    found = run([Signals(burstiness(w)) for w in windows])
-    assert changes(found) <= 1
-    assert found[-1]["k"] > 0
-
-
 @pytest.mark.parametrize("cv", [0.0, 0.1, 0.3, 0.6])
 def test_burstiness_is_what_the_load_was_made_with(cv: float) -> None:
     """For any sample size, with drifting popularity."""

@@ -193,16 +193,6 @@ def test_one_of_several_arrays_is_chosen_by_name(tmp_path: Path, suffix: str) ->
     assert "array scores: has the shape" in refusal(path, Meaning("ids", 8, name="scores"))
 
 
-def test_many_names_are_cut_off(tmp_path: Path) -> None:
-    path = save(tmp_path / "x.npz", {f"request{i}": some_ids(2) for i in range(50)})
-    assert "'request7', ... with --array" in refusal(path, Meaning("ids", 8))
-
-
-def test_whole_floats_are_counts(tmp_path: Path) -> None:
-    path = save(tmp_path / "x.npy", COUNTS.astype(np.float32))
-    assert np.array_equal(read_trace(path, Meaning("counts")).counts_ILE, COUNTS)
-
-
 @pytest.mark.parametrize(
     ("meaning", "named"),
     [
@@ -347,11 +337,3 @@ def test_a_cut_off_file(tmp_path: Path, suffix: str, cut: int) -> None:
     path = save(tmp_path / f"x{suffix}", some_ids(500))
     path.write_bytes(path.read_bytes()[:cut])
     refusal(path, Meaning("ids", 8))
-
-
-@pytest.mark.parametrize("cut", [10, 300, -30])
-def test_a_cut_off_trace(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "x.npz"
-    write_trace(trace(np.arange(3000).reshape(10, 10, 30)), path)
-    path.write_bytes(path.read_bytes()[:cut])
-    assert "is malformed" in refusal(path, Meaning())

@@ -96,33 +96,6 @@ def test_bursts_have_a_heavy_tail_and_topics_are_unequal() -> None:
     assert times_J[0] > 2 * times_J[regime.topics // 2] > 0
 
 
-def test_a_batch_has_few_topics_and_the_load_persists_for_a_burst() -> None:
-    shares = shares_BLE(BURSTY, 2000, 2, 64)
-    # J topics span an affine space of J - 1 dimensions, in both layers together.
-    centred = shares.reshape(2000, -1) - shares.reshape(2000, -1).mean(axis=0)
-    spread = np.linalg.svd(centred, compute_uv=False)
-    assert spread[BURSTY.topics - 2] > 1e-3 * spread[0]
-    assert spread[BURSTY.topics - 1] < 1e-9 * spread[0]
-    deviation = centred / centred.std()
-
-    def autocorrelation(lag: int) -> float:
-        return float((deviation[lag:] * deviation[:-lag]).mean())
-
-    near, far, distant = (autocorrelation(lag) for lag in (1, 8, 400))
-    assert near > 0.7
-    assert near > far + 0.2
-    assert far > distant + 0.15
-    assert abs(distant) < 0.2
-
-
-def test_a_step_of_a_burst_is_at_once() -> None:
-    """Between two blocks the load stays, or at least one of M streams changes its whole part."""
-    shares = shares_BLE(BURSTY, 300, 1, 128)[:, 0]
-    step = 0.5 * np.abs(np.diff(shares, axis=0)).sum(axis=1)
-    assert (step == 0).mean() > 0.2
-    assert step[step > 0].min() > 0.3 / BURSTY.streams
-
-
 def test_experts_of_a_group_are_hot_together() -> None:
     # Equal layers: with unequal ones only the size of the moves would differ.
     regime = replace(CORRELATED, spread=0.0)
@@ -163,14 +136,3 @@ def test_adjacent_layers_are_correlated_and_distant_ones_less() -> None:
 
     assert cross(1) > 0.8
     assert cross(1) > cross(4) > cross(30)
-
-
-def test_factors_forget_after_their_period() -> None:
-    regime = replace(CORRELATED, spread=0.0, period=4 * BLOCK)
-    log_BE = np.log(shares_BLE(regime, 20_000, 1, 4 * regime.group))[:, 0]
-    # Relative to another expert the denominator goes.
-    relative_B = log_BE[:, 0] - log_BE.mean(axis=1)
-    deviation = (relative_B - relative_B.mean()) / relative_B.std()
-    for lag in (1, 4, 8):
-        seen = float((deviation[lag:] * deviation[:-lag]).mean())
-        assert seen == pytest.approx(np.exp(-lag / 4), abs=0.06)
