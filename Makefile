@@ -106,6 +106,7 @@ test-nightly: nightly-tests sim fuzz soak
 
 # The slow tests, and more kills and examples for the others.
 nightly-tests: export KILL_MOMENTS ?= 10
+nightly-tests: export GROW_SHRINK_CYCLES ?= 20
 nightly-tests: setup-dev
 	$(MAKE) setup-vllm || echo "vLLM could not be installed: the tests that need it will be skipped" >&2
 	status=0; \

@@ -14,7 +14,6 @@ experts to logical ones by the last map.
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy.typing as npt
 
 from eaas.errors import TraceError
 from simulator.traces.arrays import MOST_EXPERTS, Arrays
+from simulator.traces.torch_zip import read_torch_zip
 from simulator.traces.trace import Trace, checked_counts
 
 __all__ = ["read_sglang"]
@@ -34,7 +34,7 @@ def read_sglang(path: Path) -> Trace | Arrays:
 
     Raises TraceError for another file, or no tokens.
     """
-    content = _load(path)
+    content = read_torch_zip(path)
     if isinstance(content, np.ndarray):
         return {"": lambda: content}
     if not isinstance(content, dict):
@@ -56,27 +56,6 @@ def read_sglang(path: Path) -> Trace | Arrays:
     if not len(counts):
         raise TraceError(f"{path}: no token was recorded: start the recorder before the requests")
     return Trace(checked_counts(counts, path), {"source": path.name, "recorder": "SGLang"})
-
-
-def _load(path: Path) -> Any:
-    """Return what `torch.save` wrote, with NumPy arrays for tensors; runs no code of the file."""
-    import torch  # takes seconds
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().numpy()
-        if isinstance(value, dict):
-            return {key: plain(part) for key, part in value.items()}
-        return [plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return plain(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:
-        raise TraceError(
-            f"{path} is no whole file of torch.save, or holds more than tensors and plain data, "
-            "which alone are read, since a pickle can run code"
-        ) from error
 
 
 def _from_records(content: dict[Any, Any], path: Path) -> npt.NDArray[np.int64]:

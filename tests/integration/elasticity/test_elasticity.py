@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from attention_client.connections.reach import ReachBook
@@ -23,6 +25,7 @@ from eaas_cli.local.scaling import Scaler
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 THREE = ("expert-server-0", "expert-server-1", "expert-server-2")
+CYCLES = int(os.environ.get("GROW_SHRINK_CYCLES", "5"))
 
 
 def by_hand(
@@ -146,6 +149,64 @@ def test_row_11_a_balancer_killed_mid_push(
 def three(client: Any) -> list[Member]:
     members = client.servers()
     return [members[name] for name in THREE]
+
+
+def leftovers(cluster: Any) -> dict[str, dict[str, int]]:
+    """Resources that must not grow, by process."""
+    names = ("monitor", "balancer", *THREE)
+    processes = {name: psutil.Process(cluster.children[name].pid) for name in names}
+    processes["client"] = psutil.Process()
+    return {
+        name: {
+            "bytes": process.memory_info().rss,
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+            "segments": segments(process.pid),
+        }
+        for name, process in processes.items()
+    }
+
+
+def segments(pid: int) -> int:
+    """Number of mapped arenas."""
+    return Path(f"/proc/{pid}/maps").read_text().count("/dev/shm/")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300 + 60 * CYCLES)
+def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]) -> None:
+    """GROW_SHRINK_CYCLES is the number of cycles; `pytest -s` shows the figures."""
+    cluster, client = elastic()
+    mapped = segments(os.getpid())
+
+    def cycle() -> None:
+        scale(cluster, 4)
+        client.wait_settled(*THREE, "expert-server-3")
+        scale(cluster, 3)
+        client.wait_settled(*THREE)
+        # A thread closes the connection to the server that left.
+        eventually(lambda: segments(os.getpid()) == mapped)
+
+    with client.decoding():
+        for _ in range(2):
+            cycle()
+        before = leftovers(cluster)
+        for _ in range(CYCLES):
+            cycle()
+        client.more_rounds(3)
+        after = leftovers(cluster)
+    print(f"{CYCLES} cycles, {client.rounds} generations")
+    for name, was in before.items():
+        now = after[name]
+        print(f"{name}: {was} -> {now}")
+        # The number of gRPC's pollers varies by a few; a leak would grow in each cycle.
+        assert now["descriptors"] - was["descriptors"] < max(8, CYCLES), (name, was, now)
+        assert now["threads"] - was["threads"] < max(8, CYCLES), (name, was, now)
+        assert now["segments"] <= was["segments"], (name, was, now)
+        assert now["bytes"] - was["bytes"] < (24 << 20) + CYCLES * (100 << 10), (name, was, now)
+    gone = client.cluster.session.view.members["expert-server-3"]
+    assert gone.state is MemberState.LEFT
+    assert gone.incarnation == 2 + CYCLES
 
 
 def test_a_node_fails_with_all_its_servers(

@@ -1,7 +1,8 @@
-"""SGLang's dumps, made with torch.save as SGLang makes them, are read and run no code."""
+"""SGLang's dumps, made with torch.save as SGLang makes them, are read without torch and run no code."""
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from eaas.errors import TraceError
 from simulator.traces import read_trace
+from simulator.traces.torch_zip import read_torch_zip
 
 COUNT = torch.arange(24, dtype=torch.int32).reshape(4, 2, 3)
 
@@ -82,12 +84,27 @@ def test_other_dumps(tmp_path: Path, content: Any, named: str) -> None:
     assert named in str(caught.value)
 
 
+def test_every_kind_of_plain_data(tmp_path: Path) -> None:
+    content = {
+        "numbers": [0, 255, 65536, -1, 2**40, 1.5, True, False, None],
+        "tuples": [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)],
+        "nested": {1: {"a": [[]]}},
+        "again": [COUNT, COUNT],
+    }
+    read = read_torch_zip(dump(tmp_path / "x.pt", content))
+    assert read["numbers"] == content["numbers"]
+    assert read["tuples"] == content["tuples"]
+    assert read["nested"] == content["nested"]
+    assert all(np.array_equal(array, COUNT.numpy()) for array in read["again"])
+
+
 def test_views_and_types(tmp_path: Path) -> None:
-    view = COUNT.transpose(0, 2)
-    for kind in (torch.int64, torch.int16, torch.uint8):
-        content = {"logical_count": view.to(kind), "nested": [(1, {"a": None})]}
-        read = read_trace(dump(tmp_path / "x.pt", content))
-        assert np.array_equal(read.counts_ILE, view.numpy())
+    types = (torch.int64, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float16)
+    content = [COUNT[1:, :, ::2], COUNT.transpose(0, 2), torch.tensor(3.5), torch.zeros(0, 2)]
+    content += [COUNT.to(kind) for kind in types]
+    for read, tensor in zip(read_torch_zip(dump(tmp_path / "x.pt", content)), content, strict=True):
+        assert read.dtype == tensor.numpy().dtype
+        assert np.array_equal(read, tensor.numpy())
 
 
 class Evil:
@@ -95,10 +112,52 @@ class Evil:
         return (Path.touch, (Path("ran"),))
 
 
-@pytest.mark.parametrize("content", [Evil(), [COUNT, {"x": Evil()}]])
+@pytest.mark.parametrize("content", [Evil(), [COUNT, {"x": Evil()}], torch.float32, {1, 2}, b"x"])
 def test_nothing_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any) -> None:
     path = dump(tmp_path / "x.pt", content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TraceError, match="plain data"):
-        read_trace(path)
+        read_torch_zip(path)
     assert [file.name for file in tmp_path.iterdir()] == ["x.pt"]
+
+
+def with_pickle(path: Path, pickle: bytes, **storages: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", pickle)
+        for key, content in storages.items():
+            archive.writestr(f"x/data/{key}", content)
+    return path
+
+
+def rebuilt(size: bytes, stride: bytes, offset: bytes) -> bytes:
+    """A pickle of one tensor over the storage "s" of 4 numbers."""
+    reference = b"(X\x07\x00\x00\x00storagectorch\nIntStorage\nX\x01\x00\x00\x00sX\x03\x00\x00\x00cpuK\x04tQ"
+    rest = b"K" + offset + b"K" + size + b"\x85K" + stride + b"\x85"
+    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + reference + rest + b"tR."
+
+
+def test_a_tensor_stays_inside_its_storage(tmp_path: Path) -> None:
+    storage = np.arange(4, dtype="<i4").tobytes()
+    good = with_pickle(tmp_path / "good.pt", rebuilt(b"\x02", b"\x02", b"\x01"), s=storage)
+    assert read_torch_zip(good).tolist() == [1, 3]
+    for size, stride, offset in ((b"\x05", b"\x01", b"\x00"), (b"\x02", b"\x02", b"\x02")):
+        bad = with_pickle(tmp_path / "bad.pt", rebuilt(size, stride, offset), s=storage)
+        with pytest.raises(TraceError, match="no whole file"):
+            read_torch_zip(bad)
+
+
+@pytest.mark.parametrize(
+    "pickle",
+    [
+        b"",
+        b"\x80\x02",
+        b"\x80\x02.",
+        b"\x80\x02t.",
+        b"\x80\x02R.",
+        b"\x80\x02h\x05.",
+        b"\x80\x02}a.",
+    ],
+)
+def test_broken_pickles(tmp_path: Path, pickle: bytes) -> None:
+    with pytest.raises(TraceError, match="no whole file"):
+        read_torch_zip(with_pickle(tmp_path / "x.pt", pickle))
