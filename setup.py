@@ -52,7 +52,9 @@ CLIENT, POOL = "attention_client", "eaas/threads/pool.c"
 ENGINE, TENSORS = f"{CLIENT}/engines/transformers", f"{CLIENT}/exchange/tensors.c"
 POLICIES = "balancer/policies"
 FLOOR = extension(
-    "benchmarks.harness._floor", files("benchmarks/harness", "_floor"), "-O2", "-std=c11"
+    "benchmarks.harness._floor",
+    files("benchmarks/harness", "_floor"),
+    *("-O2", "-std=c11", "-pthread"),
 )
 EXTENSIONS = [
     FLOOR,
