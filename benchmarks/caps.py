@@ -230,8 +230,7 @@ def read_fits(path: Path) -> dict[tuple[str, str, str], ServerFit]:
     """
     calls: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
     try:
-        # A row of `auto` repeats one of a kernel.
-        for row in (row for row in json.loads(path.read_text())["rows"] if "picked" not in row):
+        for row in json.loads(path.read_text())["rows"]:
             shape, dtype, kernel = (row[name] for name in _KERNEL)
             _, _, experts, top_k = (int(word) for word in shape.split(","))
             # Each token went to top-k experts, all equally likely.

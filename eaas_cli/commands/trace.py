@@ -11,13 +11,16 @@ import typer
 
 from eaas.counted import counted
 from eaas_cli.bench.command import show
-from eaas_cli.commands.options import Json, Model
+from eaas_cli.commands.options import Json, Model, Plot
 from eaas_cli.console import print_table, progress_of, table_console
 
 if TYPE_CHECKING:
     from simulator import Comparison
 
 __all__ = ["trace"]
+
+# Points of a line in a plot, about half of its width in pixels.
+_POINTS = 384
 
 trace = typer.Typer(
     help="Routing traces: tokens per expert, and placement policies replayed over them.",
@@ -241,15 +244,12 @@ def compare(
     racks: Annotated[
         int, typer.Option(min=1, help="With --nodes: deal the nodes to this many racks.")
     ] = 1,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Replay placement policies over a trace: balance, moved replicas, planning time, score, lost nodes."""
-    from eaas_cli.bench.experts.report import check_plot
     from eaas_cli.option_values import numbers, once
+    from eaas_cli.plot import check_plot
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names
     from simulator.traces import read_trace
@@ -275,10 +275,25 @@ def compare(
             progress=lambda what, part: tell(part, what),
         )
     if plot is not None:
-        from simulator.placement.plot import draw_plot
-
-        draw_plot(comparison, plot)
+        _draw(comparison, plot)
     show(comparison.document(), as_json, lambda _document: _print_comparison(comparison))
+
+
+def _draw(comparison: Comparison, path: Path) -> None:
+    """Draw PAR over time: a panel for each number of servers, a line for each policy and interval."""
+    import numpy as np
+
+    from eaas_cli.plot import Line, draw_plot
+
+    panels: dict[str, list[Line]] = {}
+    for run in comparison.replays:
+        par_I = run.par_IL.mean(axis=1)
+        edges = np.linspace(0, len(par_I), min(_POINTS, len(par_I)) + 1).astype(int)
+        par_P = np.add.reduceat(par_I, edges[:-1]) / np.diff(edges)
+        label = f"{run.policy} / {run.interval}" if run.plans else run.policy
+        line = Line(label, ((edges[:-1] + edges[1:]) / 2).tolist(), par_P.tolist())
+        panels.setdefault(f"{run.servers} servers", []).append(line)
+    draw_plot(path, panels, "iteration", "PAR, mean of layers", limit=1.0)
 
 
 def _planning_s(text: str) -> float | None:

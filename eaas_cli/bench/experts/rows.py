@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.limits import Speed, limit
-from eaas_cli.bench.experts.plan import AUTO, Shape
+from eaas_cli.bench.experts.plan import Shape
 
-__all__ = ["Sample", "auto_row", "kernel_row"]
-
-Row = dict[str, Any]
+__all__ = ["Sample", "kernel_row"]
 
 
 class Sample(NamedTuple):
@@ -37,7 +35,7 @@ def kernel_row(
     baselines: Mapping[str, Sequence[Sample] | None],
     bound: str,
     rel_error: float,
-) -> Row:
+) -> dict[str, Any]:
     """Make the document's row for one kernel at one batch size.
 
     Args:
@@ -76,8 +74,3 @@ def kernel_row(
         "rel_error": float(f"{rel_error:.3g}"),
         "rounds": len(samples),
     }
-
-
-def auto_row(row: Row) -> Row:
-    """Make the row of `auto`, a copy of the row of the kernel that it picked."""
-    return row | {"kernel": AUTO, "picked": row["kernel"]}

@@ -75,7 +75,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def run(*words: str) -> Any:
-    tiny = ["--device", "cuda", "--no-builtin", "--shape", "64,32,4,2"]
+    tiny = ["--device", "cuda", "--shape", "64,32,4,2"]
     return CliRunner().invoke(app, ["bench", "experts", *tiny, *words])
 
 
@@ -228,7 +228,7 @@ def tuned(
         lines: list[str] = []
         with monkeypatch.context() as patch:
             patch.setattr(Cuda, "timed", timed)
-            plan = make_plan(built_in=False, threads=1, device="cuda", **asked)
+            plan = make_plan(threads=1, device="cuda", **asked)
             return tune.tune(plan, Cuda(), lines.append), lines
 
     return run
