@@ -14,12 +14,11 @@ import numpy.typing as npt
 import typer
 
 from attention_client.scheduler import strategy as strategy_named
-from benchmarks.harness.report import print_figures, print_rows
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import figure, show
 from eaas_cli.commands.options import Json
-from eaas_cli.console import progress
+from eaas_cli.console import print_figures, print_rows, progress
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.option_values import numbers, once, positive_numbers
 from simulator.autoscaling.traffic import read_traffic

@@ -15,7 +15,7 @@ from benchmarks.dispatch.floor import Floor
 from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request
 from benchmarks.harness.lone_server import lone_server
-from benchmarks.harness.ratios import Turn, over, ratio, summary, take_turn
+from benchmarks.harness.ratios import Turn, over, summary, take_turn
 from benchmarks.harness.worker import working
 from eaas.wire.header import (
     REQUEST_HEADER_BYTES,
@@ -24,6 +24,7 @@ from eaas.wire.header import (
     payload_layout,
     result_length,
 )
+from eaas_cli.bench.command import ratio
 from eaas_cli.bench.experts.run import affordable_rounds
 from eaas_cli.local.fork_server import ForkServer
 

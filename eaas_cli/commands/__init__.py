@@ -46,10 +46,10 @@ class _Program(TyperGroup):
             return super().invoke(ctx)
         except Exception as error:
             # NoSuchOption, of click or of the copy of it that newer versions of typer have.
-            if not hasattr(error, "option_name"):
+            name, inner = getattr(error, "option_name", None), getattr(error, "ctx", None)
+            if name is None or inner is None:
                 raise
-            command = error.ctx.command_path.removeprefix(f"{ctx.command_path} ")
-            option = f"{command} {error.option_name}"
+            option = f"{inner.command_path.removeprefix(f'{ctx.command_path} ')} {name}"
             if option not in FORMER_OPTIONS:
                 raise
             raise ConfigError(f"`eaas {option}` is {FORMER_OPTIONS[option]}") from None

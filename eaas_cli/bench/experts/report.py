@@ -5,73 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eaas_cli.console import print_table
+from eaas_cli.console import print_figures, print_rows
 from eaas_cli.plot import Line, draw_plot
 
 __all__ = ["draw", "print_report"]
 
-_COLUMNS = ("dtype", "T", "kernel", "ms", "limit", "bound")
+_COLUMNS = (
+    "dtype",
+    "tokens",
+    "kernel",
+    "auto",
+    "ms",
+    "roofline_fraction",
+    "bound",
+    "speedup",
+    "rel_error",
+)
 _BUSY_CORES = 0.1
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Print the machine's limits, the rows, and the skipped combinations."""
+    """Print the machine's limits, the rows of each layer, the tiles, and what was skipped."""
     machine = document["machine"]
-    read = machine["read_gb_per_s"]
-    where = machine.get("device") or (
-        f"{machine['processor']}, {machine['threads']} threads of {machine['cores']} cores"
-    )
-    print(
-        f"{where}: reads {read['median']:.3g} GB/s ({read['least']:.3g} to {read['most']:.3g}; {read['way']})"
-    )
-    for dtype, gemm in machine["gemm_tflops"].items():
-        print(
-            f"multiplies {gemm['median']:.3g} TFLOP/s in {dtype} "
-            f"({gemm['least']:.3g} to {gemm['most']:.3g}; {gemm['way']})"
-        )
+    print_figures(machine)
     if machine["busy_cores_elsewhere"] > _BUSY_CORES:
         print(
             f"Other processes kept {machine['busy_cores_elsewhere']} cores busy: "
             "measure again on an idle machine"
         )
     for shape in dict.fromkeys(row["shape"] for row in document["rows"]):
-        _print_layer([row for row in document["rows"] if row["shape"] == shape])
+        rows = [row for row in document["rows"] if row["shape"] == shape]
+        print_rows(rows, _COLUMNS, title=f"H,I,E,K = {shape}")
     print(
-        "limit: fraction of the machine's limit at that moment; * picked by auto; "
-        "eager, grouped_mm, batched_mm: speed-up over transformers'"
+        "roofline fraction: of the machine's limit at that moment; auto: whether servers pick it; "
+        "speedup: over the baselines"
     )
-    for entry in document.get("tuned", ()):
-        tile = ", ".join(f"{name} {size}" for name, size in entry["tile"].items())
-        print(
-            f"{entry['dtype']}, {entry['bucket']} rows per expert: {tile}; {entry['share']:.3g} of the "
-            "time of the tile in the code"
-        )
-    for entry in document["skipped"]:
-        tokens = f" T={entry['tokens']}" if "tokens" in entry else ""
-        print(
-            f"skipped: {entry['shape']} {entry['dtype']}{tokens} {entry['what']}: {entry['reason']}"
-        )
-
-
-def _print_layer(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of one layer; those of the kernel that `auto` chose are marked."""
-    name = f"{rows[0]['name']}: " if "name" in rows[0] else ""
-    title = f"{name}H,I,E,K = {rows[0]['shape']}"
-    columns = (*_COLUMNS, *rows[0]["speedup"], "error")
-    print_table(columns, map(_words, rows), left=("kernel", "bound"), title=title)
-
-
-def _words(row: dict[str, Any]) -> list[str]:
-    return [
-        row["dtype"],
-        str(row["tokens"]),
-        row["kernel"] + (" *" if row["auto"] else ""),
-        f"{row['ms']:.4g}",
-        f"{row['roofline_fraction']:.2f}",
-        row["bound"],
-        *("-" if ratio is None else f"{ratio:.2f}" for ratio in row["speedup"].values()),
-        f"{row['rel_error']:.0e}",
-    ]
+    for name in ("tuned", "skipped"):
+        if document.get(name):
+            print_rows(document[name], title=name)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:

@@ -78,7 +78,7 @@ def test_autoscale_prints_its_document(trace: Path) -> None:
 def test_autoscale_prints_a_table(trace: Path) -> None:
     shown = simulate("autoscale", "--trace", trace, "--fixed", "4", "--start", "2")
     rows = [line.split() for line in shown.splitlines() if "fixed 4" in line]
-    assert rows[0][:3] == ["fixed", "4", "4"]
+    assert rows[0][:5] == ["fixed", "4", "4", "4", "4"]
     assert "Assumptions" in shown
 
 

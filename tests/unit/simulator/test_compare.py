@@ -13,7 +13,9 @@ from simulator.placement.calibration import deviations
 from simulator.placement.losses import Losses, node_names
 from simulator.traces import REGIMES, Trace, generate_trace
 
-KEYS = ["policy", "servers", "interval", "par_mean", "par_p99", "transit", "plan_ms", "score"]
+KEYS = (
+    "policy servers slots interval par_mean par_p99 transit moved_gb plans plan_ms time_s score"
+).split()
 
 
 @pytest.fixture(scope="module")
