@@ -12,7 +12,7 @@ from benchmarks.harness.ratios import Turn
 __all__ = ["Floor", "shared_bytes"]
 
 _LINE_BYTES = 64
-_LEAST_ROUNDS, _MOST_ROUNDS = 20, 100_000
+_MOST_ROUNDS = 100_000
 
 
 def shared_bytes(request_bytes: int, result_bytes: int) -> int:
@@ -37,25 +37,20 @@ class Floor:
         self._shared = mmap.mmap(-1, shared_bytes(request_bytes, result_bytes), flags=flags)
 
     def turn(self, request_bytes: int, result_bytes: int, seconds: float) -> Turn:
-        """Make round trips for about `seconds`, with each side on its core."""
+        """Make round trips for about `seconds`, at least 20, with each side on its core."""
+        took_ns = array("Q", bytes(8 * _MOST_ROUNDS))
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self._cores[0]})
         try:
-            typical_ns = min(self._call(request_bytes, result_bytes, _LEAST_ROUNDS))
-            rounds = int(seconds * 1e9 / typical_ns)
-            rounds = min(max(rounds, _LEAST_ROUNDS), _MOST_ROUNDS)
-            return Turn.of(self._call(request_bytes, result_bytes, rounds))
+            rounds = _floor.round_trips(
+                self._shared,
+                memoryview(self._source)[:request_bytes],
+                memoryview(self._answer)[:result_bytes],
+                memoryview(self._destination)[:result_bytes],
+                took_ns,
+                self._cores[1],
+                int(seconds * 1e9),
+            )
         finally:
             os.sched_setaffinity(0, cores)
-
-    def _call(self, request_bytes: int, result_bytes: int, rounds: int) -> array[int]:
-        took_ns = array("Q", bytes(8 * rounds))
-        _floor.round_trips(
-            self._shared,
-            memoryview(self._source)[:request_bytes],
-            memoryview(self._answer)[:result_bytes],
-            memoryview(self._destination)[:result_bytes],
-            took_ns,
-            self._cores[1],
-        )
-        return took_ns
+        return Turn.of(took_ns[:rounds])

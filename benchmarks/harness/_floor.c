@@ -28,6 +28,7 @@
 #include "../../expert_server/kernels/direct.h"
 
 #define LINE_BYTES 64
+#define LEAST_ROUNDS 20
 
 enum { FREE = 0, WRITTEN = 1, DONE = 2, STOP = 3 };
 
@@ -101,23 +102,28 @@ round_trip(const Exchange *exchange, const char *source, char *destination)
     store(exchange->flag, FREE);
 }
 
-/* Time round trips on the caller's core; the first, which waits for the server's start, does not count. */
+/* Time round trips on the caller's core for a while; the first, which waits for the server's start, does not
+ * count. `rounds`: the most, and then how many there were. Returns an errno. */
 static int
 time_round_trips(Exchange *exchange, int core, const char *source, char *destination, uint64_t *took_ns,
-                 Py_ssize_t rounds)
+                 Py_ssize_t *rounds, uint64_t for_ns)
 {
     pthread_t server;
+    Py_ssize_t done = 0;
     store(exchange->flag, FREE);
     int failure = start_server(&server, core, exchange);
     if (failure) {
         return failure;
     }
     round_trip(exchange, source, destination);
-    for (Py_ssize_t i = 0; i < rounds; i++) {
+    uint64_t now = now_ns(), end = now + for_ns;
+    while (done < *rounds && (done < LEAST_ROUNDS || now < end)) {
         uint64_t started = now_ns();
         round_trip(exchange, source, destination);
-        took_ns[i] = now_ns() - started;
+        now = now_ns();
+        took_ns[done++] = now - started;
     }
+    *rounds = done;
     store(exchange->flag, STOP);
     return pthread_join(server, NULL);
 }
@@ -129,10 +135,12 @@ floor_round_trips(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer shared, source, answer, destination, took;
     int core;
-    if (!PyArg_ParseTuple(args, "w*y*y*w*w*i:round_trips", &shared, &source, &answer, &destination, &took,
-                          &core)) {
+    unsigned long long for_ns;
+    if (!PyArg_ParseTuple(args, "w*y*y*w*w*iK:round_trips", &shared, &source, &answer, &destination, &took,
+                          &core, &for_ns)) {
         return NULL;
     }
+    Py_ssize_t rounds = took.len / (Py_ssize_t)sizeof(uint64_t);
     Py_buffer *buffers[] = {&shared, &source, &answer, &destination, &took};
     size_t before = (LINE_BYTES + (size_t)source.len + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     bool ok = before + (size_t)answer.len <= (size_t)shared.len && destination.len == answer.len &&
@@ -151,8 +159,7 @@ floor_round_trips(PyObject *Py_UNUSED(module), PyObject *args)
         };
         int failure;
         Py_BEGIN_ALLOW_THREADS
-        failure = time_round_trips(&exchange, core, source.buf, destination.buf, took.buf,
-                                   took.len / (Py_ssize_t)sizeof(uint64_t));
+        failure = time_round_trips(&exchange, core, source.buf, destination.buf, took.buf, &rounds, for_ns);
         Py_END_ALLOW_THREADS
         if (failure) {
             errno = failure;
@@ -163,10 +170,7 @@ floor_round_trips(PyObject *Py_UNUSED(module), PyObject *args)
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
         PyBuffer_Release(buffers[i]);
     }
-    if (!ok) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ok ? PyLong_FromSsize_t(rounds) : NULL;
 }
 
 /* A layer for a server's compiled code (direct.h) that computes nothing. */
@@ -206,8 +210,8 @@ floor_empty_layer(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef floor_methods[] = {
     {"round_trips", floor_round_trips, METH_VARARGS,
-     "round_trips(shared, source, answer, destination, took_ns, core): time one for each u64 of took_ns; the "
-     "other side runs on the core"},
+     "round_trips(shared, source, answer, destination, took_ns, core, for_ns) -> round trips timed; the other "
+     "side runs on the core"},
     {"empty_layer", floor_empty_layer, METH_VARARGS, "empty_layer(hidden) -> a layer of direct.h"},
     {NULL, NULL, 0, NULL},
 };

@@ -25,7 +25,8 @@ def test_the_right_bytes_arrive(request_bytes: int, result_bytes: int, rounds: i
     shared = mmap.mmap(-1, shared_bytes(request_bytes, result_bytes))
     source, answer = os.urandom(request_bytes), os.urandom(result_bytes)
     destination, took = bytearray(result_bytes), array("Q", bytes(8 * rounds))
-    _floor.round_trips(shared, source, answer, destination, took, CORES[-1])
+    done = _floor.round_trips(shared, source, answer, destination, took, CORES[-1], 10**12)
+    assert done == rounds
     assert destination == answer
     assert shared[64 : 64 + request_bytes] == source
     assert all(took)
@@ -41,14 +42,23 @@ def test_what_does_not_fit_is_refused(
     shared, took = mmap.mmap(-1, shared_bytes(64, 64)), array("Q", bytes(8))
     with pytest.raises(ValueError, match="do not hold this request"):
         _floor.round_trips(
-            shared, bytes(request_bytes), bytes(result_bytes), bytearray(room), took, core
+            shared, bytes(request_bytes), bytes(result_bytes), bytearray(room), took, core, 0
         )
 
 
 def test_a_core_that_this_process_may_not_use_is_refused() -> None:
     shared = mmap.mmap(-1, shared_bytes(64, 64))
     with pytest.raises(OSError, match="Invalid argument"):
-        _floor.round_trips(shared, bytes(64), bytes(64), bytearray(64), array("Q", bytes(8)), 1023)
+        _floor.round_trips(
+            shared, bytes(64), bytes(64), bytearray(64), array("Q", bytes(8)), 1023, 0
+        )
+
+
+def test_a_turn_ends_in_time_with_twenty_round_trips_at_least() -> None:
+    shared, took = mmap.mmap(-1, shared_bytes(64, 64)), array("Q", bytes(8 * 1000))
+    assert _floor.round_trips(shared, bytes(64), bytes(64), bytearray(64), took, CORES[-1], 0) == 20
+    assert all(took[:20])
+    assert not any(took[20:])
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="the two sides have a core each")
