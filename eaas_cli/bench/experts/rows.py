@@ -55,22 +55,18 @@ def kernel_row(
     }
     return {
         "shape": str(shape),
-        **({"name": shape.name} if shape.name else {}),
         "dtype": dtype,
         "tokens": tokens,
         "kernel": kernel,
         "ms": figure(1e3 * median(seconds)),
         "ms_spread": [figure(1e3 * value) for value in (min(seconds), max(seconds))],
-        "tokens_per_s": figure(tokens / median(seconds)),
         "roofline_fraction": figure(median(fractions)),
         "roofline_spread": [figure(value) for value in (min(fractions), max(fractions))],
-        "roofline_ms": figure(1e3 * median(least.seconds for least in limits)),
         "bound": bound,
         "speedup": {
             name: of and figure(median(their / our for their, our in zip(of, seconds, strict=True)))
             for name, of in theirs.items()
         },
-        "baseline_ms": {name: of and figure(1e3 * median(of)) for name, of in theirs.items()},
         "rel_error": float(f"{rel_error:.3g}"),
         "rounds": len(samples),
     }

@@ -204,16 +204,12 @@ def test_a_row_has_the_medians_of_the_rounds() -> None:
     baselines = {"eager": eager, "grouped_mm": ours, "batched_mm": None}
     row = kernel_row(A, 1, "bfloat16", "native", ours, baselines, "memory", rel_error=0.00123456)
     assert row["shape"] == "2048,768,128,8"
-    assert row["name"] == "A"
     assert (row["dtype"], row["tokens"], row["kernel"]) == ("bfloat16", 1, "native")
     assert row["ms"] == pytest.approx(2e3 * least_s, rel=1e-3)
-    assert row["tokens_per_s"] == pytest.approx(1 / (2 * least_s), rel=1e-3)
     assert row["roofline_fraction"] == 0.5
     assert row["roofline_spread"] == [0.25, 1.0]
     assert row["bound"] == "memory"
     assert row["speedup"] == {"eager": 3.0, "grouped_mm": 1.0, "batched_mm": None}
-    assert row["baseline_ms"]["eager"] == pytest.approx(1e4 * least_s, rel=1e-3)
-    assert row["baseline_ms"]["batched_mm"] is None
     assert (row["rel_error"], row["rounds"]) == (0.00123, 3)
 
 
@@ -247,7 +243,6 @@ def test_a_small_run() -> None:
         assert row["shape"] == "64,32,4,2"
         assert row["rounds"] == 3
         assert row["ms_spread"][0] <= row["ms"] <= row["ms_spread"][1]
-        assert row["tokens_per_s"] == pytest.approx(1e3 * row["tokens"] / row["ms"], rel=2e-3)
         assert row["bound"] in ("memory", "compute")
         # Medians of fractions lie between the fractions of the rounds, which are limits over times.
         low, high = row["roofline_spread"]
