@@ -13,9 +13,10 @@ from simulator.placement.calibration import deviations
 from simulator.placement.losses import Losses, node_names
 from simulator.traces import REGIMES, Trace, generate_trace
 
-KEYS = (
-    "policy servers slots interval par_mean par_p99 transit moved_gb plans plan_ms time_s score"
-).split()
+KEYS = [
+    *("policy", "servers", "slots", "interval", "par_mean", "par_p99", "transit", "moved_gb"),
+    *("plans", "plan_ms", "time_s", "score"),
+]
 
 
 @pytest.fixture(scope="module")
