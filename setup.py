@@ -117,7 +117,8 @@ EXTENSIONS = [
 ]
 FLOOR = files("benchmarks/harness", "_floor")
 if os.path.exists(*FLOOR):  # not in the image's sources
-    EXTENSIONS.append(extension("benchmarks.harness._floor", FLOOR, "-O2", "-std=c11"))
+    options = ("-O2", "-std=c11", "-pthread")
+    EXTENSIONS.append(extension("benchmarks.harness._floor", FLOOR, *options))
 
 
 class BuildInClone(build_ext):

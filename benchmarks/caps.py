@@ -14,12 +14,11 @@ import numpy.typing as npt
 import typer
 
 from attention_client.scheduler import strategy as strategy_named
-from benchmarks.harness.report import print_figures, print_rows
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import figure, show
 from eaas_cli.commands.options import Json
-from eaas_cli.console import progress
+from eaas_cli.console import print_figures, print_rows, progress
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.option_values import numbers, once, positive_numbers
 from simulator.autoscaling.traffic import read_traffic
@@ -230,8 +229,7 @@ def read_fits(path: Path) -> dict[tuple[str, str, str], ServerFit]:
     """
     calls: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
     try:
-        # A row of `auto` repeats one of a kernel.
-        for row in (row for row in json.loads(path.read_text())["rows"] if "picked" not in row):
+        for row in json.loads(path.read_text())["rows"]:
             shape, dtype, kernel = (row[name] for name in _KERNEL)
             _, _, experts, top_k = (int(word) for word in shape.split(","))
             # Each token went to top-k experts, all equally likely.

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.harness.report import print_rows
 from eaas.checkpoint.source import local_directory
 from eaas.config import load_config
 from eaas.errors import ConfigError, EaasError
@@ -23,6 +22,7 @@ from eaas.hub_cache import model_name
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.bench.machine import describe_machine
 from eaas_cli.commands.options import Json, Transport
+from eaas_cli.console import print_rows
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.local import LocalCluster
 

@@ -23,7 +23,6 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.report import print_figures, print_rows
 from benchmarks.harness.worker import Worker, working
 from eaas.cores import usable_cores
 from eaas.garbage_collection import collector_off
@@ -31,6 +30,7 @@ from eaas_cli.bench.command import command, end_on_sigterm, figure, say, show
 from eaas_cli.bench.experts.plan import Shape, parse_shape
 from eaas_cli.bench.machine import BusyElsewhere, describe_machine, last_level_cache_bytes
 from eaas_cli.commands.options import Json
+from eaas_cli.console import print_figures, print_rows
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.option_values import numbers
 

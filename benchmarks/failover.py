@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.report import print_figures, print_rows
 from benchmarks.harness.worker import processor_s
 from eaas.config import load_config
 from eaas.cores import usable_cores
@@ -30,12 +29,11 @@ from eaas.hub_cache import model_name
 from eaas_cli.bench.command import command, end_on_sigterm, model_or_demo, say, show
 from eaas_cli.bench.load import Load, LoadResult, Workload
 from eaas_cli.bench.machine import describe_machine
-from eaas_cli.bench.serve import with_fork_server
 from eaas_cli.commands.options import DemoModel, Json, Transport
+from eaas_cli.console import print_figures, print_rows
 from eaas_cli.endpoint import fetch_status
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.local import LocalCluster
-from eaas_cli.local.fork_server import CLIENT_MODULES, CONTROL_MODULES, SERVER_MODULES
 from eaas_cli.local.process import ChildProcess
 from eaas_cli.option_values import known
 
@@ -76,12 +74,10 @@ def main(
     ]
     load = Workload(streams, streams, _PROMPT_TOKENS, max_tokens)
     prompts = [load.prompt(seed * 1000 + i) for i in range(streams)]
-    modules = CONTROL_MODULES + SERVER_MODULES + CLIENT_MODULES
     with (
         model_or_demo(model) as checkpoint,
-        with_fork_server(modules) as forks,
         LocalCluster(
-            checkpoint, servers=servers, redundancy=redundancy, config=settings, fork_server=forks
+            checkpoint, servers=servers, redundancy=redundancy, config=settings
         ) as cluster,
     ):
         bench = _Bench(cluster, prompts, max_tokens, redundancy)

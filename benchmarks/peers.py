@@ -23,9 +23,9 @@ from balancer.policies import Plan
 from balancer.policies.plan import make_plan
 from balancer.policies.problem import make_problem
 from balancer.policies.sparse import Layout
-from benchmarks.harness.report import print_rows
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import say
+from eaas_cli.console import print_rows
 from simulator.placement.planners import DISPATCH, SPLIT, Planner, make_planner, parse_name
 from simulator.placement.replay import Replay, replay
 from simulator.placement.score import score

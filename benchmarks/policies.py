@@ -32,12 +32,12 @@ import numpy.typing as npt
 import typer
 
 from balancer.policies import Plan, names, plan
-from benchmarks.harness.report import print_figures, print_rows
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.bench.machine import processor
 from eaas_cli.commands.options import Json
+from eaas_cli.console import print_figures, print_rows
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.option_values import known
 

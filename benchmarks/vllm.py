@@ -9,32 +9,27 @@ cannot serve every checkpoint on CPUs, to llama.cpp's.
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.harness.entrants import ROOT, cluster, llama_server, plain_vllm
-from benchmarks.harness.ratios import ratio
-from benchmarks.harness.report import print_rows
 from eaas.checkpoint.source import local_directory
 from eaas.errors import ConfigError
 from eaas.hub_cache import model_name
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
-from eaas_cli.bench.load import Workload, run_load
+from eaas_cli.bench.load import Workload, compare
 from eaas_cli.commands.options import Json
+from eaas_cli.console import print_rows
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.option_values import known, numbers
 
 _PLAIN = "vllm, local experts"
 _LLAMA = "llama.cpp"
-_WARM_TOKENS = 16
 _MARGIN_TOKENS = 16
 # vLLM's processes poll for a second after their last token, and would take the next engine's cores.
 _PAUSE_S = 1.5
@@ -119,53 +114,22 @@ def _compare(
     answer: int,
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """Start all entrants, then measure each load; return the rows."""
-    urls: dict[str, str] = {}
+    """Start all entrants, then measure each load, whose requests all run at the same time."""
     rows: list[dict[str, Any]] = []
-    # No prompt comes twice, so that no engine has it in a cache.
-    firsts = itertools.count(0, max(streams))
+    first = 0
     with ExitStack() as stack:
+        urls: dict[str, str] = {}
         for name, entrant in entrants.items():
             say(f"starting: {name}")
             urls[name] = stack.enter_context(entrant)
+        reference = _PLAIN if _PLAIN in urls else _LLAMA
         for prompt, count in itertools.product(prompts, streams):
-            rows += _measure(urls, Workload(count, count, prompt, answer), rounds, firsts)
+            say(f"{count} streams, prompts of {prompt}")
+            load = Workload(count, count, prompt, answer, first)
+            first += (rounds + 1) * count
+            found = compare(urls, load, rounds, reference, say, pause_s=_PAUSE_S)
+            rows += [{"streams": count, "prompt": prompt} | row for row in found]
     return rows
-
-
-def _measure(
-    urls: dict[str, str], load: Workload, rounds: int, firsts: Iterator[int]
-) -> list[dict[str, Any]]:
-    """Measure all entrants under a load, in turn. All of its requests run at the same time."""
-    rates: dict[str, list[float]] = {name: [] for name in urls}
-    firsts_s: dict[str, list[float]] = {name: [] for name in urls}
-    warm = replace(load, output_tokens=_WARM_TOKENS, first=next(firsts))
-    for url in urls.values():
-        run_load(url, warm)
-    for turn in range(rounds):
-        say(
-            f"{load.requests} streams, prompts of {load.prompt_tokens}, round {turn + 1} of {rounds}"
-        )
-        now = replace(load, first=next(firsts))
-        for name, url in urls.items():
-            time.sleep(_PAUSE_S)
-            found = run_load(url, now)
-            rates[name].append(found.tokens_per_s)
-            # The first token counts: busy cores may deliver several at a time.
-            firsts_s[name].append(statistics.median(found.ttft_s))
-    reference = _PLAIN if _PLAIN in urls else _LLAMA
-    return [
-        {
-            "engine": name,
-            "streams": load.requests,
-            "prompt": load.prompt_tokens,
-            "tokens_per_s": statistics.median(rates[name]),
-            "ratio": ratio(rates[name], rates[reference]),
-            "first_s": statistics.median(firsts_s[name]),
-            "first_ratio": ratio(firsts_s[name], firsts_s[reference]),
-        }
-        for name in urls
-    ]
 
 
 def _report(document: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Benchmark of the data plane (client to expert server) against the machine's floor, in one run.
 
-    floor           the bytes of a layer call between two pinned, spinning processes, in C   floor
+    floor           the bytes of a layer call between two pinned, spinning threads, in C     floor
     layer call      dispatch, slots, a kernel that computes nothing, combine                 rows
     device          the same for tensors on a GPU, with --device cuda                        rows
     server          processor time while idle and while busy                                 parts
@@ -8,7 +8,7 @@
 
 The client's connections and layer calls, and the arena, slot table and loop of an expert server in its own
 process, are those of a cluster (`benchmarks.harness`). Monitor, placement and weights are missing. `EAAS_...`
-in the environment changes the settings. The floor's processes are pinned to a core each; the others are not.
+in the environment changes the settings. The floor's threads are pinned to a core each; the others are not.
 
 Compared things take turns of some tenths of a second, round after round. p50 and p99 of a turn cover all of
 its calls except a few warm-up calls. A figure is the median over the turns; a difference or a ratio is the

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.dispatch.plan import SLOTS, Plan
-from benchmarks.harness.report import print_figures, print_rows
 from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas.garbage_collection import collector_off
@@ -18,6 +17,7 @@ from eaas_cli.bench.experts.plan import parse_shape
 from eaas_cli.bench.machine import BusyElsewhere, describe_machine
 from eaas_cli.bench.serve import with_fork_server
 from eaas_cli.commands.options import Json
+from eaas_cli.console import print_figures, print_rows
 from eaas_cli.errors import exit_with_one_line
 from eaas_cli.local.fork_server import ForkServer
 from eaas_cli.option_values import known, numbers, once

@@ -13,10 +13,10 @@ from attention_client.layer_call.calls import LayerCalls
 from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request
 from benchmarks.harness.lone_server import lone_server
-from benchmarks.harness.ratios import over, ratio, summary, take_turn
+from benchmarks.harness.ratios import over, summary, take_turn
 from benchmarks.harness.worker import Worker, processor_s, working
 from eaas.free_memory import free_bytes
-from eaas_cli.bench.command import figure
+from eaas_cli.bench.command import figure, ratio
 from eaas_cli.bench.experts.places import Cpu
 from eaas_cli.bench.experts.plan import Shape
 from eaas_cli.bench.experts.source import Batches

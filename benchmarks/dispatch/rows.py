@@ -15,7 +15,7 @@ from benchmarks.dispatch.floor import Floor
 from benchmarks.dispatch.plan import SLOTS, Plan
 from benchmarks.harness.lone_client import Request, connected, layer_calls, random_request
 from benchmarks.harness.lone_server import lone_server
-from benchmarks.harness.ratios import Turn, over, ratio, summary, take_turn
+from benchmarks.harness.ratios import Turn, over, summary, take_turn
 from benchmarks.harness.worker import working
 from eaas.wire.header import (
     REQUEST_HEADER_BYTES,
@@ -24,6 +24,7 @@ from eaas.wire.header import (
     payload_layout,
     result_length,
 )
+from eaas_cli.bench.command import ratio
 from eaas_cli.bench.experts.run import affordable_rounds
 from eaas_cli.local.fork_server import ForkServer
 
@@ -52,27 +53,26 @@ def bench_rows(
     first, second = sorted(os.sched_getaffinity(0))[:2]
     most = max(plan.tokens)
     rows = []
-    say("the floor's other process")
-    with Floor(*_bytes(plan, max(plan.hidden), most), (first, second)) as floor:
-        for hidden in plan.hidden:
-            say(f"hidden {hidden}: starting a server that computes nothing")
-            shape = plan.shape(hidden)
-            with working([lone_server(shape, tokens=most, slots=SLOTS)], fork_server) as (server,):
-                for transport in plan.transports:
-                    with connected(server.address, transport, shape, slots=SLOTS) as link:
-                        capacity = link.max_tokens(plan.top_k, WireDtype.BFLOAT16)
-                        calls = layer_calls([link], shape)
-                        for tokens in plan.tokens:
-                            what = f"{transport} hidden {hidden} T={tokens}"
-                            if tokens > capacity:
-                                reason = f"a slot takes {capacity} tokens over this transport"
-                                skipped.append({"what": what, "reason": reason})
-                                continue
-                            say(f"{what}: {plan.rounds} rounds")
-                            sizes = _bytes(plan, hidden, tokens)
-                            request = random_request(tokens, shape)
-                            rounds = _rounds(plan, sizes, calls, request, floor, device)
-                            rows.append(row_of(transport, hidden, tokens, sizes, rounds))
+    floor = Floor(*_bytes(plan, max(plan.hidden), most), (first, second))
+    for hidden in plan.hidden:
+        say(f"hidden {hidden}: starting a server that computes nothing")
+        shape = plan.shape(hidden)
+        with working([lone_server(shape, tokens=most, slots=SLOTS)], fork_server) as (server,):
+            for transport in plan.transports:
+                with connected(server.address, transport, shape, slots=SLOTS) as link:
+                    capacity = link.max_tokens(plan.top_k, WireDtype.BFLOAT16)
+                    calls = layer_calls([link], shape)
+                    for tokens in plan.tokens:
+                        what = f"{transport} hidden {hidden} T={tokens}"
+                        if tokens > capacity:
+                            reason = f"a slot takes {capacity} tokens over this transport"
+                            skipped.append({"what": what, "reason": reason})
+                            continue
+                        say(f"{what}: {plan.rounds} rounds")
+                        sizes = _bytes(plan, hidden, tokens)
+                        request = random_request(tokens, shape)
+                        rounds = _rounds(plan, sizes, calls, request, floor, device)
+                        rows.append(row_of(transport, hidden, tokens, sizes, rounds))
     return rows
 
 

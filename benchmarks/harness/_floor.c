@@ -1,19 +1,13 @@
-/* The floor of an exchange: only the copies of its bytes between two processes.
+/* The floor of an exchange: only the copies of its bytes between two threads, each on a core of its own.
  *
- *     mapping    line (64 bytes)   | flag u32 | 4 unused | request_bytes u64 | result_bytes u64 |
- *                request           | header (64 bytes) | payload |
- *                result            | header (64 bytes) | payload |   begins at a multiple of 64
+ *     shared     line (64 bytes: flag u32) | request | result, at a multiple of 64 |
  *
  *     client                                      server
  *     copy the request in, flag = WRITTEN
- *                                                 see the flag, copy a result in, flag = DONE
+ *                                                 see the flag, copy the result in, flag = DONE
  *     see the flag, copy the result out, flag = FREE
  *
- * Both sides spin, so that a round trip has no sleep and no wake-up. An idle server soon sleeps on the flag (a
- * futex), so that it leaves its core to the other measurements.
- *
- * A header begins with the number of the round, which the server returns, so that a stale answer is detected.
- * On demand the two sides also exchange digests of the copies.
+ * Both sides spin, so that a round trip has no sleep and no wake-up.
  */
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -22,59 +16,30 @@
 #define _GNU_SOURCE
 #include <Python.h>
 
-#include <linux/futex.h>
-#include <limits.h>
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "../../eaas/wire/spin.h"
 #include "../../expert_server/kernels/direct.h"
 
 #define LINE_BYTES 64
-#define HEADER_BYTES 64
-#define MS UINT64_C(1000000)
-#define SLICE_NS (50 * MS)       /* Interval of Python's signal handlers. */
-#define NUDGE_NS (1 * MS)        /* After this wait, wake a server that fell asleep during a turn. */
-#define SPIN_NS (3 * MS)         /* An idle server sleeps after this. */
-#define LOOKS_PER_CLOCK_READ 64
+#define LEAST_ROUNDS 20
 
 enum { FREE = 0, WRITTEN = 1, DONE = 2, STOP = 3 };
 
 typedef struct {
-    uint32_t flag;
-    uint32_t unused;
-    uint64_t request_bytes;
-    uint64_t result_bytes;
-} Line;
-
-typedef struct {
-    uint64_t round;
-    uint64_t check; /* request: whether digests are wanted */
-    uint64_t request_digest;
-    uint64_t result_digest;
-} Header;
-
-_Static_assert(sizeof(Line) <= LINE_BYTES && sizeof(Header) <= HEADER_BYTES, "line and header fit");
+    uint32_t *flag;
+    char *request, *result;
+    const char *answer;
+    size_t request_bytes, result_bytes;
+} Exchange;
 
 /* ---- no Python from here to the next line --------------------------------------------------------------- */
-
-static void
-wake(uint32_t *flag)
-{
-    syscall(SYS_futex, flag, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-static void
-sleep_while(uint32_t *flag, uint32_t value)
-{
-    struct timespec timeout = {.tv_sec = 1, .tv_nsec = 0}; /* A signal ends the wait. */
-    syscall(SYS_futex, flag, FUTEX_WAIT, value, &timeout, NULL, 0);
-}
 
 static uint32_t
 load(const uint32_t *flag)
@@ -88,314 +53,124 @@ store(uint32_t *flag, uint32_t value)
     __atomic_store_n(flag, value, __ATOMIC_RELEASE);
 }
 
-/* FNV-1a over bytes. */
-static uint64_t
-digest(const char *bytes, uint64_t length)
+static void *
+serve(void *argument)
 {
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (uint64_t i = 0; i < length; i++) {
-        hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(1099511628211);
-    }
-    return hash;
-}
-
-static char *
-request_of(Line *line)
-{
-    return (char *)line + LINE_BYTES;
-}
-
-static char *
-result_of(Line *line, uint64_t request_bytes)
-{
-    return request_of(line) + (request_bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-}
-
-/* Whether a mapping of `size` bytes holds a request and a result of these lengths. */
-static bool
-fits(uint64_t size, uint64_t request_bytes, uint64_t result_bytes)
-{
-    return request_bytes >= HEADER_BYTES && result_bytes >= HEADER_BYTES && request_bytes < size &&
-           result_bytes < size && LINE_BYTES + request_bytes + LINE_BYTES + result_bytes <= size;
-}
-
-static void
-answer(Line *line, const char *source)
-{
-    Header header;
-    char *result = result_of(line, line->request_bytes);
-    memcpy(&header, request_of(line), sizeof header);
-    memcpy(result, source, line->result_bytes);
-    if (header.check) {
-        header.request_digest =
-            digest(request_of(line) + HEADER_BYTES, line->request_bytes - HEADER_BYTES);
-        header.result_digest = digest(source + HEADER_BYTES, line->result_bytes - HEADER_BYTES);
-    }
-    memcpy(result, &header, sizeof header);
-    store(&line->flag, DONE);
-}
-
-typedef enum { SERVE_ON, SERVE_STOPPED, SERVE_TOO_LARGE } Served;
-
-/* Answer for SLICE_NS, or sleep after `spin_until`. */
-static Served
-serve_slice(Line *line, const char *source, uint64_t source_bytes, uint64_t size, uint64_t *spin_until)
-{
-    uint64_t now = now_ns(), slice_end = now + SLICE_NS;
-    while (now < slice_end) {
-        for (int look = 0; look < LOOKS_PER_CLOCK_READ; look++) {
-            uint32_t flag = load(&line->flag);
-            if (flag == STOP) {
-                return SERVE_STOPPED;
-            }
-            if (flag == WRITTEN) {
-                if (line->result_bytes > source_bytes || !fits(size, line->request_bytes, line->result_bytes)) {
-                    return SERVE_TOO_LARGE;
-                }
-                answer(line, source);
-                *spin_until = now_ns() + SPIN_NS;
-            }
-            cpu_relax();
-        }
-        now = now_ns();
-        if (now >= *spin_until) {
-            uint32_t flag = load(&line->flag);
-            if (flag != WRITTEN && flag != STOP) {
-                sleep_while(&line->flag, flag);
-            }
-            return SERVE_ON;
-        }
-    }
-    return SERVE_ON;
-}
-
-typedef enum { CALL_DONE, CALL_SLICE, CALL_TIMEOUT, CALL_WRONG } Called;
-
-typedef struct {
-    Line *line;
-    const char *source;
-    char *destination;
-    uint64_t *took_ns;
-    Py_ssize_t rounds;
-    Py_ssize_t done;
-    uint64_t started_ns; /* of the current round trip; 0: none */
-    uint64_t timeout_ns;
-    bool check;
-} Call;
-
-static void
-begin_round(Call *call)
-{
-    Line *line = call->line;
-    Header header = {.round = (uint64_t)call->done + 1, .check = call->check};
-    call->started_ns = now_ns();
-    memcpy(request_of(line), call->source, line->request_bytes);
-    memcpy(request_of(line), &header, sizeof header);
-    store(&line->flag, WRITTEN);
-    if (call->done == 0) {
-        wake(&line->flag);
-    }
-}
-
-/* Spin until the answer comes, at most SLICE_NS. */
-static Called
-wait_done(const Call *call)
-{
-    uint32_t *flag = &call->line->flag;
-    uint64_t now = call->started_ns, nudge = now + NUDGE_NS, slice_end = 0;
+    const Exchange *exchange = argument;
     for (;;) {
-        for (int look = 0; look < LOOKS_PER_CLOCK_READ; look++) {
-            if (load(flag) == DONE) {
-                return CALL_DONE;
-            }
-            cpu_relax();
+        uint32_t flag = load(exchange->flag);
+        if (flag == STOP) {
+            return NULL;
         }
+        if (flag == WRITTEN) {
+            memcpy(exchange->result, exchange->answer, exchange->result_bytes);
+            store(exchange->flag, DONE);
+        }
+        cpu_relax();
+    }
+}
+
+/* Start the server on a core. Returns an errno. */
+static int
+start_server(pthread_t *server, int core, Exchange *exchange)
+{
+    cpu_set_t cores;
+    pthread_attr_t attributes;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    int failure = pthread_attr_init(&attributes);
+    if (failure) {
+        return failure;
+    }
+    failure = pthread_attr_setaffinity_np(&attributes, sizeof cores, &cores);
+    if (!failure) {
+        failure = pthread_create(server, &attributes, serve, exchange);
+    }
+    pthread_attr_destroy(&attributes);
+    return failure;
+}
+
+static void
+round_trip(const Exchange *exchange, const char *source, char *destination)
+{
+    memcpy(exchange->request, source, exchange->request_bytes);
+    store(exchange->flag, WRITTEN);
+    while (load(exchange->flag) != DONE) {
+        cpu_relax();
+    }
+    memcpy(destination, exchange->result, exchange->result_bytes);
+    store(exchange->flag, FREE);
+}
+
+/* Time round trips on the caller's core for a while; the first, which waits for the server's start, does not
+ * count. `rounds`: the most, and then how many there were. Returns an errno. */
+static int
+time_round_trips(Exchange *exchange, int core, const char *source, char *destination, uint64_t *took_ns,
+                 Py_ssize_t *rounds, uint64_t for_ns)
+{
+    pthread_t server;
+    Py_ssize_t done = 0;
+    store(exchange->flag, FREE);
+    int failure = start_server(&server, core, exchange);
+    if (failure) {
+        return failure;
+    }
+    round_trip(exchange, source, destination);
+    uint64_t now = now_ns(), end = now + for_ns;
+    while (done < *rounds && (done < LEAST_ROUNDS || now < end)) {
+        uint64_t started = now_ns();
+        round_trip(exchange, source, destination);
         now = now_ns();
-        slice_end = slice_end ? slice_end : now + SLICE_NS;
-        if (now >= nudge) {
-            wake(flag);
-            nudge = now + NUDGE_NS;
-        }
-        if (now >= call->started_ns + call->timeout_ns) {
-            return CALL_TIMEOUT;
-        }
-        if (now >= slice_end) {
-            return CALL_SLICE;
-        }
+        took_ns[done++] = now - started;
     }
-}
-
-static bool
-end_round(Call *call)
-{
-    Line *line = call->line;
-    Header header;
-    memcpy(call->destination, result_of(line, line->request_bytes), line->result_bytes);
-    store(&line->flag, FREE);
-    call->took_ns[call->done] = now_ns() - call->started_ns;
-    call->started_ns = 0;
-    call->done++;
-    memcpy(&header, call->destination, sizeof header);
-    if (header.round != (uint64_t)call->done) {
-        return false;
-    }
-    return !call->check ||
-           (header.request_digest ==
-                digest(call->source + HEADER_BYTES, line->request_bytes - HEADER_BYTES) &&
-            header.result_digest ==
-                digest(call->destination + HEADER_BYTES, line->result_bytes - HEADER_BYTES));
-}
-
-/* Make round trips for about SLICE_NS, or until there are enough. */
-static Called
-call_slice(Call *call)
-{
-    uint64_t slice_end = now_ns() + SLICE_NS;
-    while (call->done < call->rounds) {
-        if (call->started_ns == 0) {
-            begin_round(call);
-        }
-        Called waited = wait_done(call);
-        if (waited != CALL_DONE) {
-            return waited;
-        }
-        if (!end_round(call)) {
-            return CALL_WRONG;
-        }
-        if (now_ns() >= slice_end) {
-            return CALL_SLICE;
-        }
-    }
-    return CALL_DONE;
+    *rounds = done;
+    store(exchange->flag, STOP);
+    return pthread_join(server, NULL);
 }
 
 /* ---- Python --------------------------------------------------------------------------------------------- */
 
-static bool
-check_mapping(const Py_buffer *mapping)
-{
-    if (mapping->len < LINE_BYTES || (uintptr_t)mapping->buf % LINE_BYTES != 0) {
-        PyErr_SetString(PyExc_ValueError, "the mapping is too small, or not aligned to 64 bytes");
-        return false;
-    }
-    return true;
-}
-
 static PyObject *
-floor_serve(PyObject *Py_UNUSED(module), PyObject *args)
+floor_round_trips(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer mapping, source;
-    if (!PyArg_ParseTuple(args, "w*y*:serve", &mapping, &source)) {
+    Py_buffer shared, source, answer, destination, took;
+    int core;
+    unsigned long long for_ns;
+    if (!PyArg_ParseTuple(args, "w*y*y*w*w*iK:round_trips", &shared, &source, &answer, &destination, &took,
+                          &core, &for_ns)) {
         return NULL;
     }
-    Served served = SERVE_ON;
-    uint64_t spin_until = 0;
-    bool ok = check_mapping(&mapping);
-    while (ok && served == SERVE_ON) {
-        Py_BEGIN_ALLOW_THREADS
-        served = serve_slice(mapping.buf, source.buf, (uint64_t)source.len, (uint64_t)mapping.len,
-                             &spin_until);
-        Py_END_ALLOW_THREADS
-        ok = PyErr_CheckSignals() == 0;
-    }
-    if (ok && served == SERVE_TOO_LARGE) {
-        PyErr_SetString(PyExc_ValueError, "a request or a result that does not fit");
-        ok = false;
-    }
-    PyBuffer_Release(&mapping);
-    PyBuffer_Release(&source);
+    Py_ssize_t rounds = took.len / (Py_ssize_t)sizeof(uint64_t);
+    Py_buffer *buffers[] = {&shared, &source, &answer, &destination, &took};
+    size_t before = (LINE_BYTES + (size_t)source.len + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    bool ok = before + (size_t)answer.len <= (size_t)shared.len && destination.len == answer.len &&
+              (uintptr_t)shared.buf % LINE_BYTES == 0 && (uintptr_t)took.buf % sizeof(uint64_t) == 0 &&
+              core >= 0 && core < CPU_SETSIZE;
     if (!ok) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static bool
-run_call(Call *call)
-{
-    Called called = CALL_SLICE;
-    while (called == CALL_SLICE) {
+        PyErr_SetString(PyExc_ValueError, "the buffers do not hold this request and this result");
+    } else {
+        Exchange exchange = {
+            .flag = shared.buf,
+            .request = (char *)shared.buf + LINE_BYTES,
+            .result = (char *)shared.buf + before,
+            .answer = answer.buf,
+            .request_bytes = (size_t)source.len,
+            .result_bytes = (size_t)answer.len,
+        };
+        int failure;
         Py_BEGIN_ALLOW_THREADS
-        called = call_slice(call);
+        failure = time_round_trips(&exchange, core, source.buf, destination.buf, took.buf, &rounds, for_ns);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals() < 0) {
-            return false;
+        if (failure) {
+            errno = failure;
+            PyErr_SetFromErrno(PyExc_OSError);
+            ok = false;
         }
     }
-    if (called == CALL_TIMEOUT) {
-        PyErr_Format(PyExc_TimeoutError, "round trip %zd: no answer in %llu ms", call->done,
-                     (unsigned long long)(call->timeout_ns / MS));
-        return false;
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        PyBuffer_Release(buffers[i]);
     }
-    if (called == CALL_WRONG) {
-        PyErr_Format(PyExc_RuntimeError, "round trip %zd: other bytes arrived than were sent", call->done);
-        return false;
-    }
-    return true;
-}
-
-static PyObject *
-floor_call(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer mapping, source, destination, took;
-    unsigned long long timeout_ms;
-    int check;
-    if (!PyArg_ParseTuple(args, "w*y*w*w*Kp:call", &mapping, &source, &destination, &took, &timeout_ms,
-                          &check)) {
-        return NULL;
-    }
-    Call call = {
-        .line = mapping.buf,
-        .source = source.buf,
-        .destination = destination.buf,
-        .took_ns = took.buf,
-        .rounds = took.len / (Py_ssize_t)sizeof(uint64_t),
-        .timeout_ns = timeout_ms * MS,
-        .check = check != 0,
-    };
-    bool ok = check_mapping(&mapping);
-    if (ok && !fits((uint64_t)mapping.len, (uint64_t)source.len, (uint64_t)destination.len)) {
-        PyErr_SetString(PyExc_ValueError, "the mapping does not hold this request and this result");
-        ok = false;
-    }
-    if (ok && (uintptr_t)took.buf % sizeof(uint64_t) != 0) {
-        PyErr_SetString(PyExc_ValueError, "the times are not aligned to 8 bytes");
-        ok = false;
-    }
-    if (ok) {
-        /* The flag's release order, in the first round trip, makes them visible. */
-        call.line->request_bytes = (uint64_t)source.len;
-        call.line->result_bytes = (uint64_t)destination.len;
-        ok = run_call(&call);
-    }
-    PyBuffer_Release(&mapping);
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&destination);
-    PyBuffer_Release(&took);
-    if (!ok) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-floor_stop(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer mapping;
-    if (!PyArg_ParseTuple(args, "w*:stop", &mapping)) {
-        return NULL;
-    }
-    bool ok = check_mapping(&mapping);
-    if (ok) {
-        Line *line = mapping.buf;
-        store(&line->flag, STOP);
-        wake(&line->flag);
-    }
-    PyBuffer_Release(&mapping);
-    if (!ok) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return ok ? PyLong_FromSsize_t(rounds) : NULL;
 }
 
 /* A layer for a server's compiled code (direct.h) that computes nothing. */
@@ -434,11 +209,10 @@ floor_empty_layer(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static PyMethodDef floor_methods[] = {
-    {"serve", floor_serve, METH_VARARGS, "serve(mapping, source): answer until `stop`"},
-    {"call", floor_call, METH_VARARGS,
-     "call(mapping, source, destination, took_ns, timeout_ms, check): round trips, one for each u64 of took_ns"},
+    {"round_trips", floor_round_trips, METH_VARARGS,
+     "round_trips(shared, source, answer, destination, took_ns, core, for_ns) -> round trips timed; the other "
+     "side runs on the core"},
     {"empty_layer", floor_empty_layer, METH_VARARGS, "empty_layer(hidden) -> a layer of direct.h"},
-    {"stop", floor_stop, METH_VARARGS, "stop(mapping): end `serve`"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -447,7 +221,7 @@ static PyModuleDef_Slot floor_slots[] = {{0, NULL}};
 static struct PyModuleDef floor_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_floor",
-    .m_doc = "Round trips between two processes without Python: see the top of _floor.c.",
+    .m_doc = "Round trips between two threads without Python: see the top of _floor.c.",
     .m_methods = floor_methods,
     .m_slots = floor_slots,
 };

@@ -1,44 +1,30 @@
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-def call(
-    mapping: WriteableBuffer,
+def round_trips(
+    shared: WriteableBuffer,
     source: ReadableBuffer,
+    answer: ReadableBuffer,
     destination: WriteableBuffer,
     took_ns: WriteableBuffer,
-    timeout_ms: int,
-    check: bool,
+    core: int,
+    for_ns: int,
     /,
-) -> None:
-    """Round trips: copies `source` into the mapping, waits, copies the result to `destination`.
-
-    Both sides spin, without the GIL; Python's signal handlers run at least every 50 ms.
+) -> int:
+    """Time round trips to a thread that copies only; both sides spin, without the GIL. Returns their number.
 
     Args:
-        mapping: Shared with the process in `serve`; aligned to 64 bytes.
-        source: The request; its length, 64 bytes at least, is the request's.
-        destination: Gets the result; its length, 64 bytes at least, is the result's. The first 64 bytes of
-            both are headers, which the two sides fill.
-        took_ns: u64 for each round trip, which gets the nanoseconds that it took.
-        timeout_ms: Of one round trip.
-        check: Whether the two sides compare digests of all that was copied. It takes time.
+        shared: Memory between the two sides; aligned to 64 bytes, with 64 bytes before the request.
+        source: The request.
+        answer: The result, which the other side copies in.
+        destination: Gets the result.
+        took_ns: u64 for each round trip at most, which gets the nanoseconds that it took.
+        core: Core of the other side.
+        for_ns: Time after which no round trip begins, once there were 20.
 
     Raises:
-        TimeoutError: No answer in time.
-        RuntimeError: The answer is not this round trip's, or other bytes arrived than were sent.
-        ValueError: The mapping does not hold the request and the result.
-    """
-
-def serve(mapping: WriteableBuffer, source: ReadableBuffer, /) -> None:
-    """Answers each request with as much of `source` as the client wants, until `stop`.
-
-    Spins while it is asked and sleeps once nobody has asked for 3 ms.
-
-    Raises:
-        ValueError: A result longer than `source`, or a request that the mapping does not hold.
+        ValueError: The memory does not hold the request and the result.
+        OSError: No thread can run on the core.
     """
 
 def empty_layer(hidden: int, /) -> object:
     """Make a layer for a server's compiled code (`ExpertKernel.direct`) that computes nothing."""
-
-def stop(mapping: WriteableBuffer, /) -> None:
-    """Ends `serve`."""

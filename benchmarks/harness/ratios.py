@@ -1,4 +1,4 @@
-"""Turns of measured calls, and the medians of their times and ratios.
+"""Turns of measured calls, and the medians of their times and differences.
 
 Compared things take turns, round after round. A figure is the median over the rounds; a ratio or a difference
 is the median over the ratios of each round, so that a slow minute of the machine meets both sides.
@@ -15,7 +15,7 @@ import numpy as np
 
 from eaas_cli.bench.command import figure
 
-__all__ = ["Turn", "over", "ratio", "summary", "take_turn"]
+__all__ = ["Turn", "over", "summary", "take_turn"]
 
 _LEAST_CALLS = 20
 # Uncounted calls at the start of a turn: caches are cold and the peer sleeps after a pause.
@@ -68,11 +68,6 @@ def summary(turns: Sequence[Turn]) -> dict[str, float]:
         "p50": figure(median(turn.p50_us for turn in turns)),
         "p99": figure(median(turn.p99_us for turn in turns)),
     }
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the rounds' ratios."""
-    return figure(median(a / b for a, b in zip(ours, theirs, strict=True)))
 
 
 def over(ours: Sequence[float], theirs: Sequence[float]) -> float:

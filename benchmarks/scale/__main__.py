@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.harness.report import print_figures, print_rows
 from eaas.errors import ConfigError
 from eaas_cli.bench.command import command, end_on_sigterm, say, show
 from eaas_cli.commands.options import Json
+from eaas_cli.console import print_figures, print_rows
 from eaas_cli.errors import exit_with_one_line
 
 _PARTS = ("monitor", "balancer", "failures")

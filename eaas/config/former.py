@@ -1,6 +1,6 @@
-"""Former names of settings and commands, and words of other programs, each with its successor."""
+"""Former names of settings, commands and options, and words of other programs, each with its successor."""
 
-__all__ = ["FORMER_COMMANDS", "FORMER_SETTINGS"]
+__all__ = ["FORMER_COMMANDS", "FORMER_OPTIONS", "FORMER_SETTINGS"]
 
 FORMER_SETTINGS = {
     "balancer.ack_timeout_s": "is fixed at 10 s",
@@ -48,3 +48,10 @@ FORMER_COMMANDS = {
     "help": "`eaas --help` here",
 }
 """Commands that are no longer or never were, and what to give in their place."""
+
+FORMER_OPTIONS = {
+    "bench experts --builtin": "gone: without --shape the built-in shapes are measured",
+    "bench experts --no-builtin": "gone: --shape takes the place of the built-in shapes",
+    "simulate caps --out": "gone: --json prints the document, --plot FILE.png draws it",
+}
+"""Removed options of commands, and what to give in their place."""

@@ -6,9 +6,10 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,6 +26,7 @@ __all__ = [
     "figure",
     "find_gpu",
     "model_or_demo",
+    "ratio",
     "say",
     "show",
 ]
@@ -66,6 +68,11 @@ def find_gpu() -> torch.device:
             "that has one, or leave the option out"
         )
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the rounds' ratios, so that a slow minute of the machine meets both sides."""
+    return figure(median(a / b for a, b in zip(ours, theirs, strict=True)))
 
 
 @contextmanager

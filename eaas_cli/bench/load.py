@@ -12,7 +12,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
 
 import httpx
 import numpy as np
@@ -20,9 +22,10 @@ import numpy as np
 from eaas.errors import ClusterError
 from eaas.net.api_keys import authorization
 from eaas.net.http_client import http_settings
+from eaas_cli.bench.command import figure, ratio
 from eaas_cli.bench.stream import Answer, ask
 
-__all__ = ["Asked", "Load", "LoadResult", "Workload", "latencies", "poisson", "run_load"]
+__all__ = ["Asked", "Load", "LoadResult", "Workload", "compare", "latencies", "poisson", "run_load"]
 
 # A slow processor takes minutes to the first token of many long prompts.
 _READ_S = 600.0
@@ -142,6 +145,53 @@ def run_load(endpoint: str, workload: Workload) -> LoadResult:
         if answer.error:
             raise ClusterError(f"{endpoint}: {answer.error}")
     return result
+
+
+def compare(
+    urls: Mapping[str, str],
+    workload: Workload,
+    rounds: int,
+    reference: str,
+    say: Callable[[str], None],
+    *,
+    pause_s: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Send a workload to endpoints, which take turns in each round after a warm-up; return a row for each.
+
+    Prompts are new in each round, so that no endpoint has them in a cache.
+
+    Args:
+        urls: Endpoints by name.
+        reference: The endpoint that the ratios are to.
+        pause_s: Pause before each turn.
+
+    Returns:
+        entrant; tokens_per_s, ratio and ttft_ratio, medians over the rounds; `latencies` over all rounds.
+
+    Raises:
+        ClusterError: A request failed.
+    """
+    runs: dict[str, list[LoadResult]] = {name: [] for name in urls}
+    for number in range(rounds + 1):
+        say(f"round {number} of {rounds}" if number else "warming up ...")
+        now = replace(workload, first=workload.first + number * workload.requests)
+        for name, url in urls.items():
+            time.sleep(pause_s)
+            result = run_load(url, now)
+            if number:
+                runs[name].append(result)
+    rates = {name: [run.tokens_per_s for run in of] for name, of in runs.items()}
+    firsts = {name: [median(run.ttft_s) for run in of] for name, of in runs.items()}
+    return [
+        {
+            "entrant": name,
+            "tokens_per_s": figure(median(rates[name])),
+            "ratio": ratio(rates[name], rates[reference]),
+            "ttft_ratio": ratio(firsts[name], firsts[reference]),
+            **latencies(runs[name]),
+        }
+        for name in urls
+    ]
 
 
 def poisson(rate: float, prompts: int, seed: int) -> Iterator[tuple[float, int]]:

@@ -7,11 +7,13 @@ import contextlib
 import gc
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from eaas import __version__
-from eaas.config.former import FORMER_COMMANDS
+from eaas.config.former import FORMER_COMMANDS, FORMER_OPTIONS
 from eaas.cores import limit_thread_pools
 from eaas.errors import ConfigError
 from eaas_cli.commands import (
@@ -35,8 +37,27 @@ from eaas_cli.errors import exit_with_one_line
 
 __all__ = ["app", "main"]
 
+
+class _Program(TyperGroup):
+    """The program. The error for a former option names its successor."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # NoSuchOption, of click or of the copy of it that newer versions of typer have.
+            name, inner = getattr(error, "option_name", None), getattr(error, "ctx", None)
+            if name is None or inner is None:
+                raise
+            option = f"{inner.command_path.removeprefix(f'{ctx.command_path} ')} {name}"
+            if option not in FORMER_OPTIONS:
+                raise
+            raise ConfigError(f"`eaas {option}` is {FORMER_OPTIONS[option]}") from None
+
+
 app = typer.Typer(
     name="eaas",
+    cls=_Program,
     help="Expert-as-a-Service: serve Mixture-of-Experts models with the experts on separate servers.",
     no_args_is_help=True,
     add_completion=False,

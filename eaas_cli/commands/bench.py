@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from eaas.garbage_collection import collector_off
 from eaas_cli.bench.command import end_on_sigterm, model_or_demo, say, show
-from eaas_cli.commands.options import DemoModel, Json, Transport
+from eaas_cli.commands.options import DemoModel, Json, Plot, Transport
 
 __all__ = ["bench"]
 
@@ -65,15 +64,9 @@ def experts(
             "--shape",
             metavar="H,I,E,K",
             help="Shape to measure: hidden, intermediate, experts, top-k. Repeatable.",
-            show_default=False,
+            show_default="2048,768,128,8 and 7168,2048,16,8",
         ),
     ] = None,
-    built_in: Annotated[
-        bool,
-        typer.Option(
-            "--builtin/--no-builtin", help="Measure the shapes 2048,768,128,8 and 7168,2048,16,8."
-        ),
-    ] = True,
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +85,7 @@ def experts(
     kernel: Annotated[
         list[str] | None,
         typer.Option(
-            help="native, reference or auto; of a GPU triton. Repeatable.",
+            help="native or reference; of a GPU triton. Repeatable.",
             show_default="all that work here; reference only if auto picks it",
         ),
     ] = None,
@@ -116,21 +109,18 @@ def experts(
         int | None,
         typer.Option(min=1, help="Threads of each implementation.", show_default="one per core"),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the roofline fractions.", show_default=False),
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Measure expert kernels: time, fraction of the machine's limit, speed-up over transformers."""
     with collector_off():
         from eaas_cli.bench.experts import bench_experts, make_plan
-        from eaas_cli.bench.experts.report import check_plot, draw_plot, print_report
+        from eaas_cli.bench.experts.report import draw, print_report
+        from eaas_cli.plot import check_plot
 
     end_on_sigterm()
     plan = make_plan(
         shapes=shape or (),
-        built_in=built_in,
         tokens=tokens,
         dtypes=dtype or (),
         kernels=kernel or (),
@@ -143,5 +133,5 @@ def experts(
         check_plot(plot)
     document = bench_experts(plan, say=say)
     if plot is not None:
-        draw_plot(document, plot)
+        draw(document, plot)
     show(document, as_json, print_report)

@@ -29,6 +29,7 @@ __all__ = [
     "KeyToShow",
     "Load",
     "Model",
+    "Plot",
     "Tls",
     "Transport",
     "as_url",
@@ -141,6 +142,10 @@ KeyToShow = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="Draw a plot, too.", show_default=False),
+]
 
 
 class Load:

@@ -12,7 +12,7 @@ from eaas.errors import ConfigError
 from eaas_cli.bench.command import show
 from eaas_cli.commands.options import ConfigFile, Json
 from eaas_cli.commands.simulate_caps import caps
-from eaas_cli.console import print_table, progress_of
+from eaas_cli.console import print_rows, progress_of
 
 if TYPE_CHECKING:
     from simulator.autoscaling.traffic import Traffic
@@ -131,33 +131,9 @@ def _traffic(trace: Path | None, unit: Unit, token_s: float, tell: Callable[...,
 
 
 def _print(document: dict[str, Any], largest: int, paper: bool) -> None:
-    rows = []
-    for row in document["groups"]:
-        servers = row["servers"]
-        rows.append(
-            (
-                row["group"],
-                f"{servers['fewest']}-{servers['most']}"
-                if row["changes"]
-                else str(servers["most"]),
-                str(servers["last"]),
-                f"{row['server_hours']:.2f}",
-                _share(row["saved_by_autoscaling"]),
-                _share(row["saved_at_end"]),
-                _share(row["utilization"]),
-                _ms(row["token_ms"]),
-                _ms(row["token_ms_p99"]),
-                _share(row["slowed_tokens"]),
-                str(row["unfinished_requests"]),
-            )
-        )
     trace = document["trace"]
-    print_table(
-        (
-            *("GROUP", "SERVERS", "LAST", "HOURS", "SAVED", "AT END"),
-            *("BUSY", "ms/TOKEN", "p99", "SLOWED", "LEFT"),
-        ),
-        rows,
+    print_rows(
+        document["groups"],
         title=f"{trace['name']}: {trace['requests']:,} requests in {trace['seconds'] / 60:.0f} min",
     )
     print(_legend(document["server"], trace["busiest_minute_tokens_per_s"], largest))
@@ -165,28 +141,20 @@ def _print(document: dict[str, Any], largest: int, paper: bool) -> None:
         print(_PAPER)
 
 
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.4g}"
-
-
 def _legend(server: dict[str, float], asked: float, largest: int) -> str:
     busy = asked / (largest * server["tokens_per_s"])
     return f"""
-HOURS: server-hours. SAVED: by autoscaling, against that group; AT END: by the number of servers at the end.
-SLOWED: tokens that came more than {server["token_ms"]:g} ms after the one before: too few servers.
-p99: of the means of each interval. LEFT: requests that were not done at the end of the trace.
+saved by autoscaling, saved at end: share of that group's server hours, and of its servers at the end.
+slowed tokens: share that came more than {server["token_ms"]:g} ms after the one before: too few servers.
+token ms p99: of the means of each interval.
 A busy server computes {server["tokens_per_s"]:,.0f} tokens/s. The busiest minute needs {asked:,.0f} tokens/s
 and keeps {largest} servers {100 * busy:.0f} % busy.
 Assumptions: throughput is proportional to servers, the load is even, all requests slow down alike."""
 
 
 _PAPER = """
-The paper's figure (section 5.3: up to 37.5 %) is AT END: 40 servers of 64. It assumes:
+The paper's figure (section 5.3: up to 37.5 %) is `saved at end`: 40 servers of 64. It assumes:
 - 128 requests per server are the right load, at either rate;
 - throughput is proportional to servers (measured there from 32 to 64), and no expert needs more than 40;
 - attention shrinks with the experts: the paper counts all GPUs that decode; prompts are computed elsewhere;
-- the way down costs nothing. SAVED counts it: one window of waiting, then one server per minute."""
+- the way down is free. `saved by autoscaling` counts it: a window of waiting, then a server per minute."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from eaas.errors import ConfigError
 from eaas_cli.bench.command import show
-from eaas_cli.commands.options import Json
+from eaas_cli.commands.options import Json, Plot
 from eaas_cli.console import print_table, progress
 
 __all__ = ["caps"]
 
 
-class _Pattern(StrEnum):
-    bursty = "bursty"
-    poisson = "poisson"
-    both = "both"
+_PATTERNS = ("bursty", "poisson")
 
 
 def caps(
@@ -32,8 +26,9 @@ def caps(
         str, typer.Option(metavar="R,...", help="Requests per second.")
     ] = "150,200,250,300",
     pattern: Annotated[
-        _Pattern, typer.Option(help="Arrivals: bursts of one domain each, or independent.")
-    ] = _Pattern.both,
+        Literal["bursty", "poisson", "both"],
+        typer.Option(help="Arrivals: bursts of one domain each, or independent."),
+    ] = "both",
     strategies: Annotated[
         str | None,
         typer.Option(
@@ -48,18 +43,14 @@ def caps(
             show_default="20 synthetic domains",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Directory for results.json and figures.", show_default=False
-        ),
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Compare batch selection strategies under load, with the execution model of CAPS."""
     from attention_client.scheduler import strategy, strategy_names
     from eaas.cores import usable_cores
     from eaas_cli.option_values import numbers, once, positive_numbers, words
+    from eaas_cli.plot import check_plot
     from simulator.caps.fit import DOMAINS
     from simulator.caps.grid import compare
     from simulator.caps.workload import RecordedDomains
@@ -69,41 +60,40 @@ def caps(
         strategy(name)  # raises before anything runs
     seed_list = once(numbers("--seeds", seeds, least=0))
     rate_list = once(positive_numbers("--rates", rates))
-    patterns = ("bursty", "poisson") if pattern is _Pattern.both else (pattern.value,)
+    patterns = _PATTERNS if pattern == "both" else (pattern,)
     traces = [word.strip() for word in routing.split(",")] if routing else None
     if traces:
         RecordedDomains.of(DOMAINS, [Path(path) for path in traces])  # raises before anything runs
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out {out}: {error.strerror}") from error
+    if plot is not None:
+        check_plot(plot)
     with progress("simulating", len(patterns) * len(rate_list) * len(seed_list)) as done:
         document = compare(
             requests, seed_list, rate_list, patterns, names, usable_cores(), done, traces
         )
-    if out is not None:
-        _write(document, out)
+    if plot is not None:
+        _draw(document, plot)
     show(document, as_json, _print)
 
 
-def _write(document: dict[str, Any], directory: Path) -> None:
-    """Write the document and, if matplotlib is installed, its figures."""
-    from simulator.caps.draw import can_draw, draw_comparison
+def _draw(document: dict[str, Any], path: Path) -> None:
+    """Draw the P99 by rate with its 95 % confidence: a panel for each pattern, a line for each strategy."""
+    from eaas_cli.plot import Line, draw_plot
 
-    written = [directory / "results.json"]
-    try:
-        written[0].write_text(json.dumps(document, indent=2) + "\n")
-        written += draw_comparison(document, directory) if can_draw() else []
-    except OSError as error:
-        raise ConfigError(f"--out {directory}: {error.strerror}") from error
-    if len(written) == 1:
-        typer.echo("no figures: pip install 'expert-as-a-service[bench]'", err=True)
-    typer.echo("wrote " + ", ".join(map(str, written)), err=True)
+    panels: dict[str, list[Line]] = {}
+    for pattern in (p for p in _PATTERNS if p in document):
+        rates = list(document[pattern])
+        panels[pattern] = []
+        for name in document["strategies"]:
+            rows = [document[pattern][rate][name] for rate in rates]
+            p99_ms, half_ms = (
+                [row[key] or 0.0 for row in rows] for key in ("p99_mean", "p99_ci95")
+            )
+            panels[pattern].append(Line(name, [float(rate) for rate in rates], p99_ms, half_ms))
+    draw_plot(path, panels, "requests/s", "P99 latency, ms")
 
 
 def _print(document: dict[str, Any]) -> None:
-    for pattern in ("bursty", "poisson"):
+    for pattern in _PATTERNS:
         if pattern in document:
             _print_pattern(document, pattern)
     config = document["config"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,13 +10,16 @@ import typer
 
 from eaas.counted import counted
 from eaas_cli.bench.command import show
-from eaas_cli.commands.options import Json, Model
-from eaas_cli.console import print_table, progress_of, table_console
+from eaas_cli.commands.options import Json, Model, Plot
+from eaas_cli.console import print_figures, print_rows, progress_of
 
 if TYPE_CHECKING:
     from simulator import Comparison
 
 __all__ = ["trace"]
+
+# Points of a line in a plot, about half of its width in pixels.
+_POINTS = 384
 
 trace = typer.Typer(
     help="Routing traces: tokens per expert, and placement policies replayed over them.",
@@ -241,15 +243,12 @@ def compare(
     racks: Annotated[
         int, typer.Option(min=1, help="With --nodes: deal the nodes to this many racks.")
     ] = 1,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw PAR over time.", show_default=False),
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> None:
     """Replay placement policies over a trace: balance, moved replicas, planning time, score, lost nodes."""
-    from eaas_cli.bench.experts.report import check_plot
     from eaas_cli.option_values import numbers, once
+    from eaas_cli.plot import check_plot
     from simulator.placement.compare import compare as run
     from simulator.placement.planners import parse_name, usual_names
     from simulator.traces import read_trace
@@ -275,10 +274,25 @@ def compare(
             progress=lambda what, part: tell(part, what),
         )
     if plot is not None:
-        from simulator.placement.plot import draw_plot
+        _draw(comparison, plot)
+    show(comparison.document(), as_json, lambda document: _print_comparison(document, comparison))
 
-        draw_plot(comparison, plot)
-    show(comparison.document(), as_json, lambda _document: _print_comparison(comparison))
+
+def _draw(comparison: Comparison, path: Path) -> None:
+    """Draw PAR over time: a panel for each number of servers, a line for each policy and interval."""
+    import numpy as np
+
+    from eaas_cli.plot import Line, draw_plot
+
+    panels: dict[str, list[Line]] = {}
+    for run in comparison.replays:
+        par_I = run.par_IL.mean(axis=1)
+        edges = np.linspace(0, len(par_I), min(_POINTS, len(par_I)) + 1).astype(int)
+        par_P = np.add.reduceat(par_I, edges[:-1]) / np.diff(edges)
+        label = f"{run.policy} / {run.interval}" if run.plans else run.policy
+        line = Line(label, ((edges[:-1] + edges[1:]) / 2).tolist(), par_P.tolist())
+        panels.setdefault(f"{run.servers} servers", []).append(line)
+    draw_plot(path, panels, "iteration", "PAR, mean of layers", limit=1.0)
 
 
 def _planning_s(text: str) -> float | None:
@@ -303,75 +317,22 @@ def _wrote(target: Path, shape: tuple[int, ...]) -> None:
     )
 
 
-def _print_comparison(comparison: Comparison) -> None:
-    rows = [
-        (
-            run.policy,
-            str(run.servers),
-            str(run.slots),
-            str(run.interval) if run.plans else "-",
-            f"{run.par_mean:.4f}",
-            f"{run.par_p99:.4f}",
-            f"{run.transit:,}",
-            f"{run.bytes_moved / 1e9:,.0f} GB",
-            str(run.plans),
-            f"{1e3 * run.plan_s:.1f} ms" if run.plans else "-",
-            f"{run.time_s:.1f} s",
-            f"{comparison.score(run):.2f}",
-            *((f"{run.losses.node:.1%}", f"{run.losses.rack:.1%}") if run.losses else ()),
-        )
-        for run in comparison.replays
-    ]
-    print_table(
-        (
-            *("policy", "servers", "slots", "interval", "PAR mean", "PAR p99", "transit"),
-            *("moved", "plans", "plan", "time", "score"),
-            *(("node lost", "rack lost") if comparison.replays[0].losses else ()),
-        ),
-        rows,
-    )
+def _print_comparison(document: dict[str, Any], comparison: Comparison) -> None:
+    print_rows(document["rows"])
     print(
-        "PAR: busiest server over the mean; transit: loaded replicas; plan: time on this machine; "
+        "par: busiest server over the mean; transit: loaded replicas; plan ms: time on this machine; "
         "score 100: EPLB every 1,024 iterations"
     )
     if comparison.replays[0].losses:
-        print("node lost, rack lost: tokens whose experts the worst node or rack has alone")
+        print(
+            "node loss, rack loss: share of tokens whose experts the worst node or rack has alone"
+        )
     if not all(baseline.plans for baseline in comparison.baselines.values()):
         print("The trace ends before EPLB's first plan: score 100 is the layout at the start.")
 
 
 def _print_summary(document: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    # Notes may be long: unlike in `print_table`, they fold.
-    table = Table(box=None, show_header=False)
-    for name, value in document.items():
-        if name not in ("notes", "against"):
-            shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
-            table.add_row(name.replace("_", " "), shown)
-    for name, value in document["notes"].items():
-        table.add_row(f"note: {name}", value if isinstance(value, str) else json.dumps(value))
-    table_console().print(table)
+    print_figures(document)
     if "against" in document:
-        _print_against(document["against"])
-
-
-def _print_against(against: dict[str, Any]) -> None:
-    rows = [
-        (
-            str(row["servers"]),
-            str(row["interval"] or "none"),
-            f"{row['par']:.4f}",
-            f"{row['published_par']:.4f}",
-            f"{100 * row['off']:+.1f} %",
-            f"{row['transit']:,}",
-            f"{row['published_transit']:,}",
-        )
-        for row in against["rows"]
-    ]
-    columns = ("servers", "interval", "PAR", "published", "off", "transit", "published ")
-    print_table(columns, rows)
-    print(
-        f"PAR is off {against['dataset']} by {100 * against['mean_off']:.1f} % on average, "
-        f"{100 * against['worst_off']:.1f} % at worst"
-    )
+        print_rows(document["against"]["rows"])
+        print("off: par over that of the dataset, less 1")

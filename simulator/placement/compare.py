@@ -40,11 +40,15 @@ class Comparison:
                 {
                     "policy": run.policy,
                     "servers": run.servers,
+                    "slots": run.slots,
                     "interval": run.interval,
                     "par_mean": run.par_mean,
                     "par_p99": run.par_p99,
                     "transit": run.transit,
+                    "moved_gb": run.bytes_moved / 1e9,
+                    "plans": run.plans,
                     "plan_ms": 1e3 * run.plan_s,
+                    "time_s": run.time_s,
                     "score": self.score(run),
                     **(
                         {}

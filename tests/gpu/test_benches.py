@@ -29,7 +29,7 @@ def document(*words: str) -> Any:
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_experts() -> None:
     """All are right; a bfloat16 call is not faster than the device can read."""
-    shape = ["--no-builtin", "--shape", "2048,768,32,4", "--tokens", "1,64", "--rounds", "5"]
+    shape = ["--shape", "2048,768,32,4", "--tokens", "1,64", "--rounds", "5"]
     found = document("eaas_cli", "bench", "experts", *shape)
     errors = {"bfloat16": 1e-2, "fp8": 0.1, "mxfp4": 0.5}
     assert {row["dtype"] for row in found["rows"]} == errors.keys()

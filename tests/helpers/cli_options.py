@@ -32,10 +32,10 @@ demo-model: directory --like --arch=qwen3_moe --layers=4 --hidden=128 --experts=
     --dtype=float32
 bench serve: --model --servers=3 --redundancy=2 --transport=shm --requests=16 --concurrency=4
     --prompt-tokens=32 --max-tokens=64 --rounds=3 --baseline=transformers --json=false
-bench experts: --shape --builtin=true --tokens --dtype --kernel --rounds --device=cpu --tune=false
+bench experts: --shape --tokens --dtype --kernel --rounds --device=cpu --tune=false
     --threads --plot --json=false
 simulate caps: --requests=3000 --seeds=42,123,456,789 --rates=150,200,250,300 --pattern=both
-    --strategies --routing --out --json=false
+    --strategies --routing --plot --json=false
 chaos run: --seed=1 --minutes=1.0 --faults= --model --servers=4 --redundancy=2 --transport=shm
     --rate=4.0 --max-tokens=24 --history --json=false
 simulate autoscale: --trace --time-unit --paper=false --fixed=8,16,32 --start --max-servers

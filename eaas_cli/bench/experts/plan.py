@@ -11,7 +11,6 @@ from eaas_cli.bench.command import DEVICES
 from eaas_cli.option_values import known, numbers, once
 
 __all__ = [
-    "AUTO",
     "BUILT_IN",
     "DTYPES",
     "Plan",
@@ -21,7 +20,6 @@ __all__ = [
     "parse_shape",
 ]
 
-AUTO = "auto"
 DTYPES = ("bfloat16", "float32", "int8", "int4", "fp8", "mxfp4", "int4-g32")
 _GPU_DTYPES = ("bfloat16", "fp8", "mxfp4")
 
@@ -35,14 +33,12 @@ class Shape:
         intermediate: I.
         num_experts: E.
         top_k: K.
-        name: Name of a built-in shape, or empty.
     """
 
     hidden: int
     intermediate: int
     num_experts: int
     top_k: int
-    name: str = ""
 
     def __str__(self) -> str:
         return f"{self.hidden},{self.intermediate},{self.num_experts},{self.top_k}"
@@ -53,7 +49,7 @@ class Shape:
         return 3 * self.hidden * self.intermediate
 
 
-BUILT_IN = (Shape(2048, 768, 128, 8, "A"), Shape(7168, 2048, 16, 8, "B"))
+BUILT_IN = (Shape(2048, 768, 128, 8), Shape(7168, 2048, 16, 8))
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Plan:
     Attributes:
         shapes: Shapes in the order of measurement.
         dtypes: Dtypes of the stored weights, some of DTYPES.
-        kernels: Names of the registry and `auto`; empty: all that work here.
+        kernels: Names of the registry; empty: all that work here.
         rounds: Calls of each implementation in each cell.
         threads: Intra-op threads of every implementation.
         device: One of DEVICES.
@@ -88,7 +84,6 @@ def compute_dtype(dtype: str) -> str:
 def make_plan(
     *,
     shapes: Sequence[str] = (),
-    built_in: bool = True,
     tokens: str | None = None,
     dtypes: Sequence[str] = (),
     kernels: Sequence[str] = (),
@@ -103,18 +98,15 @@ def make_plan(
 
     known("--device", [device], DEVICES)
     on_gpu = device == "cuda"
-    wanted = [*(BUILT_IN if built_in else ()), *(parse_shape(text) for text in shapes)]
-    if not wanted:
-        raise ConfigError("--no-builtin leaves nothing to measure: add a --shape H,I,E,K")
     if tune and not on_gpu:
         raise ConfigError("--tune measures a GPU's tiles: add --device cuda")
     if tokens is None:
         tokens = f"1,8,64,512,{4096 if on_gpu else 2048}"
     return Plan(
-        shapes=once(wanted),
+        shapes=once([parse_shape(text) for text in shapes]) or BUILT_IN,
         tokens=tuple(sorted(set(numbers("--tokens", tokens)))),
         dtypes=known("--dtype", dtypes or (_GPU_DTYPES if on_gpu else DTYPES), DTYPES),
-        kernels=known("--kernel", kernels, tuple(ON_REQUEST if on_gpu else (*KERNELS, AUTO))),
+        kernels=known("--kernel", kernels, tuple(ON_REQUEST if on_gpu else KERNELS)),
         rounds=rounds or (20 if on_gpu else 5),
         threads=threads or usable_cores(),
         device=device,
@@ -134,4 +126,4 @@ def parse_shape(text: str) -> Shape:
             f"--shape {text}: a token cannot go to {shape.top_k} of {shape.num_experts} experts: "
             "give K of at most E"
         )
-    return next((built_in for built_in in BUILT_IN if str(built_in) == str(shape)), shape)
+    return shape

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from eaas_cli.bench.command import figure
 from eaas_cli.bench.experts.limits import Speed, limit
-from eaas_cli.bench.experts.plan import AUTO, Shape
+from eaas_cli.bench.experts.plan import Shape
 
-__all__ = ["Sample", "auto_row", "kernel_row"]
-
-Row = dict[str, Any]
+__all__ = ["Sample", "kernel_row"]
 
 
 class Sample(NamedTuple):
@@ -37,7 +35,7 @@ def kernel_row(
     baselines: Mapping[str, Sequence[Sample] | None],
     bound: str,
     rel_error: float,
-) -> Row:
+) -> dict[str, Any]:
     """Make the document's row for one kernel at one batch size.
 
     Args:
@@ -57,27 +55,18 @@ def kernel_row(
     }
     return {
         "shape": str(shape),
-        **({"name": shape.name} if shape.name else {}),
         "dtype": dtype,
         "tokens": tokens,
         "kernel": kernel,
         "ms": figure(1e3 * median(seconds)),
         "ms_spread": [figure(1e3 * value) for value in (min(seconds), max(seconds))],
-        "tokens_per_s": figure(tokens / median(seconds)),
         "roofline_fraction": figure(median(fractions)),
         "roofline_spread": [figure(value) for value in (min(fractions), max(fractions))],
-        "roofline_ms": figure(1e3 * median(least.seconds for least in limits)),
         "bound": bound,
         "speedup": {
             name: of and figure(median(their / our for their, our in zip(of, seconds, strict=True)))
             for name, of in theirs.items()
         },
-        "baseline_ms": {name: of and figure(1e3 * median(of)) for name, of in theirs.items()},
         "rel_error": float(f"{rel_error:.3g}"),
         "rounds": len(samples),
     }
-
-
-def auto_row(row: Row) -> Row:
-    """Make the row of `auto`, a copy of the row of the kernel that it picked."""
-    return row | {"kernel": AUTO, "picked": row["kernel"]}

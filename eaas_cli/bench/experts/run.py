@@ -15,8 +15,8 @@ from eaas.cores import usable_cores
 from eaas.errors import ConfigError
 from eaas_cli.bench.experts.limits import Gauge, Limits, Speed, limit, stored_bytes
 from eaas_cli.bench.experts.places import Compute, Cpu, Cuda
-from eaas_cli.bench.experts.plan import AUTO, Plan, Shape, compute_dtype
-from eaas_cli.bench.experts.rows import Sample, auto_row, kernel_row
+from eaas_cli.bench.experts.plan import Plan, Shape, compute_dtype
+from eaas_cli.bench.experts.rows import Sample, kernel_row
 from eaas_cli.bench.experts.source import (
     Batch,
     Batches,
@@ -117,12 +117,10 @@ class _Entrants(NamedTuple):
 
     Attributes:
         kernels: Kernels without experts, by name. The caller closes them.
-        shown: Kernels with rows of their own.
         picked: Choice of `auto`, if `auto` takes part and finds one.
     """
 
     kernels: dict[str, ExpertKernel]
-    shown: frozenset[str]
     picked: str | None
 
 
@@ -189,15 +187,15 @@ class Bench:
         """
         plan, place, form = self._plan, self._place, source_form(shape)
         spec = spec_of(dtype, plan.threads)
-        shown = {n for n in plan.kernels if n != AUTO} or place.kernels.keys() - {"reference"}
+        shown = plan.kernels or place.kernels.keys() - {"reference"}
         picked = None
-        if place.has_auto and (AUTO in plan.kernels or not plan.kernels):
+        if place.has_auto and not plan.kernels:
             self._say(f"{shape} {dtype}: auto tries the kernels")
             sizes = ExpertSizes(shape.hidden, shape.intermediate, shape.num_experts, shape.top_k)
             try:
                 choice = choose_kernel([form], spec, sizes)
             except ConfigError as error:
-                self._skip(shape, dtype, AUTO, str(error))
+                self._skip(shape, dtype, "auto", str(error))
             else:
                 choice.kernel.close()
                 picked = choice.kernel.name
@@ -210,7 +208,7 @@ class Bench:
                     kernels[name] = make([form], spec)
                 except UnsupportedError as error:
                     self._skip(shape, dtype, name, str(error))
-        return _Entrants(kernels, frozenset(shown), picked)
+        return _Entrants(kernels, picked)
 
     def _fits(self, shape: Shape, compute: torch.dtype, entrants: Mapping[str, _Entrants]) -> bool:
         """Whether there are kernels, and memory for all their and the baselines' weights and calls."""
@@ -297,16 +295,14 @@ class Bench:
         active = median(sample.active for sample in pooled)
         for dtype, found in entrants.items():
             bound = limit(shape, dtype, tokens, active, typical).bound
-            rows = {
-                name: kernel_row(
+            self.rows += [
+                kernel_row(
                     *(shape, tokens, dtype, name, samples[dtype, name]),
                     *(baselines, bound, errors[dtype, name]),
                 )
+                | {"auto": name == found.picked}
                 for name in found.kernels
-            }
-            self.rows += [row for name, row in rows.items() if name in found.shown]
-            if found.picked:
-                self.rows.append(auto_row(rows[found.picked]))
+            ]
 
     def _in_turn(
         self,

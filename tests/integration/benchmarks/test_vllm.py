@@ -60,12 +60,12 @@ def test_engines_take_turns(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["reference"] == "llama.cpp"
-    rows = {(row["engine"], row["streams"]): row for row in document["rows"]}
+    rows = {(row["entrant"], row["streams"]): row for row in document["rows"]}
     ours = "transformers, 1 expert server"
     assert list(rows) == [(engine, n) for n in (1, 2) for engine in (ours, "llama.cpp")]
     for (engine, _), row in rows.items():
         assert row["tokens_per_s"] > 0
-        assert row["first_s"] > 0
-        assert (row["ratio"] == row["first_ratio"] == 1) == (engine == "llama.cpp")
+        assert row["ttft_ms"]["p50"] > 0
+        assert (row["ratio"] == row["ttft_ratio"] == 1) == (engine == "llama.cpp")
         # The stand-in computes nothing.
         assert row["ratio"] <= 1

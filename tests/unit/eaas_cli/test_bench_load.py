@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eaas.errors import ClusterError
 from eaas_cli.bench import load as module
-from eaas_cli.bench.load import Load, Workload, latencies, poisson, run_load
+from eaas_cli.bench.load import Load, Workload, compare, latencies, poisson, run_load
 from eaas_cli.bench.stream import Answer
 
 URL = "http://127.0.0.1:1"
@@ -92,3 +92,29 @@ def test_a_workload_fails_with_its_first_error(monkeypatch: pytest.MonkeyPatch) 
     assert result.tokens_per_s == result.tokens / result.seconds > 0
     assert latencies([result])["ttft_ms"] == {"p50": 0.0, "p99": 0.0}
     assert latencies([result])["itl_ms"]["p50"] >= 1.0
+
+
+def test_endpoints_take_turns_with_the_same_new_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, tuple[int, ...]]] = []
+
+    async def ask(_client: object, url: str, prompt: Sequence[int], max_tokens: int) -> Answer:
+        asked.append((url, tuple(prompt)))
+        began = time.monotonic()
+        await asyncio.sleep(0.002 if url == "slow" else 0.0)
+        first = time.monotonic()
+        await asyncio.sleep(0.02 if url == "slow" else 0.001)
+        return Answer(began, time.monotonic(), "a", max_tokens, (first, time.monotonic()))
+
+    monkeypatch.setattr(module, "ask", ask)
+    lines: list[str] = []
+    urls = {"one": "fast", "other": "slow"}
+    rows = compare(urls, Workload(2, 1, 8, 3), 3, "other", lines.append)
+    assert [row["entrant"] for row in rows] == ["one", "other"]
+    assert rows[0]["ratio"] > 1 == rows[1]["ratio"] == rows[1]["ttft_ratio"]
+    # A warm-up and three rounds of two requests, of each endpoint in turn.
+    assert [url for url, _ in asked] == ["fast", "fast", "slow", "slow"] * 4
+    assert [prompt for url, prompt in asked if url == "fast"] == [
+        prompt for url, prompt in asked if url == "slow"
+    ]
+    assert len({prompt for _, prompt in asked}) == 8
+    assert len(lines) == 4

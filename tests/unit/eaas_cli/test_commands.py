@@ -108,9 +108,11 @@ def test_a_wrong_call_names_the_option(arguments: list[str], named: str) -> None
         ("serve DIR --port 1", "`eaas up DIR`"),
         ("ps -a", "`eaas status`"),
         ("stop", "`eaas down`"),
+        ("bench experts --no-builtin", "gone: --shape takes"),
+        ("simulate caps --seeds 1 --out=x", "gone: --json"),
     ],
 )
-def test_a_former_command_names_its_successor(former: str, successor: str) -> None:
+def test_a_former_name_is_an_error_with_its_successor(former: str, successor: str) -> None:
     result = CliRunner().invoke(app, former.split())
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception).startswith(f"`eaas {former.split()[0]}")
