@@ -259,6 +259,6 @@ def test_a_server_killed_during_an_answer_is_replaced_and_restarted(
 def test_the_end_stops_a_server_started_by_hand(up: Any) -> None:
     by_hand = up.member("expert-server-1")["pid"]
     assert os.getpgid(by_hand) != os.getpgid(up.member("expert-server-2")["pid"])
-    up.signal(signal.SIGINT)
+    up.signal(signal.SIGTERM)
     assert up.process.wait(10) == 0
     up.home.assert_nothing_left()
