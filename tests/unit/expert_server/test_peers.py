@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -249,6 +250,15 @@ def test_adjacent_places_form_runs(steps: list[tuple[int, int]], most_bytes: int
     for run, following in itertools.pairwise(found):
         together = sum(following[0]) - run[0][0]
         assert following[0][0] > sum(run[-1]) or together > most_bytes
+
+
+def test_two_reads_are_on_the_way_at_once() -> None:
+    """Else the first would wait for ever; `test_url_source.py` reads experts so."""
+    reader = PeerReader(lambda: [])
+    both = threading.Barrier(2, timeout=20)
+    for read_ahead in [reader.start(both.wait) for _ in range(2)]:
+        read_ahead.result()
+    reader.close()
 
 
 def test_adjacent_tensors_are_read_in_one_stream(
