@@ -63,7 +63,8 @@ setup-vllm: $(VLLM_VENV)/.serving
 # vLLM decides the versions. torchvision, torchaudio and torchcodec are builds for CUDA, and no text model needs them.
 $(VLLM_VENV)/.serving: $(SOURCES)
 	@printf '%s\n' torchvision torchaudio torchcodec | \
-	  $(INSTALL) $(VLLM_VENV) --excludes - --reinstall-package expert-as-a-service '$(VLLM)' --editable '.[server,vllm]'
+	  $(INSTALL) $(VLLM_VENV) --excludes - --compile-bytecode --reinstall-package expert-as-a-service \
+	  '$(VLLM)' --editable '.[server,vllm]'
 	@touch $@
 
 ifeq ($(ENGINE),vllm)

@@ -73,7 +73,7 @@ def test_row_24_ten_times_overload(chaos: ChaosWorld) -> None:
     Callers(clients, len(clients) * slots, 1.0)  # Budgets are learned.
     each, full, over = [], [], []
     sent = again = 0.0
-    for _ in range(4):
+    for _ in range(3):
         each.append(Callers(clients, len(clients), 1.0))
         full.append(Callers(clients, len(clients) * slots, 1.0))
         before = sums(clients)
@@ -81,7 +81,7 @@ def test_row_24_ten_times_overload(chaos: ChaosWorld) -> None:
         more = [now - was for now, was in zip(sums(clients), before, strict=True)]
         sent, again = sent + more[0], again + more[1]
     peak, goodput = max(right(each), right(full)), right(over)
-    assert peak > 40
+    assert peak > 30
     assert not sum(turn.wrong for turn in (*each, *full, *over))
     assert goodput >= 0.8 * peak, (goodput, peak)
     # The slots are the queue: a call without a slot waits, and fails with a typed error in the end.

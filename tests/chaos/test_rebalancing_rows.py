@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,7 +24,7 @@ from eaas.net.grpc_client import channel
 from eaas.rpc.v1 import common_pb2, expert_pb2, expert_pb2_grpc
 from eaas.types import Member, MemberState, Placement, Role
 from eaas.wire.slot import Status
-from eaas_cli.local.process import ChildProcess, wait_ready
+from eaas_cli.local.process import wait_ready
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 SERVERS = tuple(f"expert-server-{i}" for i in range(3))
@@ -95,9 +94,7 @@ def test_row_11_a_balancer_killed_in_a_rebalance(
                 assert (held_by(server) == now.holds_LSE[:, now.servers.index(name)]).all()
 
 
-def test_row_12_two_balancers(
-    chaos: ChaosWorld, api: Callable[[str], BalancerClient], tmp_path: Path
-) -> None:
+def test_row_12_two_balancers(chaos: ChaosWorld, api: Callable[[str], BalancerClient]) -> None:
     """Row 12: two balancers, one with a stale epoch: servers refuse the stale one
     (FAILED_PRECONDITION); one winner.
     """
@@ -112,9 +109,7 @@ def test_row_12_two_balancers(
             lambda view: view.members["balancer"].state is MemberState.DEAD, 60
         )
         assert gone
-        new = ChildProcess("balancer-2", old.arguments, tmp_path)
-        cleanup.callback(new.reap, 10)
-        cleanup.callback(new.signal, signal.SIGTERM)
+        new = chaos.child("balancer-2", *old.arguments)
         wait_ready([new], 60)
         winner = api(str(new.address))
         client.until(lambda: (p := winner.placement()) and p.epoch > 1000)

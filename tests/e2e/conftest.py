@@ -25,7 +25,7 @@ from waiting import eventually
 ROOT = Path(__file__).parents[2]
 EAAS = (sys.executable, "-m", "eaas_cli")
 PROMPT = "Once upon a time"
-LONG = 160
+LONG = 96
 
 
 class Home:

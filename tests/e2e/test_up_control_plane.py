@@ -116,9 +116,9 @@ def test_a_killed_attention_client_is_restarted(two: Any, eager_text: str) -> No
 
 
 def settled(up: Any) -> set[str]:
-    """The ids of the members that serve, or none while one of them may change its state."""
+    """The ids of the members that serve, or none while a member may change its state."""
     members = up.status()["members"]
-    if any(member["state"] not in ("SERVING", "DEAD") for member in members):
+    if any(member["state"] not in ("SERVING", "DEAD", "LEFT") for member in members):
         return set()
     return {member["id"] for member in members if member["state"] == "SERVING"}
 

@@ -30,12 +30,13 @@ def is_free(port: int) -> bool:
         return True
 
 
-# Each signal at each moment. test_up.py and test_up_control_plane.py end idle clusters by SIGINT and SIGHUP.
+# Each signal at each moment. Idle clusters end by SIGINT in test_up_secured.py, by SIGTERM in test_up.py, by
+# SIGHUP in test_up_control_plane.py.
 @pytest.mark.parametrize(
     ("name", "moment"),
     [
         ("SIGINT", "busy"),
-        ("SIGTERM", "idle"),
+        pytest.param("SIGTERM", "busy", marks=pytest.mark.nightly),
         pytest.param("SIGHUP", "busy", marks=pytest.mark.nightly),
         pytest.param("SIGKILL", "idle", marks=pytest.mark.nightly),
         ("SIGKILL", "busy"),

@@ -1,10 +1,10 @@
 """Compiles kernel `triton` for GPUs that are not here and prints what each program needs, a JSON line each.
 
-    python tests/helpers/compile_ahead.py sm_90 [largest | candidates]
+    python tests/helpers/compile_ahead.py [--candidates] sm_80 sm_90 ...
 
-With `largest`, of each tile the program that needs most; with `candidates`, those of all tiles that
-`eaas bench experts --tune` may choose.
-For sm_80 the last line is that of a program that spills, so that the reader sees that spills are noticed.
+Of the first GPU all programs and one that spills, so that the reader sees that spills are noticed; of the
+others, of each coding the program that needs most. With `--candidates`, the programs of all tiles that
+`eaas bench experts --tune` may choose, for each GPU.
 Runs in a process of its own, because Triton decides at its import whether to compile or to interpret.
 """
 
@@ -129,11 +129,12 @@ def spilling() -> tuple[Any, str, dict[str, Any], dict[str, int]]:
 
 
 if __name__ == "__main__":
-    architecture = int(sys.argv[1].removeprefix("sm_"))
-    with_candidates = "candidates" in sys.argv
+    with_candidates = "--candidates" in sys.argv
     chosen = list(programs(with_candidates))
-    if "largest" in sys.argv:
-        chosen = [each for each in chosen if each[2].get("KIND") == ActivationKind.CLAMPED_SWIGLU]
-    last = [spilling()] if architecture == 80 and not with_candidates else []
-    for program in [*chosen, *last]:
-        print(json.dumps(compile_for(architecture, *program)), flush=True)
+    # The tiles for many tokens come last.
+    activated = [each for each in chosen if each[2].get("KIND") == ActivationKind.CLAMPED_SWIGLU]
+    largest = {each[2]["CODING"]: each for each in activated}.values()
+    for number, name in enumerate(word for word in sys.argv[1:] if word.startswith("sm_")):
+        asked = chosen if with_candidates else largest if number else [*chosen, spilling()]
+        for program in asked:
+            print(json.dumps(compile_for(int(name.removeprefix("sm_")), *program)), flush=True)

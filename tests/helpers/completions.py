@@ -39,12 +39,16 @@ class Load:
         return max((*firsts, *(answer.stall_s for answer in self.answers)), default=0.0)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Streams run during the context; none may fail, and all must have another answer after it."""
+    def running(self, pause_s: float = 0.0) -> Iterator[None]:
+        """Streams run during the context; none may fail, and all must have another answer after it.
+
+        Args:
+            pause_s: Least time from a request to the next one.
+        """
         count = len(self._prompts)
         self._load = load.Load(
             *(self._endpoint, self._prompts, self._tokens),
-            ((0.0, number) for number in itertools.cycle(range(count))),
+            ((pause_s, number) for number in itertools.cycle(range(count))),
             most_at_once=count,
             headers=self._headers,
         )

@@ -9,7 +9,6 @@ FAULTY_SERVER_NETWORK: the file of the network namespace to run in.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import sys
@@ -22,12 +21,13 @@ from typing import Any
 
 import torch
 
+from eaas_cli.chaos.child import enter_network
+
 DIRECTORY = "FAULTY_SERVERS"
 SPOKEN = "SPOKEN_VERSIONS"
 NETWORK = "FAULTY_SERVER_NETWORK"
 LAYOUT = struct.Struct("<dqq")
 _POLL_S = 0.002
-_CLONE_NEWNET = 0x40000000
 
 
 def open_control(path: Path) -> mmap:
@@ -88,20 +88,9 @@ def _speak(spoken: str) -> None:
     versions.CONTROL_PLANE = versions.SLOTS = versions.Versions(oldest, newest)
 
 
-def _enter(namespace: str) -> None:
-    """Enter a network namespace: the calling thread and its children. Call it while there is one thread."""
-    fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(fd, _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), f"setns {namespace}")
-    finally:
-        os.close(fd)
-
-
 if __name__ == "__main__":
     if NETWORK in os.environ:
-        _enter(os.environ[NETWORK])
+        enter_network(os.environ[NETWORK])
     if sys.argv[1] == "expert-server":
         _patch(sys.argv[sys.argv.index("--id") + 1])
     if SPOKEN in os.environ:

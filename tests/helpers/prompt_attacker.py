@@ -1,4 +1,4 @@
-"""`python -m prompt_attacker HOST:PORT KIND BYTES CONNECTIONS`: posts a large body repeatedly.
+"""`python -m prompt_attacker HOST:PORT BYTES KIND ...`: posts a large body of each kind repeatedly.
 
 Prints "attacking"; at the end of its input prints the number of answers by status, as one line of JSON.
 """
@@ -25,18 +25,10 @@ BODIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "chat": lambda size: _chat(TEXT * (size // len(TEXT))),
     "messages": lambda size: _chat(*["hello there!"] * (size // 50)),
     "ids": lambda size: {"prompt": [1] * (size // 3)},
-    "metadata": lambda size: {"prompt": "", "metadata": [{}] * (size // 4)},
     "logit_bias": lambda size: {
         "prompt": "x",
         "logit_bias": {str(i): 1 for i in range(size // 13)},
     },
-    "tools": lambda size: _chat(
-        "x",
-        tools=[
-            {"type": "function", "function": {"name": str(i), "parameters": {}}}
-            for i in range(size // 80)
-        ],
-    ),
 }
 
 
@@ -48,20 +40,21 @@ def body(kind: str, size: int) -> bytes:
 
 
 def main() -> None:
-    address, kind, size, connections = sys.argv[1:5]
-    path = "/v1/chat/completions" if kind in ("chat", "messages", "tools") else "/v1/completions"
-    data, over, statuses = body(kind, int(size)), threading.Event(), Counter[int]()
+    address, size, *kinds = sys.argv[1:]
+    bodies = {kind: body(kind, int(size)) for kind in kinds}
+    over, statuses = threading.Event(), Counter[int]()
 
-    def attack() -> None:
+    def attack(kind: str) -> None:
+        path = "/v1/chat/completions" if kind in ("chat", "messages") else "/v1/completions"
         connection = http.client.HTTPConnection(address, timeout=60)
         while not over.is_set():
-            connection.request("POST", path, data, {"Content-Type": "application/json"})
+            connection.request("POST", path, bodies[kind], {"Content-Type": "application/json"})
             answer = connection.getresponse()
             answer.read()
             statuses[answer.status] += 1
         connection.close()
 
-    attackers = [threading.Thread(target=attack) for _ in range(int(connections))]
+    attackers = [threading.Thread(target=attack, args=(kind,)) for kind in kinds]
     for attacker in attackers:
         attacker.start()
     print("attacking", flush=True)

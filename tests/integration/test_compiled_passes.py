@@ -19,15 +19,14 @@ from decoding import answers, drawn, eager, greedy
 from eaas_cli.local import LocalCluster
 from waiting import eventually
 
-# Compilation has a low priority: beside other tests it takes minutes.
+# Compilation takes 40 s of a core, and has a low priority: beside other tests that is minutes.
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.alone,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++"),
 ]
 
-COMPILE_S = 330.0
+COMPILE_S = 800.0
 TOKENS = 24
 # The one of every run has sliding windows, sinks and biases.
 USUAL = "gpt_oss"
@@ -44,8 +43,7 @@ def start(
     def start(model: Path, servers: int, **settings: object) -> LocalCluster:
         for name, value in settings.items():
             monkeypatch.setenv(f"EAAS_ATTENTION_CLIENT__{name.upper()}", str(value))
-        # The session's fork server has another environment.
-        return start_cluster(model, servers=servers, redundancy=min(servers, 2), fork_server=None)
+        return start_cluster(model, servers=servers, redundancy=min(servers, 2))
 
     return start
 
@@ -79,7 +77,7 @@ def expected_of(
 def test_tokens_equal_eager(
     arch: str, checkpoint: Callable[..., Path], start: Callable[..., LocalCluster]
 ) -> None:
-    """Before, during and after the switch, to which a load leaves what it does not need of the processor.
+    """Before, during and after the switch, under a load that leaves most of the processor to it.
 
     Then prompts of several lengths at once, in chunks; and again after one of three servers was killed.
     """
@@ -88,7 +86,7 @@ def test_tokens_equal_eager(
     expected = expected_of(path, prompts)
     cluster = start(path, 3, max_batch_tokens=32)
     load = Load(cluster.endpoint, 1, TOKENS)
-    with load.running():
+    with load.running(pause_s=0.5):
         assert not is_compiled(cluster)
         compiled(cluster)
         load.some_more()

@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from control_plane import Plane
 from eaas.config import MonitorConfig
+from eaas.errors import EaasError
 from eaas.membership.session import MemberSession, Report
 from eaas.types import Member, MemberState, ModelShape, Role
+from eaas_cli.local import LocalCluster
 from monitor.main import Monitor
 from quantized_checkpoint import SCHEMES, quantized_copy
 
@@ -95,32 +97,44 @@ def test_row_36_a_port_that_is_bound_is_named(
     assert last.startswith(f"eaas: error: 127.0.0.1:{taken} is in use"), done.stderr
 
 
+def written(file: str, text: str) -> Callable[[Path], object]:
+    return lambda model: (model / file).write_text(text)
+
+
+def removed(pattern: str) -> Callable[[Path], object]:
+    """Remove the first file of a pattern."""
+    return lambda model: min(model.glob(pattern)).unlink()
+
+
 @pytest.mark.parametrize(
-    ("file", "text", "words"),
+    ("damage", "words"),
     [
-        ("tokenizer_config.json", '{"added_tokens_decoder": null}', "added_tokens_decoder is null"),
-        ("tokenizer.json", '{"model": ', "is not JSON"),
-        ("chat_template.jinja", "{% if %}", "line 1: "),
-        ("generation_config.json", '{"do_sample": true, "temperature": "hot"}', "temperature"),
-        ("config.json", '\ufeff{"model_type": "qwen3_moe"}', "byte order mark"),
+        (removed("config.json"), "config.json"),
+        (removed("*.safetensors"), "complete the download"),
+        (removed("tokenizer.json"), "tokenizer"),
+        (
+            written("tokenizer_config.json", '{"added_tokens_decoder": null}'),
+            "tokenizer_config.json: added_tokens_decoder is null",
+        ),
+        (written("tokenizer.json", '{"model": '), "tokenizer.json is not JSON"),
+        (written("chat_template.jinja", "{% if %}"), "chat_template.jinja: line 1: "),
+        (
+            written("generation_config.json", '{"do_sample": true, "temperature": "hot"}'),
+            "generation_config.json: temperature",
+        ),
+        (written("config.json", '\ufeff{"model_type": "qwen3_moe"}'), "byte order mark"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_before_any_process_starts(
-    checkpoint: Callable[..., Path], tmp_path: Path, file: str, text: str, words: str
+def test_files_that_cannot_be_served_are_named_before_any_process_starts(
+    checkpoint: Callable[..., Path], tmp_path: Path, damage: Callable[[Path], object], words: str
 ) -> None:
     model = Path(shutil.copytree(checkpoint(), tmp_path / "copy"))
-    (model / file).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "eaas_cli", "up", str(model), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"eaas: error: {model}/{file}")
-    assert words in line
+    damage(model)
+    with pytest.raises(EaasError) as caught:
+        LocalCluster(model)
+    assert str(caught.value).startswith(str(model))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def small_shared_memory(free: int) -> tuple[str, ...]:
@@ -161,16 +175,6 @@ def test_row_28_shared_memory_is_full(
     told = re.search(r"/dev/shm: asked for (\d+) bytes, (\d+) are free", last)
     assert told is not None, done.stderr
     assert int(told[1]) > int(told[2]) < free
-
-
-def up(model: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eaas_cli", "up", "--model", str(model), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
 
 
 JOINS = ("--join", "127.0.0.1:1")
@@ -265,18 +269,18 @@ def cut_shard(model: Path) -> str:
     return "(truncated)"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("damage", [damage_scales, another_variant, cut_shard])
-def test_a_damaged_quantised_checkpoint_ends_up_with_one_line(
-    damage: Callable[[Path], str], checkpoint: Callable[..., Path], tmp_path: Path
+def test_a_damaged_quantised_checkpoint_ends_the_start_with_one_line(
+    damage: Callable[[Path], str],
+    checkpoint: Callable[..., Path],
+    start_cluster: Callable[..., LocalCluster],
+    tmp_path: Path,
 ) -> None:
     before = set(os.listdir("/dev/shm"))
     quantized_copy(checkpoint("qwen3_moe"), tmp_path / "m", SCHEMES["fp8"])
     what = damage(tmp_path / "m")
-    done = up(tmp_path / "m")
-    assert done.returncode == 2, done.stderr
-    errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
-    assert len(errors) == 1, done.stderr
-    assert errors[0].startswith("eaas: error: ")
-    assert what in errors[0]
+    with pytest.raises(EaasError) as caught:
+        start_cluster(tmp_path / "m")
+    assert what in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert set(os.listdir("/dev/shm")) <= before

@@ -33,10 +33,10 @@ def by_hand(
     name: str,
     tmp_path: Path,
     cleanup: ExitStack,
+    fork_server: ForkServer,
     *options: str,
-    fork_server: ForkServer | None = None,
 ) -> ChildProcess:
-    """Start a server as an operator does; without a fork server in a new interpreter."""
+    """Start a server as an operator does."""
     arguments = ["expert-server", "--id", name, "--join", cluster.monitor_address]
     arguments += ["--kernel", "native", *options]
     child = ChildProcess(name, arguments, tmp_path, fork_server=fork_server)
@@ -58,12 +58,12 @@ def scale(cluster: Any, servers: int) -> None:
 
 
 def test_a_server_without_a_checkpoint_takes_part(
-    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack
+    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack, fork_server: ForkServer
 ) -> None:
     """Its peers send it its experts, also those that it gets later."""
     cluster, client = elastic()
     with client.decoding():
-        wait_ready([by_hand(cluster, "by-hand", tmp_path, cleanup)], 60)
+        wait_ready([by_hand(cluster, "by-hand", tmp_path, cleanup, fork_server)], 60)
         client.wait_settled("by-hand", *THREE)
         scale(cluster, 1)
         client.wait_settled("by-hand", "expert-server-0")
@@ -82,7 +82,7 @@ def test_a_server_without_a_checkpoint_needs_one_that_has_one(
     kill(cluster, "expert-server-0")
     until = client.cluster.session.wait_for
     assert until(lambda view: view.members["expert-server-0"].state is MemberState.DEAD, 30)
-    child = by_hand(cluster, "by-hand", tmp_path, cleanup, fork_server=fork_server)
+    child = by_hand(cluster, "by-hand", tmp_path, cleanup, fork_server)
     with pytest.raises(EaasError, match="no server of the cluster has a checkpoint to share"):
         wait_ready([child], 60)
 
@@ -210,14 +210,14 @@ def test_growing_and_shrinking_leaves_nothing_behind(elastic: Callable[..., Any]
 
 
 def test_a_node_fails_with_all_its_servers(
-    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack
+    elastic: Callable[..., Any], tmp_path: Path, cleanup: ExitStack, fork_server: ForkServer
 ) -> None:
     """Of 4 servers on 2 nodes, both of one node die at once: no call fails, and no token is wrong."""
     cluster, client = elastic(servers=2, redundancy=2, node="rack1/a")
     config = tmp_path / "b.yaml"
     config.write_text("expert_server: {node: rack2/b}")
     others = [
-        by_hand(cluster, name, tmp_path, cleanup, "--config", str(config))
+        by_hand(cluster, name, tmp_path, cleanup, fork_server, "--config", str(config))
         for name in ("by-hand-0", "by-hand-1")
     ]
     wait_ready(others, 60)

@@ -217,7 +217,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def native_kernel() -> Iterator[NativeKernel]:
     """A compiled kernel with `Kernel`'s results for x >= 0, which the loop can call directly."""
     form = ExpertForm(False, False, torch.relu)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eaas.types import ModelShape
 from eaas.wire import Arena, RequestHeader, ResultHeader, SlotState
-from eaas.wire.header import REQUEST_HEADER_BYTES, payload_layout, result_length
+from eaas.wire.header import payload_layout, result_length
 from eaas.wire.slot import DAMAGED, DOORBELL, Status, WireDtype, request_views, result_view
 from expert_server.kernels import KernelSpec, ReferenceKernel
 from expert_server.kernels.native import NativeKernel
@@ -65,8 +65,8 @@ class World:
 
     def write(
         self, header: RequestHeader, seed: int, slot: int = 1, top: int = EXPERTS - 1
-    ) -> None:
-        """Write a request with random numbers, and ids from -1 on and below `top`."""
+    ) -> np.ndarray:
+        """Write a request with random numbers, and ids from -1 on and below `top`; return the ids."""
         rng = np.random.default_rng(seed)
         offset = self.arena.request_offset(slot)
         x_TH, ids_TK, scores_TK = request_views(self.arena.buffer, offset, header)
@@ -79,6 +79,7 @@ class World:
         scores_TK[...] = rng.random(scores_TK.shape, np.float32)
         header.pack_into(self.arena.buffer, offset)
         assert self.arena.client_write_done(slot)
+        return ids_TK
 
     def header(self, **fields: int) -> RequestHeader:
         wanted = {
@@ -137,17 +138,22 @@ def both(hidden: int = 8, dtype: torch.dtype = torch.float32) -> tuple[World, Wo
 )  # fmt: skip
 def test_same_answer_and_counters(hidden, dtype, wire, requests) -> None:
     worlds = both(hidden, dtype)
+    counts_LX = np.zeros((LAYERS, 1 + EXPERTS), np.int64)
     for tokens, top_k, layer, request_id, seed in requests:
         for world in worlds:
             header = world.header(
                 dtype=wire, batch_size=tokens, top_k=top_k, layer=layer, request_id=request_id
             )
-            world.write(header, seed)
+            ids_TK = world.write(header, seed)
             world.step()
+        visited, count = np.unique(ids_TK[ids_TK >= 0], return_counts=True)
+        counts_LX[layer, 0] += len(visited)
+        counts_LX[layer, 1 + visited] += count
         ours, wanted = (world.answer() for world in worlds)
         assert ours == wanted
         assert ours[0].status == Status.OK
         assert worlds[0].counters() == worlds[1].counters()
+        assert worlds[0].counts_LX.tolist() == counts_LX.tolist()
         for world in worlds:
             assert world.arena.client_free(1)
     assert worlds[0].answered == len(requests)
@@ -158,7 +164,9 @@ def test_same_answer_and_counters(hidden, dtype, wire, requests) -> None:
 @given(field=st.sampled_from(sorted(FIELDS)), data=st.data())
 def test_any_other_header_has_the_ordinary_verdict(field: str, data) -> None:
     width = FIELDS[field]
-    values = st.one_of(st.integers(0, 9), st.integers(0, 2**width - 1))
+    # Products of sizes overflow at the last ones.
+    limits = [2**16, 2**16 + 1, 2**31, 2**32 - 1] if width >= 32 else [0]
+    values = st.integers(0, 9) | st.integers(0, 2**width - 1) | st.sampled_from(limits)
     if field == "budget_us":
         # A short one may end or not.
         values = st.sampled_from([0, 10**9, 2**64 - 1])
@@ -177,38 +185,6 @@ def test_any_other_header_has_the_ordinary_verdict(field: str, data) -> None:
         assert worlds[0].answered == (field == "layer" and value < LAYERS)
     for world in worlds:
         world.close()
-
-
-@pytest.mark.parametrize("field", ["batch_size", "top_k", "payload_length"])
-@pytest.mark.parametrize("value", [0, 2**16, 2**16 + 1, 2**31, 2**32 - 1])
-def test_sizes_that_overflow(field: str, value: int) -> None:
-    world = World(8, torch.float32, True)
-    world.write(world.header(), 0)
-    lie = world.header()._replace(**{field: value})
-    lie.pack_into(world.arena.buffer, world.arena.request_offset(1))
-    world.step()
-    header, _ = world.answer()
-    is_zero = value == 0 and field != "payload_length"
-    assert header.status == (Status.INVALID_ARGUMENT if is_zero else Status.INTERNAL)
-    assert header.detail == (0 if is_zero else DAMAGED)
-    world.close()
-
-
-@given(st.binary(min_size=REQUEST_HEADER_BYTES, max_size=REQUEST_HEADER_BYTES), st.integers(0, 64))
-def test_a_wild_header_writes_nothing_outside_its_slots_result(noise: bytes, kept: int) -> None:
-    world = World(8, torch.float32, True)
-    world.write(world.header(), 0)
-    offset = world.arena.request_offset(1)
-    world.arena.buffer[offset + kept : offset + REQUEST_HEADER_BYTES] = noise[kept:]
-    before = world.arena.buffer[:]
-    world.step()
-    after = world.arena.buffer[:]
-    first, last = world.arena.result_offset(1), world.arena.request_offset(2)
-    slots = world.arena.request_offset(0)
-    assert before[slots:first] == after[slots:first]
-    assert before[last:] == after[last:]
-    assert world.arena.flags.load(1) == SlotState.DONE
-    world.close()
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))

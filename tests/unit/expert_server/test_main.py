@@ -17,6 +17,7 @@ from eaas.checkpoint import Checkpoint
 from eaas.config import ExpertServerConfig
 from eaas.errors import CheckpointError, PortInUseError, SharedMemoryError
 from eaas.membership.cluster_view import MembershipView
+from eaas.net import server_records
 from eaas.types import Member, MemberState, Role
 from eaas.wire import Arena
 from eaas.wire.arena import SHM_DIRECTORY
@@ -27,6 +28,9 @@ from expert_server.main import ExpertServer, _describe
 from expert_server.transports.slot_ownership import SlotTable
 from expert_server.weights.reader import ExpertReader
 from expert_server.weights.weights import ExpertWeights
+
+# Nobody listens there.
+MONITOR = "127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +105,15 @@ def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int
     closed: list[ReferenceKernel] = []
     monkeypatch.setattr(ReferenceKernel, "close", lambda kernel: closed.append(kernel))
     switch_s, arenas = sys.getswitchinterval(), arenas_of_this_process()
+    # Without its monitor's record, a server waits for the monitor.
+    server_records.publish(MONITOR, server_records.new_secret())
 
     def start(port: int) -> None:
         config = ExpertServerConfig(kernel="reference", threads=1, port=port)
-        ExpertServer(str(path), "server", "127.0.0.1:1", config, lambda *_: None)
+        ExpertServer(str(path), "server", MONITOR, config, lambda *_: None)
 
     yield start
+    server_records.withdraw(MONITOR)
     sys.setswitchinterval(switch_s)
     assert len(closed) == 1
     assert arenas_of_this_process() == arenas

@@ -165,7 +165,7 @@ def test_only_headers_and_wanted_experts_are_read(
     assert all(first[1] <= second[0] for first, second in pairwise(data))
 
 
-@pytest.mark.parametrize("name", ["fp8", "mxfp4"])
+@pytest.mark.parametrize("name", ["fp8", "mxfp4", "gptq-desc_act", "modelopt-fp8"])
 def test_quantised_experts_are_read_as_they_are_stored(
     name: str,
     single: Callable[..., Path],
@@ -381,7 +381,7 @@ def test_http_stalls_and_failures_are_tried_again(
     ("fault", "kind", "match"),
     [
         (503, CheckpointError, "attempts (status 503): check the store and the network"),
-        (60.0, CheckpointError, "attempts (no answer within 1.5 s): check the store"),
+        (60.0, CheckpointError, "attempts (no answer within 0.5 s): check the store"),
         ("cut", CheckpointError, "cannot be read, also at the last of 5 attempts"),
         ("whole", CheckpointError, "its server does not answer range requests: use one that does"),
         (404, MissingShardError, "is missing: restore it"),
@@ -400,7 +400,7 @@ def test_http_faults(
     server: RangeServer,
     source: Callable[..., UrlSource],
 ) -> None:
-    reader = ExpertReader(Checkpoint.open(source(server.url, 1.5 if fault == 60.0 else 20)))
+    reader = ExpertReader(Checkpoint.open(source(server.url, 0.5 if fault == 60.0 else 20)))
     server.fault = lambda method, *_: fault if method == "GET" else None
     sent = server.sent.total()
     text = raised(lambda: list(reader.read(1, [2])), kind)

@@ -43,7 +43,7 @@ RELU = ExpertForm(False, False, functional.relu)
 
 
 def many(candidate: Candidate, *tokens: int) -> list[int]:
-    """Give numbers of tokens; an interpreted call takes a tenth of a second and more, and gets fewer."""
+    """Give numbers of tokens; an interpreted call takes a quarter of a second and more, and gets fewer."""
     return [min(count, 17) for count in tokens] if candidate.isa == "triton" else [*tokens]
 
 
@@ -52,7 +52,7 @@ def check(
     prove: Callable[[st.DataObject], None],
     most: int,
     stored: int = 4,
-    interpreted: int = 4,
+    interpreted: int = 3,
 ) -> None:
     """Prove something for so many examples."""
     examples = most if candidate.spec.stored is None else stored
@@ -82,7 +82,7 @@ def test_equals_the_reference(candidate: Candidate) -> None:
             one = candidate.batch(tokens, hidden, ids, top_k, seed)
             assert both.error(*one) < candidate.bound
 
-    check(candidate, prove, 25, stored=6, interpreted=6)
+    check(candidate, prove, 25, stored=6, interpreted=5)
 
 
 @each_kernel
@@ -118,7 +118,8 @@ def test_poison_stays_in_its_row(candidate: Candidate) -> None:
         tokens = data.draw(st.integers(1, *many(candidate, 40)))
         row = data.draw(st.integers(0, tokens - 1))
         poison = data.draw(st.sampled_from([float("nan"), float("inf"), -float("inf")]))
-        hidden, intermediate = (40, 24) if candidate.spec.stored is None else (130, 40)
+        is_small = candidate.spec.stored is None or candidate.isa == "triton"
+        hidden, intermediate = (40, 24) if is_small else (130, 40)
         step = data.draw(st.sampled_from([1, 39])) if poison != poison else 1
         ids = data.draw(st.lists(st.integers(-1, 3), min_size=tokens * 2, max_size=tokens * 2))
         form = data.draw(st.sampled_from(["swiglu", "clamped", "gelu"]))
@@ -147,7 +148,7 @@ def test_a_token_alone_and_in_a_shuffled_batch(
     if candidate.isa == "triton":
         round_rows_alike(monkeypatch)
 
-    hidden, intermediate = (70, 40) if candidate.isa == "triton" else (130, 70)
+    hidden, intermediate = (40, 24) if candidate.isa == "triton" else (130, 70)
 
     def prove(data: st.DataObject) -> None:
         tokens = data.draw(st.integers(1, *many(candidate, 60)))
