@@ -118,7 +118,8 @@ def weigh(settings: Settings, now: Situation) -> Proposal:
     elif gain >= least:
         kind, why = "nothing", f"{effects}; the loads pay back in {payback_s:.1f} s, too late"
     else:
-        kind, why = "nothing", f"{effects}; less than {least:.3f} may be noise"
+        reason = f"less than {least:.3f} may be noise" if np.isfinite(least) else "no load was seen"
+        kind, why = "nothing", f"{effects}; {reason}"
     layouts = {
         "moves": (holds_LSE, shares_LSE),
         "shares": (now.holds_LSE, level_LSE),
