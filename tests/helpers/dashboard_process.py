@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_client.serving.dashboard import broadcaster
 from attention_client.serving.dashboard.mount import Dashboard
 from attention_client.serving.dashboard.operator import Operator
 from benchmarks.harness.worker import commands_from
@@ -26,6 +25,7 @@ from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, P
 from eaas.launcher_pipe import announce, bind_to_launcher
 from eaas.types import Member, MemberState, Placement, Role
 
+PERIOD_S = 0.3  # tests wait for the next poll
 _STATES = (MemberState.SERVING, MemberState.JOINING, MemberState.DRAINING, MemberState.SUSPECT)
 
 
@@ -157,15 +157,14 @@ class Stage:
         scene = SCENES.get(self.scene)
         return scene() if scene is not None else _hostile(json.loads(self.scene))
 
-    def show(self, scene: str, viewers: int) -> None:
+    def show(self, scene: str) -> None:
         """Change the scene. If there are viewers, return when it is drawn."""
         self.scene = scene
         while self._polls.acquire(blocking=False):
             pass
-        if viewers:
-            # One poll of the scene; the next poll begins after it is drawn.
-            for _ in range(2):
-                self._polls.acquire(timeout=10)
+        # One poll of the scene; the next poll begins after it is drawn. Without a viewer there is none.
+        for _ in range(2):
+            self._polls.acquire(timeout=4 * PERIOD_S)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -176,14 +175,13 @@ def main() -> None:
 
     arguments = json.loads(sys.argv[1])
     bind_to_launcher()
-    broadcaster._POLL_S = 0.3  # tests wait for the next poll
     stage = Stage()
-    dashboard = Dashboard(lambda: stage, Operator())
+    dashboard = Dashboard(lambda: stage, Operator(), period_s=PERIOD_S)
     box = Box(dashboard=dashboard)
     scenes = commands_from(arguments["control"])
     announce(ready=box.url)
     for scene, reply in scenes:
-        stage.show(scene, len(dashboard.broadcaster._viewers))
+        stage.show(scene)
         reply(None)
     box.close()
 
