@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,15 @@ import numpy as np
 from eaas.cluster_snapshot.alerts import alerts
 from eaas.cluster_snapshot.model import ClusterSnapshot, MemberSnapshot, Point
 
-__all__ = ["document", "page_document"]
+__all__ = ["document", "encode", "page_document"]
+
+
+def encode(found: dict[str, Any]) -> str:
+    """Write a document as JSON, which has neither NaN nor infinity: they become null."""
+    try:
+        return json.dumps(found, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return encode(json.loads(json.dumps(found), parse_constant=lambda _: None))
 
 
 def document(snapshot: ClusterSnapshot) -> dict[str, Any]:
@@ -94,7 +102,7 @@ def page_document(snapshot: ClusterSnapshot, layer: int) -> dict[str, Any]:
 def _point(now: float, p: Point) -> list[float | None]:
     """Age in seconds, PAR, bound, tokens/s, TTFT and ITL."""
     values = p.at - now, p.par, p.bound, p.rates.tokens_per_s, p.rates.ttft_s, p.rates.itl_s
-    return [round(v, 4) if v is not None and math.isfinite(v) else None for v in values]
+    return [None if value is None else round(value, 4) for value in values]
 
 
 def _placement(snapshot: ClusterSnapshot, layer: int) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ and an idle endpoint holds no connection open.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from attention_client.serving.dashboard import viewers
 from attention_client.serving.dashboard.operator import Operator, paused
 from eaas.cluster_snapshot import ClusterSnapshot, SnapshotReader
-from eaas.cluster_snapshot.document import page_document
+from eaas.cluster_snapshot.document import encode, page_document
 from eaas.errors import EaasError
 from eaas.log import get_logger
 
@@ -131,7 +130,7 @@ class Dashboard(BaseRoute):
         found["paused"] = paused(self._snapshot) if is_operator else []
         if self._error:
             found["alerts"] = [{"key": "endpoint", "level": "bad", "lines": [_FAILED]}]
-        return json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
+        return encode(found).encode()
 
     async def _act(self, request: Request) -> Response:
         if self._operator is None or not self._may_act(request):

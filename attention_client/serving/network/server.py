@@ -56,8 +56,8 @@ def bind(host: str, port: int) -> socket.socket:
                 f"{host}:{port} is in use: choose another port or stop the process that uses it"
             ) from error
         raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
-    # Accepted connections inherit it. asyncio sets it only on sockets that state their protocol; these do not.
-    # Without it the second part of an answer waits up to 40 ms for the client's acknowledgement of the first.
+    # Accepted connections inherit it. asyncio sets it only on sockets that state their protocol, unlike these.
+    # Without it the second part of an answer waits up to 40 ms for the client to acknowledge the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

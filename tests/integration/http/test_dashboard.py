@@ -140,12 +140,16 @@ def test_a_laptop_shows_state_loss_next_step_and_chat_without_scrolling(scene: S
 def test_an_endpoint_that_is_gone_and_returns(scene: Scene) -> None:
     watched = scene("small", viewport=WIDE)
     watched.wait_text("members", "SERVING")
+    scene("monitor")
+    watched.wait_text("alerts", "monitor unreachable")
+    button(watched, "Dismiss the alerts").click()
     watched.page.route("**/eaas/v1/*", lambda route: route.abort())
     watched.wait_text("alerts", "The endpoint has not answered since")
     assert watched.part("members").get_by_text("SERVING").count() == 5, "the last data is shown"
     button(watched, "Rebalance now").click()
     watched.wait_text("operate-status", "the endpoint does not answer")
     watched.page.unroute("**/eaas/v1/*")
+    # The alert that was dismissed stays so.
     expect(watched.page.locator(".banner")).to_be_hidden(timeout=PATIENCE_MS)
 
 

@@ -44,8 +44,10 @@ const isServer = (m) => m.role === "expert-server";
 const isGone = (m) => m.state === "DEAD" || m.state === "LEFT";
 const living = () => data.members.filter((m) => isServer(m) && !isGone(m)).map((m) => m.id);
 
+const allAlerts = () => (lost ? [lost, ...data.alerts] : data.alerts);
+
 function alerts() {
-  const all = lost ? [lost] : data.alerts;
+  const all = allAlerts();
   // A dismissed alert returns only after it has ended.
   for (const key of dismissed) if (!all.some((alert) => alert.key === key)) dismissed.delete(key);
   const shown = all.filter((alert) => !dismissed.has(alert.key));
@@ -155,7 +157,7 @@ for (const [id, order] of Object.entries(orders)) {
   button.onclick = ({ detail }) => detail < 2 && act(button.ariaLabel ?? button.textContent, order());
 }
 byId("dismiss").onclick = () => {
-  for (const alert of lost ? [lost] : data.alerts) dismissed.add(alert.key);
+  for (const alert of allAlerts()) dismissed.add(alert.key);
   alerts();
 };
 const isWide = matchMedia("(min-width: 621px)").matches;

@@ -12,7 +12,7 @@ import pytest
 
 from eaas.cluster_snapshot import ClusterSnapshot
 from eaas.cluster_snapshot.counters import Counters, Rates
-from eaas.cluster_snapshot.document import document, page_document
+from eaas.cluster_snapshot.document import document, encode, page_document
 from eaas.cluster_snapshot.events import decision_text
 from eaas.cluster_snapshot.loading import Loading
 from eaas.cluster_snapshot.model import Decision, Event, Load, MemberSnapshot, Point, Source
@@ -131,11 +131,17 @@ def test_a_layer_beyond_the_last_counts_as_the_last() -> None:
     assert placed["live_replicas"] == [[3, 1], [1, 2]]
 
 
+def test_a_number_that_json_does_not_have_is_null() -> None:
+    told = {"a": [float("nan"), float("inf"), -float("inf")], "b": "NaN, Infinity", "c": 0.5}
+    assert json.loads(encode(told)) == {"a": [None] * 3, "b": "NaN, Infinity", "c": 0.5}
+    assert encode({"a": 1}) == '{"a":1}'
+
+
 def test_the_curve_has_columns_without_what_is_no_number() -> None:
     rates = Rates(12.34567, 0.25, None)
     points = (Point(90.0, 1.2, 1.1, rates), Point(100.0, float("inf"), None, Rates()))
     told = page_document(replace(FACTS, curve=points), 0)
-    assert json.loads(json.dumps(told["curve"], allow_nan=False)) == [
+    assert json.loads(encode(told))["curve"] == [
         [-10.0, 0.0],
         [1.2, None],
         [1.1, None],
