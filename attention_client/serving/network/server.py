@@ -56,7 +56,7 @@ def bind(host: str, port: int) -> socket.socket:
                 f"{host}:{port} is in use: choose another port or stop the process that uses it"
             ) from error
         raise ClusterError(f"cannot listen on {host}:{port}: {error}") from error
-    # Accepted connections inherit it. asyncio sets it only on sockets that state their protocol, unlike these.
+    # Accepted connections inherit it. asyncio sets it on sockets that state a protocol, which these do not.
     # Without it the second part of an answer waits up to 40 ms for the client to acknowledge the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
