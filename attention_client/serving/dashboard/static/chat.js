@@ -85,7 +85,7 @@ function append(text, served) {
   const texts = shares(all);
   const key = (server) => make("i", { className: `key ${colour(server)}` });
   const create = ([server]) => make("span", {}, key(server), make("bdi"));
-  fill(legend, all, ([server]) => server, create, (element, _, i) => set(element.lastChild, texts[i]));
+  fill(legend, all, create, (item, _, i) => set(item.lastChild, texts[i]), ([server]) => server);
 }
 
 function add(totals, counts) {

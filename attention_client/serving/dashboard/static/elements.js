@@ -19,8 +19,8 @@ export function set(element, text) {
 }
 
 // Gives an element a child for each item, made by a tag or a function. A child stays while its key is there, and
-// with it the focus, an open question and what is unfolded.
-export function fill(parent, items, key, create, show) {
+// with it the focus, an open question and what is unfolded. The key is the index, unless a function makes it.
+export function fill(parent, items, create, show, key = (_, i) => i) {
   const old = new Map([...parent.children].map((child) => [child.key, child]));
   items.forEach((item, i) => {
     const name = key(item, i);
@@ -38,11 +38,12 @@ export function table(place, lists) {
   const columns = [...place.querySelectorAll("thead th")];
   const cell = ({ className }, i) => make(i ? "td" : "th", { className, scope: i ? "" : "row" });
   const body = place.querySelector("tbody");
-  fill(body, lists, ([name]) => name, () => make("tr", {}, ...columns.map(cell)), (row, texts) => {
+  const state = columns.findIndex((column) => column.textContent === "State");
+  const show = (row, texts) => {
     texts.forEach((text, i) => text !== null && set(row.cells[i], text));
-    const state = columns.findIndex((column) => column.textContent === "State");
     if (state > 0) row.cells[state].className = `state ${texts[state].toLowerCase()}`;
-  });
+  };
+  fill(body, lists, () => make("tr", {}, ...columns.map(cell)), show, ([name]) => name);
   return body.rows;
 }
 

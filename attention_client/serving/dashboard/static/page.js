@@ -51,10 +51,11 @@ function alerts() {
   // A dismissed alert returns only after it has ended.
   for (const key of dismissed) if (!all.some((alert) => alert.key === key)) dismissed.delete(key);
   const shown = all.filter((alert) => !dismissed.has(alert.key));
-  fill(part("alerts"), shown, (alert) => alert.key, "div", (element, alert) => {
-    element.className = `alert ${alert.level}`;
-    fill(element, alert.lines, (_, i) => i, "p", set);
-  });
+  const show = (element, { level, lines }) => {
+    element.className = `alert ${level}`;
+    fill(element, lines, "p", set);
+  };
+  fill(part("alerts"), shown, "div", show, (alert) => alert.key);
   const isBad = all.some((alert) => alert.level === "bad");
   byId("verdict").className = isBad ? "dead" : all.length ? "suspect" : "serving";
   set(byId("verdict"), all.length ? plural(all.length, "alert") : data.model ? "all is well" : "");
@@ -76,9 +77,8 @@ function summary() {
     ["TTFT", figure(rates.ttft_s, 0, " ms", 1e3)],
     ["ITL", figure(rates.itl_s, 0, " ms", 1e3)],
   ];
-  fill(part("summary"), tiles, ([name]) => name, "div", (tile, texts) => {
-    fill(tile, texts, (_, i) => i, (_, i) => make(i ? "dd" : "dt"), set);
-  });
+  const create = (_, i) => make(i ? "dd" : "dt");
+  fill(part("summary"), tiles, "div", (tile, texts) => fill(tile, texts, create, set));
 }
 
 function members() {
@@ -94,7 +94,7 @@ function members() {
   const rows = table(place, data.members.map(cells));
   data.members.forEach((m, i) => isServer(m) && buttons(rows[i].cells[2], m));
   const loads = data.members.filter((m) => m.loading).map((m) => `${m.id} loads ${m.loading.text}`);
-  fill(place.lastElementChild, loads, (_, i) => i, "p", set);
+  fill(place.lastElementChild, loads, "p", set);
 }
 
 function buttons(cell, m) {
@@ -113,7 +113,7 @@ function events() {
   const [note, list] = part("events").children;
   set(note, data.events.length ? "" : "No events since the first viewer opened this page.");
   const create = () => make("li", {}, make("time"), " ", make("bdi"), " ", make("bdi"));
-  fill(list, data.events.slice(0, 60), (_, i) => i, create, (item, { kind, ago_s, subject, text }) => {
+  fill(list, data.events.slice(0, 60), create, (item, { kind, ago_s, subject, text }) => {
     const ago = ago_s < 120 ? figure(ago_s, 0, " s ago") : figure(ago_s, 0, " min ago", 1 / 60);
     item.className = kind;
     [ago, subject, text].forEach((each, i) => set(item.children[i], each));

@@ -48,7 +48,7 @@ export function load(place, found) {
   const short = servers.map((name) => name.replace(/^expert-server-/, ""));
   const fits = short.length * Math.max(...short.map((name) => name.length)) <= NAMED_CHARACTERS;
   const axis = fits ? short : [`${servers.length} servers: ${servers[0]} … ${servers.at(-1)}`];
-  fill(drawing.children[1], axis, (_, i) => i, "bdi", set);
+  fill(drawing.children[1], axis, "bdi", set);
   const of = (rows, s) => sum(rows.map((row) => row[s]));
   const cells = (name, s) => [
     name, of(tokens, s).toLocaleString("en"), figure(of(relative, s) / relative.length), figure(speeds[s]),
@@ -61,7 +61,7 @@ export function placement(place, found, members) {
   drawing.hidden = !found;
   if (!found) return set(note, "The placement is not known yet.");
   const { layer, layers, experts, servers } = found;
-  fill(byId("layer"), Array.from({ length: layers }, (_, i) => `${i}`), (i) => i, "option", set);
+  fill(byId("layer"), Array.from({ length: layers }, (_, i) => `${i}`), "option", set);
   const counts = found.live_replicas.map(([count, left]) => `${count} with ${plural(left, "live replica")}`);
   const covered = counts.join(", ");
   set(
@@ -118,8 +118,7 @@ export function curves(place, { curve, requests, rates, balance: now }) {
   const ages = curve[0] ?? [];
   const create = () => make("figure", {}, make("figcaption"), make("div", { role: "img" }));
   const span = figure(Math.max(LEAST_S, -ages[0] || 0), 0);
-  fill(place.lastElementChild, CHARTS, ([title]) => title, create, (element, found, i) => {
-    const [title, columns, factor, ...scale] = found;
+  fill(place.lastElementChild, CHARTS, create, (element, [title, columns, factor, ...scale], i) => {
     const [caption, plot] = element.children;
     set(caption, `${title}: ${texts[i]}`);
     plot.ariaLabel = `${title} over the last ${span} s. Now: ${texts[i]}.`;
