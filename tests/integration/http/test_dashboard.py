@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from browser import CONTRASTS, NARROW, PATIENCE_MS, WIDE, Watched
+from dashboard_process import cluster
 from ui_fixture import UiFixture
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -187,6 +188,62 @@ def test_the_answer_stays_at_its_end_unless_the_reader_scrolls_up(scene: Scene) 
     page.evaluate(append, 30)
     page.wait_for_timeout(100)
     assert page.evaluate(line) == pytest.approx(before, abs=2), "the text being read stays"
+
+
+def texts(watched: Watched, name: str) -> str:
+    """All text of a part, unfolded or not, with single spaces."""
+    cells = watched.part(name).evaluate(
+        "e => [...e.querySelectorAll('p, th, td, dt, dd, time, bdi, figcaption')].map(c => c.textContent)"
+    )
+    return " ".join(" ".join(cells).split())
+
+
+def test_each_part_says_its_figures(scene: Scene) -> None:
+    shown = cluster(5, 4, 16).load
+    assert shown is not None
+    means_S = (shown.tokens_LS / shown.tokens_LS.mean(axis=1, keepdims=True)).mean(axis=0)
+    sums_S = shown.tokens_LS.sum(axis=0)
+    loads = [f"{pairs:.0f} {mean:.2f}" for pairs, mean in zip(sums_S, means_S, strict=True)]
+    watched = scene("states")
+    watched.wait_text("members", "expert-server-1 loads 1.4 of 4.0 GB (35 %), 28.0 MB/s, 93 s left")
+    for name, words in (
+        ("summary", "Expert servers 1 of 5 serving Live replicas ≥ 1, on 1 node Epoch 3 PAR 1.20"),
+        ("summary", "Bound 1.05 Gap 1.14 Tokens/s"),
+        ("summary", "TTFT 200 ms ITL 40 ms"),
+        ("events", "0 s ago balancer moved 0 5 s ago balancer moved 1"),
+        ("load", "Rows: MoE layers 0 to 3."),
+        ("load", "in the last 120 s with load. "),
+        ("load", " 0 1 2 3 4 idle mean twice the mean or more Server Pairs"),
+        # Pairs, the mean over the layers of the load over the layer's mean, speed.
+        *(("load", f"expert-server-{i} {row} 1.00") for i, row in enumerate(loads)),
+        ("placement", "13 with 1 live replica, 3 with 2 live replicas."),
+        # On a dead server no replica lives.
+        ("placement", "expert-server-0 SERVING 7 0, 4-5, 9-10, 14-15"),
+        ("placement", "expert-server-4 DEAD 0 3-4, 8-9, 13-14"),
+        ("curves", "Requests: 2 running, 0 waiting."),
+        ("curves", "PAR: 1.20, bound (dashed) 1.05, gap 1.14 Tokens/s: "),
+        ("curves", "Time to first token: 200 ms Inter-token latency: 40 ms"),
+        ("decisions", "20 drift eplb moves 1.30 → 1.10 7 it pays 19 drift"),
+    ):
+        assert words in texts(watched, name), texts(watched, name)
+
+
+def test_what_is_unknown_or_nothing_is_said(scene: Scene) -> None:
+    watched = scene("empty", viewport=WIDE)
+    watched.wait_text("load", "The load is not known yet.")
+    tiles = "Expert servers — Live replicas — Epoch — PAR — Bound — Gap — Tokens/s — TTFT — ITL —"
+    assert texts(watched, "summary") == tiles
+    assert "The placement is not known yet." in texts(watched, "placement")
+    assert "No events since the first viewer opened this page." in texts(watched, "events")
+    assert "The balancer has not told its decisions yet." in texts(watched, "decisions")
+    scene("idle")
+    watched.wait_text("load", "No expert has computed anything in the balancer's window.")
+    assert "Tokens/s 0.0 TTFT — ITL —" in texts(watched, "summary")
+    assert "The balancer has made no decisions." in texts(watched, "decisions")
+    assert watched.page.locator("canvas.map").evaluate_all(
+        "all => all.map(c => c.checkVisibility())"
+    ) == [False, True]
+    assert watched.complaints == []
 
 
 def test_a_layer_is_chosen_and_its_placement_shown(scene: Scene) -> None:
