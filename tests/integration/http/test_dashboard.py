@@ -267,8 +267,14 @@ def test_a_chat_streams_and_can_be_cancelled(scene: Scene) -> None:
     watched.page.wait_for_function(
         "() => document.querySelector('[data-part=answer]').innerText.length > 5"
     )
-    watched.page.get_by_role("button", name="Send").click()  # enabled after the answer
+    send = watched.page.get_by_role("button", name="Send")
+    expect(send).to_have_attribute("aria-disabled", "false", timeout=PATIENCE_MS)
+    # This answer does not begin.
+    watched.page.route("**/v1/chat/completions", lambda _: None)
+    send.click()
     watched.page.get_by_role("button", name="Cancel", exact=True).click()
+    expect(send).to_have_attribute("aria-disabled", "false", timeout=PATIENCE_MS)
+    watched.page.unroute("**/v1/chat/completions")
     assert "The answer failed" not in watched.part("answer").inner_text()
 
 
